@@ -9,7 +9,7 @@ import torch
 
 from ampcompare.base.formatting import rough_percent
 from ampcompare.diagnosis.laws import HIGH
-from ampcompare.diagnosis.observation import Observation, StepFacts, error_of, place_of
+from ampcompare.diagnosis.observation import Observation, StepFacts, error_of, made_of, place_of
 from ampcompare.diagnosis.operation_watch import FP16_LARGEST, FP16_ZERO, Event
 from ampcompare.diagnosis.ranges import HALF, counts_of, make_range
 from ampcompare.results.records.diagnosis import Fault, FaultKind, Place, Range
@@ -18,6 +18,7 @@ HARM = 0.5  # relative error from which a gradient or a loss is wrong rather tha
 HARM_IN_BF16 = 0.9  # whose three bits less make half of a gradient noise in a sound network of many layers
 UNDERFLOW = 0.1  # share of a wrong gradient that is zero in the arm alone, from which that is called the cause
 NEGLIGIBLE = 0.1  # of the largest gradient of a module: a smaller one may be what sums that cancel have left
+AMPLIFIED = 1 / 8  # of the error of a function's result, from which its argument's rounding is the cause
 FALL = 8  # times below a scale that was applied, more than the gradients of a sound training grow in its first steps
 SMALL_SCALE = ("underflow", "rounding")  # which a loss scale that has fallen leads to
 MAX_CHAIN = 12
@@ -208,6 +209,7 @@ def _inexact(facts: StepFacts, wrong: Sequence[tuple[int, Event]]) -> Fault:
     is_underflow = events[origin].key[3] != "forward" and lost > UNDERFLOW
     kind: FaultKind = "underflow" if is_underflow else "rounding"
     name, first = place_of(worst.key).name, place_of(events[origin].key).name
+    rounded = None if is_underflow else _rounded_argument(events, origin)
     if kind == "underflow":
         at_origin = lost_share(events[origin]) > lost_share(worst)
         share, what = (
@@ -217,10 +219,45 @@ def _inexact(facts: StepFacts, wrong: Sequence[tuple[int, Event]]) -> Fault:
             f"{first} loses gradients below the range of fp16: {100 * share:.0f} % of {what} are zero in the arm alone"
         )
         if at_origin:
-            text += f", and the gradient of {name} is {_size(worst):.1g} of its size away from fp32"
+            text += f", and the gradient of {name} {_distance(worst)}"
+    elif rounded is not None:
+        rounding = rough_percent(error_of(events[rounded]))
+        text = (
+            f"{place_of(events[rounded].key).name} rounds its result by {rounding} % of its size, "
+            f"which {first} amplifies: {name} {_distance(worst)}"
+        )
+        origin = rounded
     else:
-        text = f"{first} makes or amplifies rounding errors: {name} is {_size(worst):.1g} of its size away from fp32"
+        text = f"{first} makes or amplifies rounding errors: {name} {_distance(worst)}"
     return _fault(kind, facts, origin, text, _onward(events, origin, at), severity=_size(worst))
+
+
+def _rounded_argument(events: Sequence[Event], origin: int) -> int | None:
+    """Return the result whose rounding a function of one argument amplifies; None if `origin` is no such function.
+
+    A cosine of a large number is wrong because its argument was rounded: it makes no error itself, and is as wrong in
+    fp32. Results that only move values, such as a copy or a concatenation, are passed over. Where several results went
+    in, they may cancel each other there, so that the fault is at that place.
+    """
+    at, large = origin, error_of(events[origin])
+    if events[origin].key[3] != "forward":
+        return None
+    while made_of(events[at]) < error_of(events[at]) / 2:
+        before = [source for source in events[at].sources if source < at and error_of(events[source]) > 0]
+        if len(before) != 1:
+            break
+        at = before[0]
+    is_amplified = at != origin and error_of(events[at]) < large * AMPLIFIED
+    return at if is_amplified and events[at].key[3] == "forward" else None
+
+
+def _distance(event: Event) -> str:
+    """Return how far a result is from that of the wide run, as a predicate."""
+    error = error_of(event)
+    if error < 10:
+        return f"differs from fp32 by {rough_percent(error)} % of its size"
+    times = f"{error:.2g}" if error < 1000 else "over 1000"
+    return f"differs from fp32 by {times} times its size"
 
 
 def _size(event: Event) -> float:

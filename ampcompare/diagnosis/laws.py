@@ -1,4 +1,4 @@
-"""The three laws that carry over from the first steps of a training to its end, applied to what arms declare.
+"""The four laws that carry over from the first steps of a training to its end, applied to what arms declare.
 
 Their limits come from a bank of 5,600 small trainings: docs/ahead.md. Nothing is fitted. Needs no torch.
 """
@@ -18,6 +18,8 @@ LOW = {"fp16": 0.2}  # of those that lose less, 2 in 100; in bf16 the rounded we
 CHAOTIC = 0.01  # a twin farther away: a difference of that size is a path, and no fault
 LAST = 0.3  # of the prefix, over which twins are compared
 MIN_LOSSES = 3
+MAX_STEP_ERROR = 0.1  # of a step's size, mean over the rest: of trainings with less, one in sixty ends 2 % worse
+LONGER = 4  # times the prefix that is proposed where twins are still far apart
 
 
 def twin_distance(losses: Sequence[float], twin: Sequence[float]) -> float | None:
@@ -49,14 +51,44 @@ def outlook_of(arm: Arm, prefix: Prefix, twin: float | None) -> ArmOutlook:
             arm=name, word="will not hold", part="gradients", why=overflow, cure="loss_scale=dynamic, or a smaller one"
         )
     if twin is not None and twin > CHAOTIC and roles != Roles():
-        why = f"twins differ by {_percent(twin)} already: a gap of an arm would be a path, and no fault"
-        return ArmOutlook(arm=name, word="cannot know", why=why)
+        return ArmOutlook(arm=name, word="cannot know", why=_why_chaotic(prefix, twin))
     if roles.operands == "fp8":
         why = "what fp8 products cost depends on how far the loss still falls"
         return ArmOutlook(arm=name, word="cannot know", part="products", why=why)
+    found = ArmOutlook(arm=name, word="no fault in sight")
     if roles.weights in prefix.shares and not roles.masters and roles.update == "nearest":
-        return _weights(arm, roles, prefix)
-    return ArmOutlook(arm=name, word="no fault in sight")
+        found = _weights(arm, roles, prefix)
+    if found.word == "no fault in sight":
+        return _state(arm, roles, prefix) or found
+    return found
+
+
+def _why_chaotic(prefix: Prefix, twin: float) -> str:
+    """Return why a training whose twin is far away says nothing, and what may say more."""
+    why = f"twins differ by {_percent(twin)} over these {prefix.steps} steps, as any arm may, whatever they do later"
+    longer = prefix.steps * LONGER
+    if prefix.total is not None and longer >= prefix.total:
+        return f"{why}; compare the arm to the end"
+    return f"{why}; --prefix {longer} tells whether they come together again"
+
+
+def _state(arm: Arm, roles: Roles, prefix: Prefix) -> ArmOutlook | None:
+    """Return what rounding the state that divides the steps means; None where it means nothing."""
+    found = prefix.state_errors.get(roles.state)
+    if found is None or found.largest <= MAX_STEP_ERROR:
+        if roles.state == "fp32" or prefix.state_is_known:
+            return None
+        why = f"it is not known how the optimizer moves the state that it holds in {roles.state}"
+        return ArmOutlook(arm=str(arm), word="cannot know", part="state", why=why)
+    if found.decay < 1:
+        moves = f"a second moment that decays by {_percent(1 - found.decay)} a step hardly falls in {roles.state}"
+    else:
+        moves = f"a sum of squares stops to grow in {roles.state}"
+    when = "if gradients fall to a tenth" if found.falling >= found.steady else "with gradients as they are"
+    why = f"{moves}: steps are {_percent(found.largest)} away from fp32's in the mean of the next {found.steps}, {when}"
+    fp32 = f"no state={roles.state}" if "state" in arm.options else _options_for(arm, "state=fp32")
+    cure = f"{fp32}, or a smaller beta2" if found.decay < 1 else fp32
+    return ArmOutlook(arm=str(arm), word="cannot know", part="state", why=why, cure=cure)
 
 
 def _roles_of(arm: Arm, prefix: Prefix) -> Roles | None:

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ampcompare.diagnosis.rates import RateHistory, Rates
+from ampcompare.diagnosis.state_rounding import MAX_STEPS, StateProbe
 from ampcompare.diagnosis.step_watch import moving_params
 from ampcompare.diagnosis.watched_precision import StepObserver
 from ampcompare.results.records.outlook import Prefix, ShareLost
@@ -48,6 +49,7 @@ class PrefixWatch(StepObserver):
         self._largest: list[Tensor] = []
         self._no_denominator: list[dict[str, Tensor]] = []
         self._histories: dict[int, RateHistory] = {}
+        self._state = StateProbe()
         self._schedule: Callable[[int], float] | None = None
         self._is_floor = False
         first = steps // 2
@@ -89,15 +91,21 @@ class PrefixWatch(StepObserver):
         ]
         largest = torch.stack([each.float().cpu() for each in self._largest]) if self._largest else torch.zeros(0)
         zero = {name: max((float(counts[name]) for counts in self._no_denominator), default=0.0) for name in TYPES}
+        steps = max(self._made.values(), default=0)
+        total = max((each.total for each in rates if each.total), default=self.total)
+        ahead = MAX_STEPS if total is None else total - steps
+        errors = {name: self._state.error(dtype, ahead) for name, dtype in TYPES.items()}
         return Prefix(
-            steps=max(self._made.values(), default=0),
-            total=max((each.total for each in rates if each.total), default=self.total),
+            steps=steps,
+            total=total,
             basis=min(rates, key=lambda each: (each.known, not each.basis)).basis if rates else "",
             rates_known=all(each.known for each in rates),
             is_floor=self._is_floor,
             losses=[float(loss) for loss in self.losses],
             largest_gradient=float(largest.max()) if len(largest) else None,
             zero_denominators={name: share for name, share in zero.items() if share},
+            state_errors={name: error for name, error in errors.items() if error is not None},
+            state_is_known=not self._state.has_unknown,
             shares={name: _shares([(step, counts[name]) for step, counts in rows]) for name in TYPES if rows},
         )
 
@@ -112,6 +120,7 @@ class PrefixWatch(StepObserver):
         self._histories[id(optimizer)].look()
         self._before = []
         if made in self._probes:
+            self._state.before_step(optimizer)
             self._before = [(one, _sample(one.detach()).float().clone()) for one, _ in moving_params(optimizer)]
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
@@ -121,6 +130,7 @@ class PrefixWatch(StepObserver):
             self._no_denominator.append({name: zero_denominators(optimizer, dtype) for name, dtype in TYPES.items()})
         if not self._before:
             return
+        self._state.after_step(optimizer)
         if id(optimizer) not in self._rates:
             self._rates[id(optimizer)] = self._rates_of(optimizer, made)
         rates = self._rates[id(optimizer)]

@@ -69,6 +69,9 @@ class Detector:
     def clip(self, parameters: Sequence[Tensor]) -> None:
         """Gradients are clipped."""
 
+    def after_clamp(self, tensor: Tensor, result: Tensor) -> None:
+        """The values of `tensor` were limited, in place where `result` is the same tensor."""
+
     def save(self, value: Any) -> None:
         """`torch.save` writes `value`."""
 

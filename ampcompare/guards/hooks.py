@@ -109,6 +109,7 @@ class GuardHooks:
 
         def patch_step_function(original: Any, optimizer: Any) -> None:
             original(optimizer)
+            self.facts.optimizers.add(optimizer)
             watch_step(type(optimizer))
 
         for kind in list(_descendants(Optimizer)):
@@ -125,6 +126,7 @@ class GuardHooks:
 
     def _attempt(self, optimizer: Any, scaler: Any, step: Any) -> Any:
         facts = self.facts
+        facts.optimizers.add(optimizer)
         self._notify("attempt", optimizer, scaler)
         facts.attempts += 1
         called: list[Any] = []
@@ -187,6 +189,17 @@ class GuardHooks:
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             for owner in (clip_grad, nn.utils):
                 self._events.wrap(owner, name, clip)
+
+        def clamp(original: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(tensor, *args, **kwargs)
+            if self.facts.holds_scaled_gradients() or self.facts.is_inside_block():
+                if is_users(calling_frame().f_code.co_filename):
+                    self._notify("after_clamp", tensor, result)
+            return result
+
+        for name in ("clamp", "clip", "clamp_", "clip_"):
+            for place in (Tensor, torch):
+                self._events.wrap(place, name, clamp)
 
     def _read_state(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         self._notify("state_read")

@@ -50,6 +50,7 @@ class ScriptState:
     scale_read: bool = False  # `get_scale` was called after the first of them
     unscaled: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
     amp: Any = None
+    optimizers: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)  # built or stepped so far
     # Optimizers that went through `amp.initialize`, and the number of the call.
     prepared: weakref.WeakKeyDictionary[Any, int] = field(default_factory=weakref.WeakKeyDictionary)
     initialized: weakref.WeakSet[nn.Module] = field(default_factory=weakref.WeakSet)  # modules
@@ -62,6 +63,14 @@ class ScriptState:
         self.scale_calls = self.window_backwards = 0
         self.scale_read = False
         self.unscaled.clear()
+
+    def holds_scaled_gradients(self) -> bool:
+        """Return whether a scaler has scaled every loss since its last update, and its scale was not read."""
+        return 0 < self.window_backwards <= self.scale_calls and not self.scale_read
+
+    def is_inside_block(self) -> bool:
+        """Return whether a `scale_loss` block that has scaled its loss runs, behind its backward pass."""
+        return any(block.scaled and block.backwards for block in self.blocks)
 
     def is_scaled(self, loss: Any) -> bool:
         """Return whether a scaler or a block made this very tensor."""
@@ -95,6 +104,11 @@ def first_with_gradient(parameters: Iterable[Tensor]) -> Tensor | None:
 def parameters_of(optimizer: Any) -> Iterator[Tensor]:
     for group in optimizer.param_groups:
         yield from group["params"]
+
+
+def storage_of(tensor: Tensor) -> int:
+    """Return what identifies the memory of a tensor while it lives; `.data` and views share it; -1 for sparse ones."""
+    return -1 if tensor.is_sparse else int(tensor.untyped_storage()._cdata)
 
 
 def contains(parameters: Iterable[Tensor], parameter: Tensor) -> bool:

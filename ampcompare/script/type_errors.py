@@ -1,16 +1,19 @@
 """What an error of torch about types means where an arm has brought the types about."""
 
+import dataclasses
 import re
 import types
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import UnsupportedCombination
+from ampcompare.base.tensors.tree import tensors_in
 from ampcompare.guards.location import raised_at
+from ampcompare.script.keep_fp32 import bare_model
 from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmpStandIn
 from ampcompare.script.torch_amp.half_weights import HalfWeights
 from ampcompare.script.torch_amp.o1 import O1BehindTorch
@@ -71,6 +74,9 @@ def _explain(
     elif PRODUCT.search(said) and is_whole:
         others = "compare native:bf16, native:fp16 or apex:O1, or "
     advice = f"{others}give it tensors of one type there, for example with .to(other.dtype)"
+    kept = _module_to_keep(error.__traceback__) if is_whole else ""
+    if kept:
+        advice = f"compare {_with_kept(arm, kept)}, {advice.removeprefix('compare ')}"
     if is_whole:
         why = "the script makes or keeps fp32 tensors of its own, which do not fit the 16-bit weights"
     elif is_o1:
@@ -95,6 +101,35 @@ def _explain(
         why = "torch cannot compute this in 16 bits on this device"
         advice = "compare fp32, or cast its inputs to fp32 there"
     return UnsupportedCombination(f"{line}: under {arm} {why} ({said}); {advice}")
+
+
+def _module_to_keep(trace: types.TracebackType | None) -> str:
+    """Return the name of the module that has raised, if it holds 16-bit weights and was given fp32; "" if not.
+
+    Such a module runs whole in fp32 as it is: a head behind a `.float()` of the model.
+    """
+    modules: list[nn.Module] = []
+    given: list[Any] = []
+    while trace is not None:
+        values = trace.tb_frame.f_locals
+        module = values.get("self")
+        if isinstance(module, nn.Module) and trace.tb_frame.f_code.co_name == "forward":
+            modules.append(bare_model(module))
+            given = [value for name, value in values.items() if name != "self"]
+        trace = trace.tb_next
+    if not modules:
+        return ""
+    weights = {param.dtype for param in modules[-1].parameters()}
+    inputs = {one.dtype for one in tensors_in(given) if one.is_floating_point()}
+    if inputs != {torch.float32} or not weights or not weights <= {torch.float16, torch.bfloat16}:
+        return ""
+    return next((name for name, module in modules[0].named_modules() if module is modules[-1]), "")
+
+
+def _with_kept(arm: Arm, name: str) -> Arm:
+    """Return an arm that keeps one more module in fp32."""
+    kept = [*filter(None, [str(arm.options.get("keep_fp32", ""))]), name]
+    return dataclasses.replace(arm, options={**arm.options, "keep_fp32": "|".join(kept)})
 
 
 def _are_all_16_bit(trace: types.TracebackType | None) -> bool:

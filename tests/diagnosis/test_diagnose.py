@@ -1,5 +1,7 @@
 """Diagnoses of loops: planted faults are named and cured, healthy networks are left alone."""
 
+import linecache
+import re
 from collections import OrderedDict
 from typing import Any
 
@@ -88,6 +90,33 @@ def test_an_overflow_that_decides_an_index_is_named() -> None:
     assert fault.reason == "1e+08 is beyond the largest number of fp16"
     assert found.cure.keeps == ["match"]
     assert ampcompare.diagnose(loop, arm="fp32", steps=3, device="cpu").faults == []
+
+
+class Rotary(nn.Module):
+    """Takes cosines of large positions: autocast rounds the product that makes the angles, which cosines amplify."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        positions = 20000.0 + 3 * torch.arange(6.0)
+        angles = positions[:, None] @ (10000.0 ** -torch.linspace(0, 0.5, 4))[None]
+        return self.inner(x) * torch.cat((angles, angles), -1).cos()
+
+
+def test_a_product_whose_rounding_a_cosine_amplifies_is_the_place() -> None:
+    """The cosine makes no error itself: in fp32 it is as wrong."""
+    loop = loop_of(lambda: nn.Sequential(OrderedDict(angles=Rotary())), lambda m, step: m(torch.randn(6, 8)).sum())
+    found = ampcompare.diagnose(loop, arm="native:bf16", steps=2, device="cpu")
+    fault = found.faults[0]
+    assert (fault.kind, fault.place.module, fault.place.operation) == ("rounding", "angles", "mm")
+    assert re.search(r"angles mm rounds its result by 0\.\d+ % of its size, which angles cos amplifies", fault.text)
+    assert re.search(r"differs from fp32 by \d+ % of its size", fault.text)
+    assert found.cure is not None
+    (line,) = found.cure.keeps
+    file, _, number = line.rpartition(":")
+    assert linecache.getline(file, int(number)).strip().startswith("angles = positions[:, None] @")
 
 
 class Padded(nn.Module):

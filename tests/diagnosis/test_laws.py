@@ -1,4 +1,4 @@
-"""The three laws on what a prefix has shown."""
+"""The four laws on what a prefix has shown."""
 
 import math
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 from ampcompare.backends.arm import Arm
 from ampcompare.diagnosis.laws import outlook_of, twin_distance
-from ampcompare.results.records.outlook import Prefix, ShareLost
+from ampcompare.results.records.outlook import Prefix, ShareLost, StateError
 
 
 def _prefix(rest: float = 0.0, now: float = 0.0, **values: Any) -> Prefix:
@@ -47,6 +47,48 @@ def test_a_chaotic_training_cannot_be_known() -> None:
         assert outlook_of(Arm.parse(arm), _prefix(0.6), twin=0.05).word == "cannot know"
     assert outlook_of(Arm.parse("fp32"), _prefix(0.6), twin=0.05).word == "no fault in sight"
     assert outlook_of(Arm.parse("half"), _prefix(0.6, largest_gradient=1e6), twin=0.05).word == "will not hold"
+
+
+def test_twins_speak_of_the_prefix_alone() -> None:
+    """They may come together again: a longer prefix is proposed where there is one."""
+    found = outlook_of(Arm.parse("half:bf16"), _prefix(0.6, total=3000), twin=0.05)
+    assert found.why == (
+        "twins differ by 5 % over these 100 steps, as any arm may, whatever they do later; "
+        "--prefix 400 tells whether they come together again"
+    )
+    assert outlook_of(Arm.parse("half:bf16"), _prefix(0.6, total=300), twin=0.05).why.endswith(
+        "compare the arm to the end"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arm", "word"),
+    [
+        ("native:bf16,state=bf16", "cannot know"),
+        ("half:bf16,kahan", "cannot know"),
+        ("half:bf16,masters=fp32,state=bf16", "cannot know"),
+        ("half:bf16,kahan,state=fp32", "no fault in sight"),
+        ("native:bf16", "no fault in sight"),
+        ("O2", "no fault in sight"),
+    ],
+)
+def test_a_state_that_rounding_holds(arm: str, word: str) -> None:
+    """It matters to the arms that hold the state in 16 bits, whatever their weights do."""
+    error = StateError(steps=2900, decay=0.999, steady=0.05, falling=0.35)
+    found = outlook_of(Arm.parse(arm), _prefix(state_errors={"bf16": error}), twin=0.0)
+    assert found.word == word
+    if word == "cannot know":
+        assert found.part == "state"
+        assert "decays by 0.1 % a step hardly falls in bf16: steps are 35 % away from fp32's" in found.why
+        assert found.cure == f"{'state=fp32' if 'state' not in arm else 'no state=bf16'}, or a smaller beta2"
+    small = StateError(steps=2900, decay=0.99, steady=0.01, falling=0.1)
+    assert outlook_of(Arm.parse(arm), _prefix(state_errors={"bf16": small}), twin=0.0).word == "no fault in sight"
+
+
+def test_a_state_that_moves_in_an_unknown_way() -> None:
+    found = outlook_of(Arm.parse("native:bf16,state=bf16"), _prefix(state_is_known=False), twin=0.0)
+    assert (found.word, found.part) == ("cannot know", "state")
+    assert outlook_of(Arm.parse("native:bf16"), _prefix(state_is_known=False), twin=0.0).word == "no fault in sight"
 
 
 def test_rates_that_are_not_known() -> None:

@@ -95,6 +95,32 @@ NATIVE_MISTAKES = {
             scaler.update()
             optimizer.zero_grad()
         """,
+    "clip-scaled (a function of the script)": """
+        def limit_gradients(optimizer):
+            for group in optimizer.param_groups:
+                for param in group["params"]:
+                    param.grad.data.clamp_(-0.5, 0.5)  # here
+
+        for x, y in batches:
+            scaler.scale(F.cross_entropy(model(x), y)).backward()
+            scaler.unscale_(optimizer)  # right
+            limit_gradients(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        """,
+    "clip-scaled (new gradients)": """
+        for x, y in batches:
+            scaler.scale(F.cross_entropy(model(x), y)).backward()
+            limit = 0.5  # wrong
+            limit = 0.5 * scaler.get_scale()  # right
+            for param in model.parameters():
+                seen = torch.clamp(param.detach(), -0.5, 0.5)
+                param.grad = torch.clamp(param.grad, min=-limit, max=limit)  # here
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        """,
     "backward-in-autocast": """
         for x, y in batches:
             with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -150,6 +176,18 @@ APEX_MISTAKES = {
                 scaled.backward()
                 clip_grad_norm_(amp.master_params(optimizer), 1.0)  # wrong  # here
             clip_grad_norm_(amp.master_params(optimizer), 1.0)  # right
+            optimizer.step()
+            optimizer.zero_grad()
+        """,
+    "clip-scaled (own, inside the block)": """
+        model, optimizer = amp.initialize(model, optimizer, opt_level="O1", verbosity=0)
+        for x, y in batches:
+            with amp.scale_loss(F.cross_entropy(model(x), y), optimizer) as scaled:
+                scaled.backward()
+                for param in amp.master_params(optimizer):  # wrong
+                    torch.clamp_(param.grad, -0.5, 0.5)  # wrong  # here
+            for param in amp.master_params(optimizer):  # right
+                torch.clamp_(param.grad, -0.5, 0.5)  # right
             optimizer.step()
             optimizer.zero_grad()
         """,

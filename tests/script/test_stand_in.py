@@ -341,6 +341,17 @@ class Probability(nn.Module):
         return nn.BCELoss()(torch.sigmoid(self.layer(x)), torch.ones(3, 2))
 
 
+class Head(nn.Module):
+    """Widens what its body makes before its last layer, as many classifiers and language models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.head(self.body(x).float())
+
+
 class Attention(nn.Module):
     """Rotates its keys in fp32, and leaves its queries as they are."""
 
@@ -375,7 +386,7 @@ class Twice(Wrapped):
 
 KEPT = r"test_stand_in.py:\d+: under apex:O2 the script makes or keeps fp32 tensors .*; "
 ONE_TYPE = r"give it tensors of one type there, for example with .to\(other.dtype\)$"
-PRODUCT = rf"{KEPT}compare native:bf16, native:fp16 or apex:O1, or {ONE_TYPE}"
+PRODUCT = rf"{KEPT}compare apex:O2,keep_fp32=layer, native:bf16, native:fp16 or apex:O1, or {ONE_TYPE}"
 
 
 @pytest.mark.filterwarnings("ignore::ampcompare.apex.DeprecatedFeatureWarning")
@@ -383,6 +394,7 @@ PRODUCT = rf"{KEPT}compare native:bf16, native:fp16 or apex:O1, or {ONE_TYPE}"
     ("arm", "kind", "why"),
     [
         ("apex:O2", Positions, PRODUCT),
+        ("apex:O2", Head, PRODUCT.replace("=layer", "=head")),
         ("apex:O2", Wrapped, PRODUCT),
         ("apex:O2", Twice, PRODUCT),
         (

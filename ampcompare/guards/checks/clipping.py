@@ -6,7 +6,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ampcompare.guards.detector import Detector, guard_of
-from ampcompare.guards.script_state import contains, first_loss, first_with_gradient, parameters_of
+from ampcompare.guards.location import Location, user_location
+from ampcompare.guards.reporting import ViolationSink
+from ampcompare.guards.script_state import (
+    ScriptState,
+    contains,
+    first_loss,
+    first_with_gradient,
+    parameters_of,
+    storage_of,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,6 +44,7 @@ def _autocasts(device: str) -> bool:
 IN_APEX = (
     "with Apex clip `amp.master_params(optimizer)` after the `scale_loss` block, not `model.parameters()` inside it"
 )
+OWN_CLIP = "gradients are limited by clamp before scaler.unscale_(optimizer)"
 ACCUMULATING = "clip after the last `scale_loss` block of an update, the one without `delay_unscale`"
 
 
@@ -42,10 +52,18 @@ class ClipScaled(Detector):
     """Clipping of gradients that a GradScaler or a `scale_loss` block has scaled, or of O2's half copies.
 
     Silent if a backward pass since the last update did not use the scaler, because it is then unknown whose gradients
-    these are, and if `get_scale()` was called in between: the limit may have been scaled too.
+    these are, and if `get_scale()` was called in between: the limit may have been scaled too. A function of the
+    script's own clips where it limits gradients by `clamp`: in place, or with a result that is the gradient when the
+    scaler steps.
     """
 
     guard = guard_of("clip-scaled")
+
+    def __init__(self, facts: ScriptState, sink: ViolationSink) -> None:
+        super().__init__(facts, sink)
+        self._owners: dict[int, Any] = {}  # storage of a gradient -> optimizer, as of the pass `_owners_of`
+        self._owners_of = -1
+        self._limited: dict[int, Location] = {}  # storage of a result of clamp -> its line, since the last step
 
     def clip(self, parameters: Sequence[Tensor]) -> None:
         import torch
@@ -54,9 +72,9 @@ class ClipScaled(Detector):
         if parameter is None:
             return
         facts = self.facts
-        if any(block.scaled and block.backwards for block in facts.blocks):
+        if facts.is_inside_block():
             self.report("gradients are clipped inside the scale_loss block, before it unscales them", remedy=IN_APEX)
-        elif 0 < facts.window_backwards <= facts.scale_calls and not facts.scale_read:
+        elif facts.holds_scaled_gradients():
             if not any(contains(parameters_of(optimizer), parameter) for optimizer in facts.unscaled):
                 self.report("gradients are clipped before scaler.unscale_(optimizer)")
         for optimizer in list(facts.prepared):
@@ -70,3 +88,34 @@ class ClipScaled(Detector):
                     "gradients are clipped that scale_loss(..., delay_unscale=True) has left scaled",
                     remedy=ACCUMULATING,
                 )
+
+    def after_clamp(self, tensor: Tensor, result: Tensor) -> None:
+        optimizer = self._owner_of(tensor)
+        if optimizer is None or optimizer in self.facts.unscaled:
+            return
+        if storage_of(result) != storage_of(tensor):
+            self._limited[storage_of(result)] = user_location()
+        elif self.facts.is_inside_block():
+            self.report("gradients are limited by clamp inside the scale_loss block", remedy=IN_APEX)
+        else:
+            self.report(OWN_CLIP)
+
+    def attempt(self, optimizer: Any, scaler: Any) -> None:
+        if scaler is not None and optimizer not in self.facts.unscaled:
+            for parameter in parameters_of(optimizer) if self._limited else ():
+                location = None if parameter.grad is None else self._limited.get(storage_of(parameter.grad))
+                if location is not None:
+                    self.report(OWN_CLIP, location)
+        self._limited.clear()
+
+    def _owner_of(self, gradient: Tensor) -> Any:
+        """Return the optimizer that a tensor is a gradient of, by its storage; None for another tensor."""
+        if self._owners_of != self.facts.backwards:
+            self._owners_of = self.facts.backwards
+            self._owners = {
+                storage_of(parameter.grad): optimizer
+                for optimizer in self.facts.optimizers
+                for parameter in parameters_of(optimizer)
+                if parameter.grad is not None
+            }
+        return self._owners.get(storage_of(gradient))

@@ -18,6 +18,22 @@ class ShareLost(FrozenRecord):
     curve: list[Number] = Field([], description="at points that lie evenly from the last probe to the end")
 
 
+class StateError(FrozenRecord):
+    """How far the size of a step drifts from fp32's where the state that divides it is rounded after each step.
+
+    Means over the steps ahead; 0.1 is a tenth of the step.
+    """
+
+    steps: int = Field(description="steps ahead: to the end of the training, or 10,000 where that is not known")
+    decay: float = Field(description="what is left of the state after a step without gradients")
+    steady: Number = Field(description="where gradients stay as they were")
+    falling: Number = Field(description="where they fall to a tenth as the loss falls")
+
+    @property
+    def largest(self) -> float:
+        return max(self.steady, self.falling)
+
+
 class Prefix(FrozenRecord):
     """What a watch of the first steps has seen, in fp32."""
 
@@ -35,6 +51,8 @@ class Prefix(FrozenRecord):
     zero_denominators: dict[str, Number] = Field(
         {}, description="share of elements by which Adam divides by 0, by type"
     )
+    state_errors: dict[str, StateError] = Field({}, description="by type of the optimizer's state")
+    state_is_known: bool = Field(True, description="whether it is known how the optimizer moves its state")
     shares: dict[str, ShareLost] = Field({}, description="by type of the weights")
     weights: str = Field("", description="16-bit type in which the script itself holds what it trains; empty for fp32")
 
