@@ -142,7 +142,7 @@ def command(**parameters: Any) -> int:
 def answer_without_training(options: CompareOptions, parameters: dict[str, Any]) -> int | None:
     """List metrics, write the commands of cells or print the plan, and return the exit code; None for a comparison."""
     from ampcompare.experiment.compare import emit_cells, plan_comparison, try_rows
-    from ampcompare.experiment.preflight import require_trainable
+    from ampcompare.experiment.preflight import require_followed_seeds, require_trainable
 
     if parameters["list_metrics"]:
         return show_metrics(plan_comparison(options).plan.cells[0])
@@ -152,6 +152,8 @@ def answer_without_training(options: CompareOptions, parameters: dict[str, Any])
         show_plan(planned, found, as_json=parameters["as_json"])
         if found is not None:
             require_trainable(found)
+            if options.seeds is not None:
+                require_followed_seeds(found, planned.plan.seeds)
         return 0
     if (file := parameters["emit_cells"]) is not None:
         count = emit_cells(options, Path(file))

@@ -50,7 +50,7 @@ class RateHistory:
 
     def look(self) -> None:
         """Note the rates of the step that follows."""
-        self._rows.append([float(group["lr"]) for group in self._optimizer.param_groups])
+        self._rows.append([float(group.get("lr", 1.0)) for group in self._optimizer.param_groups])
         self._moves.append([*map(_moves_of, self._schedulers)])
 
     def ahead(self, total: int | None = None, loops: Sequence[float] = ()) -> Rates:
