@@ -14,6 +14,7 @@ PAIRS = {
     "between": ("3.13", "2.8.0", "0.23.0"),
     "gpu-machine": ("3.12", "2.11.0", "0.26.0"),
     "newest": ("3.14", "2.13.0", "0.28.0"),
+    "newest-torch": ("3.11", "2.14.1", "0.29.1"),
 }
 SMOKE = "tests/cli/test_every_command.py"
 GIGABYTES = 6  # of an environment, with the CUDA libraries of torch

@@ -81,7 +81,7 @@ setup(
     python_requires=f">={PYTHON}",
     # Namespace search, so that a folder of data or templates without __init__.py is packaged with its files.
     packages=find_namespace_packages(include=["ampcompare", "ampcompare.*"], exclude=["*.__pycache__"]),
-    package_data={"": ["py.typed", "*.yaml", "*.json", "*.csv", "*.html", "*.j2", "*.css", "*.js"]},
+    package_data={"": ["py.typed", "*.yaml", "*.json", "*.csv", "*.html", "*.j2", "*.css", "*.js", "*.py.txt"]},
     # For what reads sources and machines: small, and without torch. Lower bounds only.
     # `apex` must never be listed: that name on PyPI is another project.
     install_requires=[

@@ -117,7 +117,7 @@ LONG = {
     "results/analysis/effects": "loss_tail samples step_time",
     "results/records": "metric",
     "results/report": "formats html/html metric_screens",
-    "script": "stand_in torch_amp/plain_script torch_amp/half_weights trainers/follow",
+    "script": "stand_in torch_amp/plain_script torch_amp/half_weights torch_amp/steps_with_passes trainers/follow",
     "source": "migrate/read/neighbors migrate/rewrite",
     "tasks": "dataloader detection imagefolder lm models",
     "training": "cuda_graph divergence ema meters optimizers other_precisions session without_float64",
@@ -270,7 +270,7 @@ def forked_servers(forking: types.SimpleNamespace, monkeypatch: pytest.MonkeyPat
 @pytest.fixture
 def forked_runs(forking: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `migrate --verify` run scripts in processes that have torch loaded."""
-    monkeypatch.setattr("ampcompare.source.migrate.verify.subprocess", forking)
+    monkeypatch.setattr("ampcompare.experiment.verify.subprocess", forking)
 
 
 @pytest.fixture

@@ -49,9 +49,9 @@ def _explain(options: Options) -> ArmExplanation:
     keep = str(options.get("keep_fp32", ""))
     roles = _roles(options)
     casts = (
-        f"inside the `with`, by torch's lists for the device: products and convolutions to {name}, sensitive functions "
-        f"and losses to fp32, the rest unchanged. The lists for CPU and CUDA differ. {name} copies of weights are kept "
-        "until the `with` ends"
+        f"inside the `with`, by torch's lists: products and convolutions to {name}, sensitive functions and losses to "
+        f"fp32, the rest unchanged. A CPU casts by those for CUDA unless autocast_lists is cpu. {name} copies of "
+        "weights are kept until the `with` ends"
     )
     return ArmExplanation(
         summary=f"torch.autocast in {name}"
@@ -121,6 +121,8 @@ SPEC = BackendSpec(
         "float16": "native:fp16",
         "bf16": "native:bf16",
         "bfloat16": "native:bf16",
+        "16-mixed": "native:fp16",  # as Lightning and Fabric call it
+        "bf16-mixed": "native:bf16",
     },
     checkpoint=CheckpointState(grad_scaler=lambda options: options.get("dtype", "float16") == "float16"),
     contract=(

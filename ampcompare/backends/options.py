@@ -126,6 +126,7 @@ def with_types(base: Roles, options: Options) -> Roles:
         reduction=types.get("reduce", base.weights),
         update=update,
         kept=(*base.kept, *patterns),
+        asks_state="state" in types,
     )
 
 

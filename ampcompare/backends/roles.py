@@ -1,6 +1,6 @@
 """In which type an arm holds and computes each part of a training step: what it declares, without torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 BATCH_NORM = "*BatchNorm*"  # the pattern of the modules that an arm itself keeps in fp32
 FP16_MAX = 65504.0
@@ -64,6 +64,7 @@ class Roles:
         gradients: as they are accumulated over micro-batches.
         step: in which the optimizer computes an update.
         state: of the optimizer between steps.
+        asks_state: an option names that type, so that an optimizer that keeps another one by itself is not as declared.
         reduction: in which ranks average gradients.
         update: how updated weights are rounded: "nearest", "stochastic" or "kahan".
         loss_scale: None if the loss is not scaled.
@@ -81,6 +82,7 @@ class Roles:
     update: str = "nearest"
     loss_scale: LossScale | None = None
     kept: tuple[str, ...] = ()
+    asks_state: bool = field(default=False, compare=False)
 
     def __str__(self) -> str:
         """Return what is not fp32, such as `fp16 weights, fp32 masters, fp16 gradients, dynamic loss scale`."""

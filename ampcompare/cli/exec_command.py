@@ -31,11 +31,13 @@ USAGE = 2  # the exit code of argparse and click for an argument that they do no
 @exec_option("--opt-level", type=LEVEL)
 @exec_option("--arm", metavar="ARM")
 @exec_option("--seed", metavar="N")
+@exec_option("--shift-seeds", metavar="global|all")
 @exec_option("--twin")
 @exec_option("--max-steps", type=click.IntRange(1), metavar="N")
 @exec_option("--record", type=FILE)
 @exec_option("--ledger")
 @exec_option("--device", type=Choice(["cpu"]))
+@exec_option("--autocast-lists", type=Choice(["cuda", "cpu"]))
 @exec_option("--compat-torch")
 @option("--strict-guards", "guards", flag_value="strict", help="treat mistakes in the use of amp as errors")
 @option("--no-guards", "guards", flag_value="off", help="do not check for mistakes in the use of amp")
@@ -59,7 +61,14 @@ def command(module: bool, ledger: bool, script: str, arguments: tuple[str, ...],
     if ledger and arm is None:
         raise ConfigError("--ledger follows a script under an arm: give --arm O2 in place of --opt-level O2")
     if arm is None:
-        refuse_given(("seed", "twin", "max_steps"), "is for a script under an arm; --arm script trains it as it is")
+        refuse_given(
+            ("seed", "shift_seeds", "twin", "max_steps"),
+            "is for a script under an arm; --arm script trains it as it is",
+        )
+    if options["shift_seeds"] is not None and options["seed"] is None:
+        raise ConfigError(
+            f"--shift-seeds {options['shift_seeds']} adds an offset for the seed, and there is none; give --seed N too"
+        )
     if arm is not None and options["opt_level"] is not None:
         raise ConfigError(
             f"--arm {arm} already sets the opt level, and --opt-level {options['opt_level']} sets it too; give one of "
@@ -85,6 +94,8 @@ def command(module: bool, ledger: bool, script: str, arguments: tuple[str, ...],
         from ampcompare.script.prepare import run_script
 
         status = run_script(target, settings)
+    if options["shift_seeds"] is not None and not is_cell and os.environ.get("RANK", "0") == "0":
+        _say_what_was_shifted()
     if looks and os.environ.get("RANK", "0") == "0":
         _say_what_ran(Arm.parse(arm), whole=ledger)
     if status == USAGE and (stray := _own_option(arguments)) is not None:
@@ -94,6 +105,20 @@ def command(module: bool, ledger: bool, script: str, arguments: tuple[str, ...],
             err=True,
         )
     return status
+
+
+def _say_what_was_shifted() -> None:
+    """Write which seeds of a script have an offset to stderr."""
+    from ampcompare.results.analysis.pairing.seeding import lines_of_seeds
+    from ampcompare.script.prepare import shifted_seeds
+
+    calls = shifted_seeds()
+    for words, found in (
+        ("seeds shifted", [call for call in calls if call.used]),
+        ("seeds as written", [call for call in calls if call.seed and not call.used]),
+    ):
+        if found:
+            click.echo(f"ampcompare: {words}: {', '.join(lines_of_seeds(found))}", err=True)
 
 
 def _say_what_ran(arm: Arm, *, whole: bool) -> None:

@@ -50,11 +50,18 @@ def command(**parameters: Any) -> int:
     the model is prepared, and one step shows the type of each module's weights, inputs and outputs. A script after --
     is trained for some steps under ARM; what ran is shown next to what ARM declares.
     """
-    from ampcompare.diagnosis.explain import explain_arm, observe_in_child, render_observation
+    from ampcompare.diagnosis.explain import (
+        casts_in_child,
+        explain_arm,
+        observe_in_child,
+        render_casts,
+        render_observation,
+    )
     from ampcompare.experiment.option_checks import check_cells
     from ampcompare.results.records.run import dump_json
     from ampcompare.results.report.ledger import ledger_document
     from ampcompare.results.report.terminal import Terminal
+    from ampcompare.settings.config import AUTOCAST_LISTS
 
     arm, width, below = Arm.parse(parameters["arm_text"]), text_width(), ""
     document = explain_arm(arm).data()
@@ -70,6 +77,9 @@ def command(**parameters: Any) -> int:
     else:
         refuse_given(MODEL_OPTIONS, "is of a model that is prepared, or of a script; name a model with --arch")
         document["observed"] = None
+        if arm.roles is not None and arm.roles.lists == AUTOCAST_LISTS:
+            document["casts"] = casts = casts_in_child()
+            below = "" if casts is None else render_casts(casts, arm.roles.half, width=width)
     if parameters["as_json"]:
         click.echo(dump_json(document))
     else:

@@ -23,7 +23,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 Options = TypeVar("Options")
 
 # Arguments in Python that are no options of the command, or settings, which `request_from` and `options_by_name` read.
-READ_ELSEWHERE = {"size", "config_file", "script", "mask", "slurm_options"}
+READ_ELSEWHERE = {"size", "config_file", "script", "mask", "shift_seeds", "slurm_options"}
 
 
 def launch_options(function: Function) -> Function:

@@ -20,12 +20,18 @@ from ampcompare.cli.values import FILE, Choice
         ("What would change?", "ampcompare migrate train.py"),
         ("Change all scripts of a folder:", "ampcompare migrate --write src"),
         ("Does the new script train the same?", "ampcompare migrate --verify train.py -- --epochs 1"),
+        ("Change imports only, and add one file with Apex's functions:", "ampcompare migrate --adapter --write src"),
     ],
     epilog="Exit codes: 0 everything was rewritten; 1 something is left to do by hand; 2 usage, or a file cannot be "
     "read, parsed or written. With --verify: 0 equal, or within rounding; 1 different; 3 a script failed.",
 )
 @option("--diff", "mode", flag_value="diff", default=True, help="print a patch and change no file  [default]")
 @option("--write", "mode", flag_value="write", help="change the files")
+@option(
+    "--adapter",
+    is_flag=True,
+    help="leave the code, add one file with Apex's functions on torch.autocast, and import that in the place of Apex",
+)
 @options_of(migrate_script)("--torch-version", metavar="VERSION")
 @option("--verify", is_flag=True, help="run the script before and after the rewrite on the CPU, and compare each step")
 @option("--device", type=Choice(["cpu"]), default="cpu", expose_value=False, help="of --verify, which needs no other")
@@ -37,12 +43,18 @@ from ampcompare.cli.values import FILE, Choice
 )
 @click.argument("paths", metavar="PATHS...", nargs=-1, required=True, type=FILE)
 def command(
-    mode: str, torch_version: str | None, verify: bool, steps: int, preflight: bool, paths: tuple[str, ...]
+    mode: str,
+    adapter: bool,
+    torch_version: str | None,
+    verify: bool,
+    steps: int,
+    preflight: bool,
+    paths: tuple[str, ...],
 ) -> int:
     """Rewrite Apex scripts for torch.amp; verify that they train the same.
 
     PATHS are files, folders and notebooks. The patch, or the result of --verify, goes to stdout, remarks to stderr.
-    Code that cannot be rewritten safely stays, with a comment above the line.
+    Code that cannot be rewritten safely stays, with a comment above the line; --adapter moves it too.
 
     ampcompare migrate --verify train.py -- ARGS runs train.py ARGS twice: unchanged on ampcompare's engine, and
     rewritten on torch.
@@ -51,7 +63,7 @@ def command(
         if mode == "write":
             raise ConfigError("--verify changes no file; leave --write out, and write when you have seen its verdict")
         from ampcompare.base.environment.extras import require_torch
-        from ampcompare.source.migrate.verify import verify_script
+        from ampcompare.experiment.verify import verify_script
 
         require_torch()
 
@@ -63,8 +75,13 @@ def command(
             preflight_of([RunConfig(arm="script", device="cpu", script=script_config(paths))], _say)
 
         first = check if preflight else lambda: None
-        return verify_script(paths[0], list(paths[1:]), steps=steps, say=click.echo, check=first)
+        if adapter:
+            refuse_given(("torch_version",), "is not for --adapter, whose file runs on all of them; leave it out")
+        return verify_script(paths[0], list(paths[1:]), steps=steps, say=click.echo, check=first, adapter=adapter)
     refuse_given(("steps", "preflight"), "is for --verify; add it")
+    if adapter:
+        refuse_given(("torch_version",), "is not for --adapter, whose file runs on all of them; leave it out")
+        return _adapt(paths, write=mode == "write")
     return _migrate(paths, torch_version, write=mode == "write")
 
 
@@ -83,7 +100,8 @@ def _migrate(paths: tuple[str, ...], torch_version: str | None, *, write: bool) 
 
     files = list(find_sources(paths, unreadable=lambda path, reason: fail(f"{path}: not read: {reason}")))
     named = set(map(Path, paths))
-    changed = left = by_hand = 0
+    changed = left = 0
+    waiting: list[Path] = []
     loads = False
     for path in files:
         result = migrate_file(path, must_parse=path in named, examine=find_mistakes, versions=versions)
@@ -103,15 +121,80 @@ def _migrate(paths: tuple[str, ...], torch_version: str | None, *, write: bool) 
             _say(line)
         changed += result.changed
         left += result.by_hand
-        by_hand += bool(result.by_hand)
-    _say(_sums(len(files), changed, left, by_hand, len(faults), write))
+        waiting += [path] if result.by_hand else []
+    _say(_sums(len(files), changed, left, len(waiting), len(faults), write))
     if left:
-        _say("what is left runs on with `import ampcompare.apex; ampcompare.apex.install()` above the imports of Apex")
+        _say_how_it_runs(waiting, paths, some_written=changed > 0 and write)
     elif loads and not faults:
         _say("files that were saved with Apex load as before; to convert one: ampcompare convert OLD NEW --to native")
     elif changed and not write and not faults:
         script = shlex.quote(str(files[0])) if len(files) == 1 else "SCRIPT.py"
         _say(f"next, check that it trains the same: ampcompare migrate --verify {script} -- ARGS")
+    return ConfigError.exit_code if faults else int(left > 0)
+
+
+def _say_how_it_runs(files: list[Path], paths: tuple[str, ...], *, some_written: bool) -> None:
+    """Name what runs the files that are left by hand: the adapter, or the engine for what the adapter lacks."""
+    from ampcompare.source.migrate.adapter.project import lacking
+
+    rest = lacking(files)
+    if len(rest) < len(files):
+        command = shlex.join(["ampcompare", "migrate", "--adapter", *paths])
+        first = "; undo this --write first, since all files of a project share one loss scaler" * some_written
+        how = "what is left moves off Apex as it is, with Apex's functions on torch.autocast in one file"
+        _say(f"{how}: {command}{first}")
+    if rest:
+        names = f" in {', '.join(map(str, rest))}" * (len(rest) < len(files))
+        install = "`import ampcompare.apex; ampcompare.apex.install()` above the imports of Apex"
+        _say(f"what is left{names} runs on with {install}")
+
+
+def _adapt(paths: tuple[str, ...], *, write: bool) -> int:
+    """Put the adapter next to the files, and change their imports."""
+    from ampcompare.source.find import find_sources
+    from ampcompare.source.migrate.adapter.project import KEPT_FILE, plan_adapters
+
+    faults: list[str] = []
+
+    def fail(line: str) -> None:
+        faults.append(line)
+        _say(f"ampcompare: {line}")
+
+    files = list(find_sources(paths, unreadable=lambda path, reason: fail(f"{path}: not read: {reason}")))
+    plans, unread = plan_adapters(files)
+    for each in unread:
+        fail(each.summary())
+    changed = left = by_hand = 0
+    for plan in plans:
+        own = [each for each in plan.files if each.changed]
+        try:
+            if own and write and plan.adapter.is_new:
+                plan.adapter.write()
+            elif own and not write:
+                click.echo(plan.adapter.diff(), nl=False)
+            for each in own:
+                if write:
+                    each.write()
+                else:
+                    click.echo(each.diff(), nl=False)
+        except (ValueError, OSError, EnvironmentUnfit) as fault:
+            fail(f"{plan.adapter.path.parent}: not written: {fault}")
+            continue
+        for each in plan.files:
+            for line in each.lines():
+                _say(line)
+        if own and plan.adapter.is_edited:
+            _say(KEPT_FILE.format(plan.adapter.path))
+        if own:
+            whose = f"{len(own)} file{'s' * (len(own) != 1)}"
+            _say(f"{plan.adapter.path}: Apex's functions on torch.autocast, for {whose}; keep it with them")
+        changed += len(own)
+        left += sum(each.by_hand for each in plan.files)
+        by_hand += sum(bool(each.by_hand) for each in plan.files)
+    _say(_sums(len(files), changed, left, by_hand, len(faults), write))
+    if changed and not write and not faults:
+        script = shlex.quote(str(files[0])) if len(files) == 1 else "SCRIPT.py"
+        _say(f"next, check that it trains the same: ampcompare migrate --adapter --verify {script} -- ARGS")
     return ConfigError.exit_code if faults else int(left > 0)
 
 

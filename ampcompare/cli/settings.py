@@ -11,6 +11,7 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.base.formatting import printable
 from ampcompare.cli.help import OUTPUT, SCRIPT, Command, add_options, option, refuse_given
 from ampcompare.cli.shared_options import RECIPE_OPTIONS, parameter_of
+from ampcompare.cli.values import Choice
 from ampcompare.experiment.sources import SettingsRequest, collect_settings
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.layers import Layer, parse_assignment, set_path
@@ -23,7 +24,7 @@ DERIVED = {"processes": "number of requested processes", "arm_text": "flags of t
 KEPT = frozenset(
     {"device", "warmup_steps", "recipe.max_steps", "nan_patience", "threads", "stall_timeout", "allow_writes"}
 )
-OWN = ("metric", "list_metrics", "seed_arg", "compat_torch", "mask")
+OWN = ("metric", "list_metrics", "seed_arg", "shift_seeds", "compat_torch", "mask")
 NOT_FOR_SCRIPTS = (
     *("sweep", "timing_rounds", "verify_resume", "recipe_name", "size", "config_file", "overrides", "model_args"),
     *("slurm_options", "dist_url"),
@@ -110,6 +111,16 @@ COMPAT_TORCH = option(
     help="with -- SCRIPT: restore removed and changed APIs of torch, numpy and Python",
 )
 SEED_ARG = option("--seed-arg", metavar="FLAG", group=SCRIPT, help="with -- SCRIPT: pass the seed as FLAG SEED")
+SHIFT_SEEDS = option(
+    "--shift-seeds",
+    type=Choice(["global", "all"]),
+    is_flag=False,
+    flag_value="global",
+    metavar="[all]",
+    group=SCRIPT,
+    help="with -- SCRIPT: add an offset for each seed to what the script seeds global generators with; all: also to "
+    "what it seeds its own with",
+)
 
 
 def script_options(function: Function) -> Function:
@@ -131,6 +142,7 @@ def script_options(function: Function) -> Function:
             help="with -- SCRIPT: run it briefly and list the metrics it shows",
         ),
         SEED_ARG,
+        SHIFT_SEEDS,
         COMPAT_TORCH,
         option(
             "--mask",
@@ -155,6 +167,7 @@ def watched_script_options(function: Function) -> Function:
             help="random seed of weights and batches; for a script, set before it starts",
         ),
         SEED_ARG,
+        SHIFT_SEEDS,
         COMPAT_TORCH,
         option(
             "--nproc-per-node",
@@ -191,6 +204,7 @@ def _script_layer(parameters: Mapping[str, Any]) -> Layer | None:
         words,
         metrics=parameters["metric"],
         seed_arg=parameters["seed_arg"],
+        shift_seeds=parameters["shift_seeds"],
         max_steps=parameters[parameter_of("recipe.max_steps")],
         compat_torch=parameters["compat_torch"],
         mask=parameters.get("mask") or (),

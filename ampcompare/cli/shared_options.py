@@ -94,6 +94,7 @@ RECIPE_OPTIONS: tuple[tuple[str, str, str], ...] = (  # flags, the path of the s
     ("--cuda-graph", "recipe.cuda_graph", MACHINE),
     ("--compile", "recipe.compile", MACHINE),
     ("--cpu-half", "cpu_half", MACHINE),
+    ("--autocast-lists", "autocast_lists", MACHINE),
     ("--log-interval", "drain_every", MACHINE),
     ("--warmup-steps", "warmup_steps", MACHINE),
     ("--workers -j", "workers", MACHINE),

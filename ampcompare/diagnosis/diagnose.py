@@ -68,6 +68,7 @@ def diagnose_given(loop: Loop, options: DiagnoseOptions, *, subject: str = "") -
         reference=None if options.reference == "none" else getattr(torch, options.reference),
         device=str(resolve_device(config.device)),
         half=config.cpu_half,
+        lists=config.autocast_lists,
         seed=config.recipe.seed,
     )
     return diagnose_loop(loop, Arm.parse(config.arm), conditions, subject=subject, cures=options.cures)

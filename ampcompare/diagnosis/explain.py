@@ -11,9 +11,10 @@ from ampcompare.backends.arm import Arm
 from ampcompare.backends.explanation import ArmExplanation
 from ampcompare.backends.roles import BytesPerParameter, Roles
 from ampcompare.base.notebook_display import Shown
+from ampcompare.base.processes.call import call_in_child
 from ampcompare.results.report.document import Block, Code, Document, Facts, Items, Section, Text
 from ampcompare.settings.config import RunConfig
-from ampcompare.settings.examination import examine_in_child
+from ampcompare.settings.examination import examine_in_child, result_of
 
 # Tensors of the size of the parameter that an optimizer keeps.
 OPTIMIZER_TENSORS = {"sgd with momentum": 1, "adam": 2}
@@ -22,6 +23,8 @@ NOT_IN_SCRIPTS = ("keep_fp32", "weights", "masters", "state", "grads", "reduce",
 BYTES = "Bytes per parameter, without activations"
 MAX_SAMPLES = 8
 PROGRAM = Path(__file__).resolve().parent / "explain_step.py"
+CASTS = PROGRAM.with_name("explain_casts.py")
+TIME_LIMIT = 300.0  # seconds
 MAX_ROWS = 40
 UNITS = {"KiB": 2**10, "MiB": 2**20}
 NAMES = {
@@ -128,6 +131,23 @@ def _memory(held: BytesPerParameter) -> str:
         for name, tensors in OPTIMIZER_TENSORS.items()
     ]
     return "; ".join([parts, *totals])
+
+
+def casts_in_child() -> dict[str, Any] | None:
+    """Return what autocast of the installed torch casts on a GPU, asked in a separate process; None without torch."""
+    answer = call_in_child(CASTS, seconds=TIME_LIMIT, options={})
+    return result_of(answer, "") if answer.done else None
+
+
+def render_casts(found: dict[str, Any], dtype: str, *, width: int) -> str:
+    """Return what autocast in a 16-bit type casts on a GPU, in lines."""
+    lines = [f"What torch {found['torch']} casts on CUDA under autocast, as its dispatcher says; the rest is not cast"]
+    for how, names in found["casts"].items():
+        head = f"{how.replace('the 16-bit type', dtype)}: "
+        lines += textwrap.wrap(head + ", ".join(names), width, initial_indent="  ", subsequent_indent="    ")
+    changes = "; ".join(found["changes"]) or "nothing"
+    lines += textwrap.wrap(f"changed since torch 2.6: {changes}", width, initial_indent="  ", subsequent_indent="    ")
+    return "\n".join(lines) + "\n"
 
 
 def observe_in_child(config: RunConfig) -> dict[str, Any]:

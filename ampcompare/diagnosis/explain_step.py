@@ -33,13 +33,13 @@ def explain_step(config: dict[str, Any]) -> dict[str, Any]:
 def _observe(config: RunConfig) -> dict[str, Any]:
     torch.set_num_threads(config.threads)
     device = resolve_device(config.device)
-    precision = make_precision(config.arm, device=str(device))
+    precision = make_precision(config.arm, device=str(device), autocast_lists=config.autocast_lists)
     task = make_task(config.recipe)
     assembly = assemble(config.recipe, task, precision, device)
     models, optimizers = assembly.models, assembly.optimizers
     model = models[0] if len(models) == 1 else nn.ModuleList(models)
     batch = next(iter(task.data.train_batches(0, config.recipe.batch_size, device=device)))
-    how, context = cpu_half(config.cpu_half, precision.half_dtype, device)
+    how, context = cpu_half(config.cpu_half, precision.half_dtype, device, config.autocast_lists)
     watch = _OpTracer(model)
     with context:
         scales_before = precision.loss_scales()

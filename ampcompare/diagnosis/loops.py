@@ -28,6 +28,7 @@ class Conditions:
     reference: torch.dtype | None = torch.float32  # type of the wide run; None for ranges alone
     device: str = "cpu"
     half: str = "auto"  # how 16-bit arithmetic is computed on a CPU
+    lists: str = "cuda"  # whose casts torch.autocast makes on a CPU
     seed: int = 0
 
 
@@ -40,8 +41,10 @@ def trained_under(
     `beneath` makes a context to enter below an emulation of 16 bits, if there is one.
     """
     torch.manual_seed(conditions.seed)
-    precision = make_precision(arm, device=conditions.device)
-    mode, arithmetic = cpu_half(conditions.half, precision.half_dtype, torch.device(conditions.device))
+    precision = make_precision(arm, device=conditions.device, autocast_lists=conditions.lists)
+    mode, arithmetic = cpu_half(
+        conditions.half, precision.half_dtype, torch.device(conditions.device), conditions.lists
+    )
     try:
         below = beneath() if "emulated" in (mode or "") else nullcontext()
         with below, arithmetic, warnings.catch_warnings():

@@ -207,6 +207,7 @@ def run_comparison(
         "observer": observer,
         "save": save,
         "check": options.preflight,
+        "are_seeds_asked": options.seeds is not None,
     }
     hold = RunDirectory(folder).hold(launcher, command=options.command)
     try:

@@ -28,6 +28,7 @@ from ampcompare.experiment.launch.script.listing import MAX_LINES, printed_metri
 from ampcompare.experiment.launch.script.output import OutputReader
 from ampcompare.experiment.launch.script.rows import ScriptRows, of_training_process
 from ampcompare.experiment.plan import Plan
+from ampcompare.results.analysis.pairing.seeding import start_of, why_alike
 from ampcompare.results.records.preflight import ArmTrial, Preflight
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.step import StepRecord, iter_steps
@@ -105,6 +106,12 @@ def require_trainable(found: Preflight) -> None:
         raise ConfigError(f"{fault} {SKIPPED}")
     if found.arms and all(trial.error for trial in found.arms.values()):
         raise failure_of(found, found.failures)
+
+
+def require_followed_seeds(found: Preflight, seeds: Sequence[int]) -> None:
+    """Check that seeds which were asked for would be runs of their own."""
+    if found.copies and len(seeds) > 1:
+        raise ConfigError(f"{found.copies_sentence}; or run one seed, --seeds {seeds[0]} {SKIPPED}")
 
 
 def failure_of(found: Preflight, failed: Mapping[str, Sequence[str]]) -> AmpCompareError:
@@ -293,16 +300,18 @@ def _sum_up(trials: Sequence[_Trial], seconds: float) -> Preflight:
     facts = first.record.script
     if facts is not None and facts.weights and others and not first.was_ended:
         copies = any(
-            (other.record.script.weights, other.record.script.batches) == (facts.weights, facts.batches)
+            start_of(other.record.script) == start_of(facts)
             for other in others
             if other.record.script is not None and other.record.config.recipe.seed != recipe.seed
         )
+    option = seed_option(script) if copies and script is not None else ""
     return Preflight(
         optimizers=list(dict.fromkeys([recipe.optimizer.name] if first.rows is None else first.rows.optimizers)),
         losses=[step.loss for step in first.steps],
         is_script=script is not None,
         copies=copies,
-        seed_option=seed_option(script) if copies and script is not None else "",
+        seed_option=option,
+        why_copies=why_alike(script, facts, option) if copies and script is not None else "",
         metrics=first.metrics,
         faults=first.faults,
         numbers=first.numbers,

@@ -76,6 +76,8 @@ class RunOptions:
         metrics: numbers that it prints or logs, as for `--metric`; verdicts use the first one.
         mask: names of further arguments of the script, and of variables of the environment, whose values are kept out
             of all files, such as "pin" or "my_*".
+        shift_seeds: for a script that fixes its seed: seed k adds a fixed offset to what it seeds global generators
+            with; "all": also to what it seeds its own with.
         slurm_options: sbatch options, for the launcher slurm: {"partition": "gpu", "exclusive": ""}.
         launch: how processes are started.
         observer: receives progress and notes; in a notebook a display of the progress by default.
@@ -103,12 +105,13 @@ class RunOptions:
         script: Sequence[str] | None = None,
         metrics: Sequence[str] | str = (),
         mask: Sequence[str] | str = (),
+        shift_seeds: Literal["global", "all"] | None = None,
         slurm_options: Mapping[str, str] | None = None,
         launch: LaunchOptions | None = None,
         observer: Observer | None = None,
         **settings: Any,
     ) -> None:
-        request = settings_request(recipe, size, config_file, with_script(settings, script, metrics, mask))
+        request = settings_request(recipe, size, config_file, with_script(settings, script, metrics, mask, shift_seeds))
         if config is not None and request != SettingsRequest():
             raise ConfigError(
                 "run takes either a complete config, or a recipe, file and settings, but both were given; leave one out"
@@ -164,6 +167,7 @@ class CompareOptions:
         script: a user's own script, as for `run`; by default its arms are script, fp32, O1, fp16 and bf16.
         metrics: as for `run`.
         mask: as for `run`.
+        shift_seeds: as for `run`.
         slurm_options: as for `run`.
         launch: how processes are started.
         observer: receives progress and notes; in a notebook a display of the progress by default.
@@ -213,6 +217,7 @@ class CompareOptions:
         script: Sequence[str] | None = None,
         metrics: Sequence[str] | str = (),
         mask: Sequence[str] | str = (),
+        shift_seeds: Literal["global", "all"] | None = None,
         slurm_options: Mapping[str, str] | None = None,
         launch: LaunchOptions | None = None,
         observer: Observer | None = None,
@@ -228,7 +233,9 @@ class CompareOptions:
             raise ConfigError(f"jobs is {jobs}; give the number of cells that run in parallel, at least 1, or auto")
         if timing_rounds < 0:
             raise ConfigError(f"timing rounds are {timing_rounds}; give how often arms are timed again, or 0")
-        self.settings = settings_request(recipe, size, config_file, with_script(settings, script, metrics, mask))
+        self.settings = settings_request(
+            recipe, size, config_file, with_script(settings, script, metrics, mask, shift_seeds)
+        )
         self.arms = _texts(arms) or (SCRIPT_ARMS if script is not None else ())
         self.reference, self.tag = reference, tag
         self.seeds = seeds if isinstance(seeds, str) or seeds is None else ",".join(map(str, seeds))
@@ -277,16 +284,19 @@ def with_script(
     script: Sequence[str] | None,
     metrics: Sequence[str] | str,
     mask: Sequence[str] | str = (),
+    shift_seeds: str | None = None,
 ) -> dict[str, Any]:
     """Return the settings, including those of the script if there is one."""
     if script is None:
-        if mask or metrics:
-            name = "mask" if mask else "metrics"
+        if mask or metrics or shift_seeds:
+            name = "mask" if mask else "metrics" if metrics else "shift_seeds"
             raise ConfigError(f"{name} needs a script; pass one, as in script=['train.py']")
         return dict(settings)
     values = dict(settings)
     max_steps = values.pop("recipe.max_steps", None)
-    config = script_config(script, metrics=_texts(metrics), max_steps=max_steps, mask=_texts(mask))
+    config = script_config(
+        script, metrics=_texts(metrics), max_steps=max_steps, mask=_texts(mask), shift_seeds=shift_seeds
+    )
     return {**values, "script": config}
 
 

@@ -24,7 +24,7 @@ from ampcompare.experiment.launch.contract import Launcher, Progress, failed_rec
 from ampcompare.experiment.launch.dispatch import LauncherPool
 from ampcompare.experiment.observer import Observer, Outline
 from ampcompare.experiment.plan import Plan, device_of_cells
-from ampcompare.experiment.preflight import preflight, require_trainable
+from ampcompare.experiment.preflight import preflight, require_followed_seeds, require_trainable
 from ampcompare.experiment.run_directory import Reuse, RunDirectory, StoredPlan, with_label
 from ampcompare.experiment.timing_rounds import run_timing_rounds
 from ampcompare.results.analysis.inference.criteria import Criteria
@@ -55,6 +55,7 @@ def run_plan(
     pilot: Collection[int] = (),
     test: bool = True,
     check: bool = False,
+    are_seeds_asked: bool = False,
 ) -> Comparison:
     """Run every cell that has no usable record yet, and sum up.
 
@@ -67,6 +68,7 @@ def run_plan(
         pilot: seeds whose spread determined the number of seeds.
         test: give verdicts at the end, which is a look at the runs and is recorded in their journal.
         check: first train a few steps of each row that has no record; a row that cannot train fails without a start.
+        are_seeds_asked: somebody has named the seeds, which are of no use where all of them give the same run.
 
     Raises:
         ConfigError: the folder cannot be written, or code changed while cells ran; finished cells are saved.
@@ -90,7 +92,7 @@ def run_plan(
     observer.plan(Outline(plan.cells, plan.labels, tuple(records), folder, jobs, plan.timing_rounds))
     try:
         if check and left:
-            running.check()
+            running.check(are_seeds_asked=are_seeds_asked)
         if may_start is None:
             running.announce(every)
         for block in [every] if together else plan.blocks():
@@ -196,7 +198,7 @@ class RunningPlan:
         """Announce those of some cells that must run to a launcher with a queue."""
         self.launcher.submit_ahead([self.cell(index) for index in self.missing(indices)])
 
-    def check(self) -> None:
+    def check(self, *, are_seeds_asked: bool = False) -> None:
         """Train a few steps of each row without a record, and store and report what they show."""
         found = preflight(self.plan, self.launcher, self.records, self.run.path)
         if not found.arms:
@@ -207,6 +209,8 @@ class RunningPlan:
         self.run.write_plan(self._stored)
         if not self.done_records():
             require_trainable(found)
+            if are_seeds_asked:
+                require_followed_seeds(found, self.plan.seeds)
         self._refused = {label: trial for label, trial in found.arms.items() if trial.error}
         self.observer.preflight(found.lines([self.plan.labels[index] for index in self.missing(self._every)]))
 

@@ -64,9 +64,9 @@ def is_installed(file: str) -> bool:
     return _kind(file) == "installed"
 
 
-def user_frames() -> list[tuple[CodeType, int]]:
-    """Return code and line of the frames that are not "inner", innermost first."""
-    frame: FrameType | None = sys._getframe(1)
+def user_frames(frame: FrameType | None = None) -> list[tuple[CodeType, int]]:
+    """Return code and line of the frames that are not "inner", innermost first, from the caller's or `frame` on."""
+    frame = frame or sys._getframe(1)
     frames = []
     while frame is not None:
         if is_users(frame.f_code.co_filename):
@@ -86,11 +86,14 @@ def call_site() -> tuple[int, ...]:
     return tuple(site)
 
 
-def user_location() -> Location:
-    """Return the line of the innermost frame that is not "inner"; of ampcompare's caller if there is none."""
-    frames = [(code.co_filename, line) for code, line in user_frames()]
+def user_location(frame: FrameType | None = None) -> Location:
+    """Return the line of the innermost frame that is not "inner"; of ampcompare's caller if there is none.
+
+    Frames inside of `frame` do not count.
+    """
+    frames = [(code.co_filename, line) for code, line in user_frames(frame)]
     if not frames:
-        frame: FrameType | None = sys._getframe(1)
+        frame = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename.startswith(os.path.dirname(__file__)):
             frame = frame.f_back
         return Location("?", 0) if frame is None else Location(frame.f_code.co_filename, frame.f_lineno)

@@ -1,13 +1,18 @@
 """The ledger of a script: in which types its training runs, and which of its lines set them."""
 
+import functools
+import sys
 import time
 import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ampcompare.base.patches import Layer, Points, Subscriptions, calling_frame
 from ampcompare.base.tensors.tree import tensors_in
@@ -15,12 +20,14 @@ from ampcompare.guards.location import Location, user_location
 from ampcompare.results.records.ledger import Ledger
 from ampcompare.script.lifted_weights import HALF
 from ampcompare.script.recording.recorder import Rows
+from ampcompare.training.ledger import HALF as NAMES
 from ampcompare.training.ledger import StepLook
 
 DETAILED = 2  # steps that were applied, of each optimizer
 MAX_DETAILED = 12  # rows of steps, skipped ones too
 EVERY = 20  # later rows
 MAX_SHARE = 0.01  # of the time, for all later looks
+MAX_SETTERS = 3  # that are named of one part
 CASTS = ("to", "half", "bfloat16", "type")  # methods of a module that models of libraries override
 
 
@@ -31,22 +38,33 @@ class ScriptLedger:
         rows: say where a step ends.
         arm: its text, which sets what no line of the script does; "" for a script as it is written.
         emulated: type whose products this device computes in a wider one; "" if there is none.
+        masters: returns the weights of models in whose place the arm has given an optimizer others, with those.
     """
 
-    def __init__(self, rows: Rows, arm: str, emulated: str = "") -> None:
+    def __init__(
+        self,
+        rows: Rows,
+        arm: str,
+        emulated: str = "",
+        masters: Callable[[Any], Sequence[tuple[Tensor, Tensor]]] = lambda optimizer: (),
+    ) -> None:
         self._rows = rows
         self._arm = arm
         self._emulated = emulated
-        self._look = StepLook(self._parameters)
+        self._look = StepLook(self._parameters, masters)
         self._events = Subscriptions(Layer.WATCH)
         self._setters = Subscriptions(Layer.WATCH)  # until the first steps are over
         self._passes_of_step = Subscriptions(Layer.WATCH)  # while a step is looked at
         self._models: list[weakref.ref[nn.Module]] = []
         self._optimizers: list[weakref.ref[Any]] = []
         self._by: dict[str, str] = {}
+        self._set_by: Any = WeakIdKeyDictionary()  # of 16-bit weights
+        self._made_at: Any = WeakIdKeyDictionary()  # of optimizers
+        self._default_at: Location | None = None  # that sets a 16-bit default type
+        self._references: dict[int, tuple[weakref.ref[nn.Module], bool]] = {}  # by the id of a module
         self._count = self._applied = self._passes = self._depth = 0
         self._scale: Any = None
-        self._compiles = False
+        self._has_compiled = self._is_pass_compiled = False  # a program that was called in the steps, or in this one
         self._follows, self._begins, self._is_stepped, self._is_first = False, False, False, True
         self._spent = self._begun_at = self._stepped_at = self._since = 0.0
 
@@ -54,6 +72,8 @@ class ScriptLedger:
         """Look from now on."""
         self._events.wrap(*Points.MAKE_OPTIMIZER, self._note_optimizer)
         self._setters.wrap(nn.Module, "_apply", self._cast)
+        self._setters.wrap(nn.Module, "register_parameter", self._make_weight)
+        self._setters.wrap(torch, "set_default_dtype", self._set_default)
         self._setters.wrap(*Points.MAKE_AUTOCAST, self._make_autocast)
         self._setters.wrap(*Points.MAKE_SCALER, self._make_scaler)
         self._events.wrap(torch, "compile", self._compile)
@@ -82,18 +102,38 @@ class ScriptLedger:
     def _note_optimizer(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
         self._optimizers.append(weakref.ref(optimizer))
-        if "weights" not in self._by and any(p.dtype in HALF for g in optimizer.param_groups for p in g["params"]):
-            self._by["weights"] = f"{user_location()}, made so"
-        self._by.setdefault("state", f"{type(optimizer).__name__}, {user_location()}")
+        self._references.clear()
+        line = user_location()
+        self._made_at[optimizer] = f"{type(optimizer).__name__}, {line}"
+        for param in (param for group in optimizer.param_groups for param in group["params"]):
+            if param.dtype in HALF and param not in self._set_by:  # by assigning its data, say
+                self._set_by[param] = f"before {line}"
 
     def _cast(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        first = next(module.parameters(), None)
-        before = None if first is None else first.dtype
+        before = {name: param.dtype for name, param in module._parameters.items() if param is not None}
         result = original(module, *args, **kwargs)
-        if first is not None and (after := next(module.parameters()).dtype) is not before and after in HALF:
-            is_arms = bool(self._arm) and _is_by_arm()
-            self._by["weights" if first.requires_grad else "frozen"] = self._setter("cast", is_arms=is_arms)
+        setter = ""
+        for name, dtype in before.items():
+            param = module._parameters[name]
+            if param is None or param.dtype is dtype:
+                continue
+            self._set_by.pop(param, None)
+            if param.dtype in HALF:
+                setter = setter or self._setter("cast", is_arms=bool(self._arm) and _is_by_arm())
+                self._set_by[param] = setter
         return result
+
+    def _make_weight(self, original: Any, module: nn.Module, name: str, param: Any) -> None:
+        original(module, name, param)
+        if param is not None and param.dtype in HALF and param not in self._set_by:
+            by = f" by set_default_dtype, {self._default_at}" if param.dtype is torch.get_default_dtype() else ""
+            self._set_by[param] = f"{user_location(_maker())}, made so{by if self._default_at is not None else ''}"
+
+    def _set_default(self, original: Any, dtype: Any) -> None:
+        original(dtype)
+        where = user_location()
+        is_own = where.caller is None  # a library sets it for the models that it makes, at the line that makes one
+        self._default_at = where if is_own and torch.get_default_dtype() in HALF else None
 
     def _make_autocast(self, original: Any, block: Any, *args: Any, **kwargs: Any) -> None:
         original(block, *args, **kwargs)
@@ -111,8 +151,23 @@ class ScriptLedger:
         return f"{what}, arm {self._arm}" if is_arms or where == Location("?", 0) else f"{what}, {where}"
 
     def _compile(self, original: Any, *args: Any, **kwargs: Any) -> Any:
-        self._compiles = True
-        return original(*args, **kwargs)
+        program = original(*args, **kwargs)
+        if isinstance(program, nn.Module | type) or not hasattr(program, "_torchdynamo_orig_callable"):
+            return program  # a module, whose calls are seen, or a decorator, which comes here again
+
+        @functools.wraps(program)
+        def compiled_program(*values: Any, **named: Any) -> Any:
+            return self._pass_compiled(program, *values, **named)
+
+        return compiled_program
+
+    def _pass_compiled(self, program: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run a compiled program, whose operations torch does not dispatch."""
+        if not self._depth or torch.compiler.is_compiling():
+            return program(*args, **kwargs)
+        self._has_compiled = self._is_pass_compiled = True
+        with self._look.pause():
+            return program(*args, **kwargs)
 
     # The steps that are looked at.
 
@@ -123,8 +178,24 @@ class ScriptLedger:
     def _live(self) -> list[Any]:
         return [one for reference in self._optimizers if (one := reference()) is not None]
 
+    def _is_reference(self, module: nn.Module) -> bool:
+        """Return whether a module has weights, and none that an optimizer updates, as a teacher has."""
+        known = self._references.get(id(module))
+        if known is not None and known[0]() is module:
+            return known[1]
+        weights = list(module.parameters())
+        held = {id(param) for one in self._live() for group in one.param_groups for param in group["params"]}
+        held |= {id(weight) for one in self._live() for weight, _ in self._look.masters(one)}
+        found = bool(held and weights) and not any(id(one) in held or self._look.is_trained(one) for one in weights)
+        self._references[id(module)] = weakref.ref(module), found
+        return found
+
     def _forward(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if self._depth or not torch.is_grad_enabled():
+        if self._depth:
+            if type(module).__name__ == "OptimizedModule":
+                return self._pass_compiled(original, module, *args, **kwargs)
+            return original(module, *args, **kwargs)
+        if not torch.is_grad_enabled() and not self._is_reference(module):
             return original(module, *args, **kwargs)
         if all(module is not reference() for reference in self._models) and next(module.parameters(), None) is not None:
             self._models.append(weakref.ref(module))
@@ -143,13 +214,15 @@ class ScriptLedger:
                 if tensor.requires_grad:  # where the pass begins, an arm has collected what was there
                     tensor.register_hook(lambda _: self._look.accumulates())
         self._passes += 1
+        if self._is_pass_compiled:  # so is its backward pass, of which no part is known apart
+            return original(*args, **kwargs)
         return self._see(original, *args, **kwargs)
 
     def _see(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         self._depth += 1
         try:
-            if self._compiles:  # torch dispatches no operations of a compiled program
-                return original(*args, **kwargs)
+            if isinstance(args[0], nn.Module) and type(args[0]).__name__ == "OptimizedModule":
+                return self._pass_compiled(original, *args, **kwargs)
             with self._look.sees():
                 return original(*args, **kwargs)
         finally:
@@ -157,7 +230,7 @@ class ScriptLedger:
 
     def _begin(self) -> None:
         if not self._begins:
-            self._begins = True
+            self._begins, self._is_pass_compiled = True, False
             self._begun_at = time.perf_counter()
             self._look.begin(self._count, self._live(), detailed=True)
 
@@ -171,6 +244,9 @@ class ScriptLedger:
             return
         self._count += 1
         self._passes = 0
+        if self._begins:
+            applied = row["applied"]
+            self._look.note_outcome(applied if callable(applied) else lambda: bool(applied))
         self._applied += bool(row["applied"])  # one that is not known yet counts as applied
         if self._begins:  # until the next forward pass, as another optimizer may step
             self._look.note(self._live())
@@ -198,13 +274,31 @@ class ScriptLedger:
         if not self._look.steps:
             return None
         scale = self._scale() if callable(self._scale) else self._scale
-        ledger = self._look.result(loss_scale=None if scale is None else float(scale), emulated=self._emulated)
+        ledger = self._look.result(
+            loss_scale=None if scale is None else float(scale),
+            emulated=self._emulated,
+            unseen="torch.compile" if self._has_compiled else "",
+        )
+        weights, frozen = (self._look.weights(trained=trained) for trained in (True, False))
         by = dict(self._by)
-        if self._arm and {"fp16", "bf16"} & ledger.of_groups("weights").keys():
+        if self._arm and set(NAMES) & ledger.of_groups("weights").keys():
             by["weights"] = f"cast, arm {self._arm}"  # one that casts none lifts those of the script
-        elif self._arm and "weights" in by:
-            by["weights"] += f", lifted by arm {self._arm}"
+        elif setters := self._setters_of(weights):
+            by["weights"] = f"{setters}, lifted by arm {self._arm}" if self._arm else setters
+        if setters := self._setters_of(one for one in frozen if one.dtype in HALF):
+            by["frozen"] = setters
+        made = [self._made_at[one] for one in self._look.optimizers() or self._live() if one in self._made_at]
+        if made:
+            by["state"] = _join(made)
         return ledger.model_copy(update={"by": by})
+
+    def _setters_of(self, weights: Iterable[Tensor]) -> str:
+        """Return who set the types of weights, the setter of most elements first; "" if nothing is known."""
+        counts: Counter[str] = Counter()
+        for weight in weights:
+            if (self._arm or weight.dtype in HALF) and (setter := self._set_by.get(weight)) is not None:
+                counts[setter] += weight.numel()
+        return _join([setter for setter, _ in counts.most_common()])
 
     def _end(self) -> None:
         if (ledger := self.result()) is not None:
@@ -214,9 +308,33 @@ class ScriptLedger:
 def _is_by_arm() -> bool:
     """Return whether ampcompare, on behalf of the arm, calls the method that is watched, through those of a model."""
     frame: FrameType | None = calling_frame()
-    while frame is not None and (_module(frame).startswith("torch.") or frame.f_code.co_name in CASTS):
+    between = (__name__, Subscriptions.__module__)  # as modules cast those inside of them
+    while frame is not None and (
+        _module(frame).startswith("torch.") or _module(frame) in between or frame.f_code.co_name in CASTS
+    ):
         frame = frame.f_back
     return frame is not None and _module(frame).startswith("ampcompare.")
+
+
+def _maker() -> FrameType | None:
+    """Return the frame that makes a module in whose constructor this is called, outside of all constructors.
+
+    It is that of a line that makes a whole model, not one of its layers; None outside of any constructor.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    found = None
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "__init__" and isinstance(frame.f_locals.get(code.co_varnames[0]), nn.Module):
+            found = frame.f_back
+        frame = frame.f_back
+    return found
+
+
+def _join(setters: Sequence[str]) -> str:
+    names = list(dict.fromkeys(setters))
+    more = len(names) - MAX_SETTERS
+    return "; ".join(names[:MAX_SETTERS]) + (f"; and {more} more" if more > 0 else "")
 
 
 def _module(frame: FrameType) -> str:

@@ -18,8 +18,10 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError
 from ampcompare.base.files.loaded_code import CodeWatch
 from ampcompare.base.rank_marks import CELL_FOLDER, mark_output
+from ampcompare.base.tensors.cuda_casts import cuda_casts
 from ampcompare.results.records.evaluation import emulated_type
 from ampcompare.results.records.ledger import Ledger
+from ampcompare.results.records.run import SeedCall
 from ampcompare.script.ledger import ScriptLedger
 from ampcompare.script.legacy import child_processes
 from ampcompare.script.legacy.execute import execute
@@ -28,8 +30,10 @@ from ampcompare.script.legacy.settings import ExecSettings
 from ampcompare.script.legacy.stderr import note
 from ampcompare.script.legacy.target import Target
 from ampcompare.script.recording.recorder import Rows
+from ampcompare.script.seeding import Seeding
 from ampcompare.script.stand_in import StandIn, half_dtype
 from ampcompare.script.watch import Watch
+from ampcompare.settings.script import SEED_STRIDE
 from ampcompare.training.precision.cpu_half import cpu_half
 from ampcompare.training.twin import change_optimized_weights
 
@@ -38,6 +42,7 @@ PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 
 _stand_ins: list[StandIn] = []  # of this process, like the next; kept until it ends
 _ledgers: list[ScriptLedger] = []
+_seedings: list[Seeding] = []
 
 
 def run_script(
@@ -68,6 +73,11 @@ def script_ledger() -> Ledger | None:
     return _ledgers[-1].result() if _ledgers else None
 
 
+def shifted_seeds() -> list[SeedCall]:
+    """Return where the script of this process has seeded its generators."""
+    return [SeedCall.model_validate(call) for call in _seedings[-1].calls] if _seedings else []
+
+
 def seed_all(seed: int) -> None:
     """Seed Python, NumPy, and torch on all devices."""
     random.seed(seed)
@@ -95,6 +105,8 @@ def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepa
     def stand_in(rows: Rows | None) -> bool:
         half, emulation = _cpu_half(arm, settings)
         emulation.__enter__()  # until the process ends
+        if settings.autocast_lists == "cuda" and (settings.device == "cpu" or not torch.cuda.is_available()):
+            cuda_casts(everywhere=True).__enter__()  # likewise: also for blocks that name the CPU
         watch = None
         if rows is not None and settings.watch and (cell := os.environ.get(CELL_FOLDER)):
             # Of the environment: a process that the script starts may have another working directory.
@@ -102,7 +114,10 @@ def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepa
             rows.recorder.before_close(CodeWatch(Path(cell), base).end)
         if rows is not None:
             # Before the watch, which may end the script at a row.
-            _ledgers.append(ScriptLedger(rows, "" if arm.backend == "script" else str(arm), emulated_type(half)))
+            under = "" if arm.backend == "script" else str(arm)
+            _ledgers.append(
+                ScriptLedger(rows, under, emulated_type(half), lambda one: _stand_ins[-1].torch_amp.masters(one))
+            )
             _ledgers[-1].install()
         if rows is not None and (settings.watch or settings.max_steps is not None):
             watch = Watch(rows.recorder, settings.max_steps, half)
@@ -115,10 +130,24 @@ def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepa
     prepared = prepare_process(dataclasses.replace(settings, guards=guards), child=child, stand_in=stand_in)
     if settings.seed is not None:
         seed_all(settings.seed)
+    _follow_seeds(settings, prepared)
     if settings.twin:
         change_optimized_weights()  # until the process ends
     child_processes.pass_on(dataclasses.asdict(settings), target=f"{__name__}:{prepare_child.__name__}")
     return prepared
+
+
+def _follow_seeds(settings: ExecSettings, prepared: Prepared) -> None:
+    """Shift what the script seeds, and record it where a cell is recorded."""
+    is_watched = prepared.recorder is not None and settings.watch
+    if settings.shift_seeds is None and not is_watched:
+        return
+    seeding = Seeding(SEED_STRIDE * (settings.seed or 0), settings.shift_seeds)
+    seeding.install()  # until the process ends
+    _seedings.append(seeding)
+    if prepared.recorder is not None:
+        recorder = prepared.recorder
+        recorder.before_close(lambda: recorder.add({"kind": "seeds", "calls": seeding.calls}))
 
 
 def _cpu_half(arm: Arm, settings: ExecSettings) -> tuple[str | None, AbstractContextManager[Any]]:
@@ -127,7 +156,7 @@ def _cpu_half(arm: Arm, settings: ExecSettings) -> tuple[str | None, AbstractCon
     if settings.device == "cpu":  # the replaced device computes so already
         return (None if dtype is None else f"{'bf16' if dtype is torch.bfloat16 else 'fp16'} emulated"), nullcontext()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return cpu_half("auto", dtype, device)
+    return cpu_half("auto", dtype, device, settings.autocast_lists)
 
 
 def prepare_child(values: dict[str, Any], name: str) -> None:

@@ -61,7 +61,8 @@ def _explain(
             f"{line}: the masters of {arm} get dense gradients, as those of Apex, "
             f"and the optimizer takes sparse ones alone ({error}); compare native:fp16 or half:masters=fp32"
         )
-    fits = not casts and not lifted
+    lacks_casts = names.has_autocast and arm.roles is not None and arm.roles.operands == "fp32"
+    fits = not casts and not lifted and not lacks_casts
     if fits or not isinstance(error, RuntimeError) or not TYPES.search(said := str(error).partition("\n")[0]):
         return None
     if "without overflow" in said:  # a number of the script, whatever the types
@@ -81,6 +82,9 @@ def _explain(
         why = "the script makes or keeps fp32 tensors of its own, which do not fit the 16-bit weights"
     elif is_o1:
         why = "an operation gets tensors of both types, and Apex's lists of functions to cast lack it"
+    elif lacks_casts:
+        why = "an operation gets tensors of both types, which autocast would cast, and this arm does not"
+        advice = "give it tensors of one type there, for example with .to(other.dtype)"
     else:
         why = "an operation gets tensors of both types, and torch.autocast does not cast it"
     if lifted and any(name in said for name in ("BFloat16", "bfloat16", "Half", "half", "float16")):

@@ -15,7 +15,7 @@ from ampcompare.base.patches import Layer, Points, Subscriptions
 from ampcompare.script.metrics import catch_scalars
 from ampcompare.script.planned_steps import planned_steps
 from ampcompare.script.recording.recorder import Recorder
-from ampcompare.training.hashes import inputs_sha256, parameters_sha256
+from ampcompare.training.hashes import generators_sha256, inputs_sha256, parameters_sha256
 from ampcompare.training.meters import MemoryMeter, make_memory_meter
 from ampcompare.training.precision.base import owned_params
 
@@ -25,11 +25,16 @@ MAX_BATCHES = 3
 class FirstBatches:
     """Hashes what the script passes to the first module that it calls, at the start and after each backward pass.
 
+    Attributes:
+        hashes: of the batches.
+        draws: of the generators before those of these calls that draw random numbers.
+
     Steps would not do: a step that an arm skips or records late begins no batch of its own.
     """
 
-    def __init__(self, found: Callable[[list[str]], None]) -> None:
+    def __init__(self, found: Callable[[list[str], list[str]], None]) -> None:
         self.hashes: list[str] = []
+        self.draws: list[str] = []
         self._found = found
         self._awaited = True
         self._events = Subscriptions(Layer.RECORD)  # around an arm, which may cast what a module gets
@@ -40,7 +45,7 @@ class FirstBatches:
         """Report what was found, if that was not done yet."""
         if self._events.active:
             self._events.end()
-            self._found(self.hashes)
+            self._found(self.hashes, self.draws)
 
     def _backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
@@ -50,17 +55,22 @@ class FirstBatches:
     def _call(self, original: Any, module: Any, *inputs: Any, **named: Any) -> Any:
         # Inside of vmap or torch.func.grad tensors have no data that could be read.
         if self._awaited and torch.is_grad_enabled() and torch._C._functorch.peek_interpreter_stack() is None:
-            self._hash(inputs or named)
+            digest = inputs_sha256(inputs or named)
+            if digest is not None:
+                return self._first_call(digest, original, module, *inputs, **named)
         return original(module, *inputs, **named)
 
-    def _hash(self, inputs: Any) -> None:
-        digest = inputs_sha256(inputs)
-        if digest is None:
-            return
+    def _first_call(self, digest: str, original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a module with a batch of this hash, and note whether it draws random numbers, as dropout does."""
         self._awaited = False
         self.hashes.append(digest)
+        before = generators_sha256()
+        result = original(*args, **kwargs)
+        if generators_sha256() != before:
+            self.draws.append(before)
         if len(self.hashes) == MAX_BATCHES:
             self.end()
+        return result
 
 
 class EnoughSteps(SystemExit):
@@ -77,7 +87,9 @@ class Watch:
         self._has_begun = self._has_raised = False
         self._steps: dict[int, int] = {}
         self._memory: MemoryMeter | None = None
-        self._batches = FirstBatches(lambda hashes: recorder.add({"kind": "batches", "sha256": hashes}))
+        self._batches = FirstBatches(
+            lambda hashes, draws: recorder.add({"kind": "batches", "sha256": hashes, "draws": draws})
+        )
         self._ends: list[Callable[[], None]] = [listen(self._metric), catch_scalars(), _before_exit(recorder)]
         recorder.after_row(self._row)
         recorder.before_close(self.end)

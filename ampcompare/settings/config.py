@@ -51,7 +51,10 @@ LATER_SETTINGS: dict[str, dict[str, Any]] = {
 }
 # The same for settings of a run outside of the recipe, at which `settings_digest` leaves them out.
 LATER_RUN_SETTINGS: dict[str, Any] = {"script": None, "eval_precision": [], "first_weights": "seed"}
+LATER_SCRIPT_SETTINGS: dict[str, Any] = {"shift_seeds": None}
 NO_DEFAULT = object()
+# What casts by the lists of `autocast_lists`, as `Roles.lists` says; records from before that setting used the CPU's.
+AUTOCAST_LISTS = "autocast"
 
 
 class SavingConfig(Frozen):
@@ -145,6 +148,11 @@ class RunConfig(Frozen):
         "auto",
         description="16-bit types on a CPU: emulated computes in fp32 and rounds once, native uses the CPU's own "
         "kernels; auto emulates fp16, and bf16 where the CPU has no instructions for it",
+    )
+    autocast_lists: Literal["cuda", "cpu"] = Field(
+        "cuda",
+        description="what torch.autocast casts on a CPU: what it casts on cuda, so that results hold for a GPU, or the "
+        "lists of the cpu, for models that are used there",
     )
     on_nan: str = Field(
         "stop",
@@ -464,13 +472,40 @@ def settings_digest(values: Mapping[str, Any]) -> str:
         for name, value in values.items()
         if name not in NON_NUMERIC_SETTINGS and LATER_RUN_SETTINGS.get(name, NO_DEFAULT) != value
     }
+    if numeric.get("autocast_lists") == former_autocast_lists(values):
+        del numeric["autocast_lists"]
     recipe = values.get("recipe")
     if isinstance(recipe, Mapping):
         numeric["recipe"] = _known_to_all(recipe)
+    if isinstance(script := values.get("script"), Mapping):
+        numeric["script"] = _without_defaults(script, LATER_SCRIPT_SETTINGS)
     saving = values.get("saving")
     if isinstance(saving, Mapping) and saving.get("resume") and saving.get("resume_into_other_arm"):
         numeric["resume_into_other_arm"] = True
     return hashlib.sha256(json.dumps(numeric, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def former_autocast_lists(values: Mapping[str, Any], device: str = "") -> str:
+    """Return the value of `autocast_lists` for settings from before it, on a device if it is known.
+
+    `torch.autocast` cast by the CPU's lists on a CPU. Where it does not act, the default changes nothing.
+    """
+    device = device or str(values.get("device", "auto"))
+    if device != "auto" and device.partition(":")[0] != "cpu":
+        return "cuda"
+    precisions = values.get("eval_precision") or ()
+    if any(str(name).startswith(AUTOCAST) for name in precisions):
+        return "cpu"
+    try:
+        roles = Arm.parse(str(values.get("arm"))).roles
+    except AmpCompareError:  # of another version
+        return "cuda"
+    casts = values.get("script") is not None if roles is None else roles.lists == AUTOCAST_LISTS
+    return "cpu" if casts else "cuda"
+
+
+def _without_defaults(values: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if later.get(name, NO_DEFAULT) != value}
 
 
 def _known_to_all(recipe: Mapping[str, Any]) -> dict[str, Any]:
@@ -479,7 +514,7 @@ def _known_to_all(recipe: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in recipe.items():
         later = LATER_SETTINGS.get(name, {})
         if isinstance(value, Mapping) and later:
-            value = {inner: item for inner, item in value.items() if later.get(inner, NO_DEFAULT) != item}
+            value = _without_defaults(value, later)
         if LATER_SETTINGS[""].get(name, NO_DEFAULT) != value:
             known[OLDER_TARGET if name == "target" else name] = value
     return known

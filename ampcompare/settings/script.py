@@ -7,13 +7,14 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from pydantic import Field, ValidationError, model_validator
 
 from ampcompare.base.environment.packages import find_module
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.secrets import hide, hide_names, reveal
+from ampcompare.settings.command_words import python_words
 from ampcompare.settings.metric_direction import known_direction
 from ampcompare.settings.recipe import Frozen, PositiveInt
 
@@ -22,6 +23,7 @@ SCRIPT_ARMS = ("script", "fp32", "apex:O1", "native:fp16", "native:bf16")  # whi
 # Words of --metric, by the setting that they give.
 WORDS = {"goal": ("max", "min"), "pick": ("last", "best", "first"), "difference": ("points",)}
 NAME = re.compile(r"[^:=]{1,40}")
+SEED_STRIDE = 1_000_003  # larger than the ranks, epochs and samples that scripts add to a seed of their own
 SEED_OPTION = re.compile(r"""(?:add_argument|option)\((?:[^()]*,)?\s*["'](--(?:manual[-_]|random[-_])?seed)["']""")
 
 
@@ -64,6 +66,9 @@ class ScriptConfig(Frozen):
         (), description="the first is the one of verdicts; none: the loss of the last tenth of the steps"
     )
     seed_arg: str | None = Field(None, description="argument that gets the seed, such as --seed")
+    shift_seeds: Literal["global", "all"] | None = Field(
+        None, description="what adds an offset for each seed: global generators, or also those that the script makes"
+    )
     max_steps: PositiveInt | None = Field(None, description="optimizer steps after which a cell ends")
     compat_torch: bool = Field(False, description="restore what changed since the script was written")
     torchrun: bool = Field(False, description="start it by torchrun, as one process too")
@@ -142,6 +147,7 @@ def script_config(
     *,
     metrics: Sequence[str] = (),
     seed_arg: str | None = None,
+    shift_seeds: str | None = None,
     max_steps: int | None = None,
     compat_torch: bool = False,
     torchrun: bool = False,
@@ -149,8 +155,10 @@ def script_config(
 ) -> ScriptConfig:
     """Return the settings of a script from the words after `--`, in which placeholders stand for secrets.
 
+    They may begin with `python` or a launcher such as torchrun.
     `mask` has names of further arguments and variables of the environment that are secrets, as patterns.
     """
+    words = python_words(words)
     is_module = list(words[:1]) == ["-m"]
     rest = list(words[1:] if is_module else words)
     if not rest:
@@ -170,8 +178,15 @@ def script_config(
     digest = _sha256(_file_of_module(rest[0]) if is_module else path)
     return ScriptConfig(
         name=rest[0], is_module=is_module, arguments=tuple(hide(rest[1:])), sha256=digest, metrics=read,
-        seed_arg=seed_arg, max_steps=max_steps, compat_torch=compat_torch, torchrun=torchrun,
+        seed_arg=seed_arg, shift_seeds=_shift_seeds(shift_seeds), max_steps=max_steps, compat_torch=compat_torch,
+        torchrun=torchrun,
     )  # fmt: skip
+
+
+def _shift_seeds(words: str | None) -> Literal["global", "all"] | None:
+    if words is not None and words not in ("global", "all"):
+        raise ConfigError(f"shift_seeds is {words!r}; give global, for the global generators, or all")
+    return cast(Literal["global", "all"] | None, words)
 
 
 def seed_option(script: ScriptConfig) -> str:

@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from ampcompare.source.branches import Facts, narrow
-from ampcompare.source.module import Module, Scope
-from ampcompare.source.syntax import child_nodes, dotted_name
+from ampcompare.source.index import Function, Index
+from ampcompare.source.module import Scope
+from ampcompare.source.syntax import child_nodes
 
-MAX_DEPTH = 5
-MAX_REACHED = 4000
 ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 # Conditions of a part of an expression, each with whether it holds.
@@ -24,6 +23,7 @@ class Frame:
 
     Attributes:
         scope: whose statements it follows.
+        receiver: the class of the object that `self` is there, where it is known.
         facts: conditions that hold.
         loops: around, the outermost first.
         contexts: what `enter` makes of the blocks around, the outermost first.
@@ -39,30 +39,39 @@ class Frame:
     names: dict[str, str]
     prefix: str
     active: tuple[Scope, ...]
+    receiver: Scope | None = None
 
 
 class CallFollower:
     """Reaches the calls of a function or module in the order in which they run.
 
-    Every branch is followed, with the conditions under which it runs. Calls of functions of this module and of methods
-    of `self` are followed where `reach` asks for it. The body of a loop is followed once.
+    Every branch is followed, with the conditions under which it runs. Calls are followed where `reach` asks for it and
+    the index knows the one function that they name. The body of a loop is followed once.
 
     Attributes:
         kinds: of expressions that are reached.
         apart: expressions whose inside runs at another time, or holds none of these.
+        max_reached: how many expressions are reached at most.
+        max_depth: how many functions are followed within each other.
+        cut: whether something was left out, because there is too much or it is called too deep.
     """
 
     kinds: tuple[type[ast.AST], ...] = (ast.Call,)
     apart: tuple[type[ast.AST], ...] = (ast.Lambda, *DEFINITIONS, ast.Name, ast.Constant)
 
-    def __init__(self, module: Module) -> None:
-        self.module = module
+    max_reached = 4000
+    max_depth = 5
+
+    def __init__(self, index: Index) -> None:
+        self.index = index
+        self.module = index.module
         self._known: dict[ast.AST, list[tuple[ast.AST, Tests]]] = {}
 
     def follow(self, scope: Scope) -> None:
         """Follow a function or the module."""
         assert not isinstance(scope.node, (ast.ClassDef, ast.Lambda))
         self._reached = 0
+        self.cut = False
         self._frames = itertools.count(1)
         self._block(scope.node.body, Frame(scope, {}, (), (), {}, "", (scope,)))
 
@@ -79,7 +88,7 @@ class CallFollower:
     def after_statement(self, statement: ast.stmt, frame: Frame) -> None:
         """Do what is to be done behind a simple statement."""
 
-    def bind_arguments(self, callee: Scope, call: ast.Call, frame: Frame) -> dict[str, str]:
+    def bind_arguments(self, function: Function, call: ast.Call, frame: Frame) -> dict[str, str]:
         """Return what the arguments of a call are, by parameter."""
         return {}
 
@@ -91,35 +100,37 @@ class CallFollower:
         """Return whether enough was reached."""
         return False
 
-    def callee(self, node: ast.expr, frame: Frame) -> Scope | None:
-        """Return the function of this module, or method of `self`, that an expression names."""
-        text = dotted_name(node)
-        if text is None:
-            return None
-        if text.startswith("self.") and frame.scope.owner is not None:
-            return self.module.method(frame.scope.owner, text.removeprefix("self."))
-        for scope in frame.scope.enclosing():
-            if text in scope.functions:
-                found = scope.functions[text]
-                return None if isinstance(found.node, ast.ClassDef) else found
-            if text in scope.parameters:
-                return None
-        return None
+    def callee(self, node: ast.expr, frame: Frame) -> Function | None:
+        """Return the one function of this module that an expression surely is."""
+        found = self.index.of_expression(node, frame.scope, frame.receiver)
+        return found if isinstance(found, Function) and found.module is self.module else None
 
     def inline(self, node: ast.expr, frame: Frame, call: ast.Call | None = None) -> bool:
-        """Follow a function of this module where it is called; return whether it was followed."""
+        """Follow a function where it is called; return whether it was followed."""
         callee = self.callee(node, frame)
-        if callee is None or callee in frame.active or len(frame.active) > MAX_DEPTH:
+        return callee is not None and self.enter_function(callee, frame, call)
+
+    def enter_function(self, function: Function, frame: Frame, call: ast.Call | None) -> bool:
+        """Follow a function where it is called; return whether it was followed: not within itself, nor too deep."""
+        callee = function.scope
+        if callee in frame.active or isinstance(callee.node, ast.Lambda):
+            return False
+        if len(frame.active) > self.max_depth:
+            self.cut = True
             return False
         assert isinstance(callee.node, (ast.FunctionDef, ast.AsyncFunctionDef))
         home = callee.parent
         sees = home is not None and home in frame.scope.enclosing()
         names = dict(frame.names) if sees and home is not None and home.function is not None else {}
         if call is not None:
-            names.update(self.bind_arguments(callee, call, frame))
+            names.update(self.bind_arguments(function, call, frame))
+        receiver = function.receiver
+        if receiver is None and callee.owner is frame.scope.owner:
+            receiver = frame.receiver
         prefix = f"{next(self._frames)}:"
         active = (*frame.active, callee)
-        self._block(callee.node.body, replace(frame, scope=callee, names=names, prefix=prefix, active=active))
+        inner = replace(frame, scope=callee, names=names, prefix=prefix, active=active, receiver=receiver)
+        self._block(callee.node.body, inner)
         return True
 
     def _block(self, body: list[ast.stmt], frame: Frame) -> Facts | None:
@@ -127,7 +138,8 @@ class CallFollower:
         for statement in body:
             if isinstance(statement, DEFINITIONS):
                 continue
-            if self._reached > MAX_REACHED or self.is_full():
+            if self._reached > self.max_reached or self.is_full():
+                self.cut = True
                 return None
             if isinstance(statement, ast.If):
                 self._expression(statement.test, statement, frame)
@@ -153,7 +165,10 @@ class CallFollower:
                     return None
                 frame = replace(frame, facts=facts)
             elif isinstance(statement, ast.Try) or type(statement).__name__ == "TryStar":
-                self._try(statement, frame)  # type: ignore[arg-type]
+                facts = self._try(statement, frame)  # type: ignore[arg-type]
+                if facts is None:
+                    return None
+                frame = replace(frame, facts=facts)
             elif isinstance(statement, ast.Match):
                 self._expression(statement.subject, statement, frame)
                 key = f"match {ast.unparse(statement.subject)}"
@@ -166,12 +181,18 @@ class CallFollower:
                     return None
         return frame.facts
 
-    def _try(self, statement: ast.Try, frame: Frame) -> None:
+    def _try(self, statement: ast.Try, frame: Frame) -> Facts | None:
         key = f"try at {statement.lineno}"
-        self._block([*statement.body, *statement.orelse], replace(frame, facts={**frame.facts, key: True}))
-        for handler in statement.handlers:
+        behind = self._block([*statement.body, *statement.orelse], replace(frame, facts={**frame.facts, key: True}))
+        handled = [
             self._block(handler.body, replace(frame, facts={**frame.facts, key: False}))
-        self._block(statement.finalbody, frame)
+            for handler in statement.handlers
+        ]
+        last = self._block(statement.finalbody, frame)
+        if last is None or (behind is None and all(facts is None for facts in handled)):
+            return None
+        # Where every handler ends the round, what follows has seen the body run.
+        return behind if behind is not None and all(facts is None for facts in handled) else frame.facts
 
     def _with(self, statement: ast.With | ast.AsyncWith, frame: Frame) -> Frame:
         contexts = list(frame.contexts)

@@ -128,6 +128,7 @@ class Scope:
 
     Attributes:
         node: what it belongs to.
+        module: in which it is.
         parent: the scope around it; None for the module.
         function: the innermost `def` that it is, or is in; None at the top of the module or of a class.
         owner: the class whose method this is.
@@ -139,6 +140,7 @@ class Scope:
     """
 
     node: ast.Module | ast.ClassDef | Function | ast.Lambda
+    module: Module
     parent: Scope | None
     function: Function | None = None
     owner: Scope | None = None
@@ -198,7 +200,7 @@ class Module(Text):
     def __init__(self, text: str) -> None:
         super().__init__(text)
         self.tree = parse_tree(text)
-        self.top = Scope(self.tree, None)
+        self.top = Scope(self.tree, self, None)
         self.scopes = [self.top]
         self.scope_from: dict[ast.AST, Scope] = {self.tree: self.top}
         self.nodes: list[ast.AST] = []
@@ -311,37 +313,10 @@ class Module(Text):
             if isinstance(call.func, ast.Attribute) and call.func.attr in names:
                 yield call, call.func.value
 
-    def method(self, owner: Scope, name: str, depth: int = 0) -> Scope | None:
-        """Return a method of a class, its own or one of a base class of this module."""
-        if not isinstance(owner.node, ast.ClassDef) or depth > MAX_ALIASES:
-            return None
-        found = owner.functions.get(name)
-        if found is not None:
-            return None if isinstance(found.node, ast.ClassDef) else found
-        for text in filter(None, map(dotted_name, owner.node.bases)):
-            scopes = owner.parent.enclosing() if owner.parent is not None else ()
-            holder = next((one.functions[text] for one in scopes if text in one.functions), None)
-            if holder is not None and (method := self.method(holder, name, depth + 1)) is not None:
-                return method
-        return None
-
-    def key(self, function: Function) -> str:
-        """Return what calls of a function name: `name`, or `self.name` for a method."""
-        return f"self.{function.name}" if self.class_of(function) is not None else function.name
-
     def positional(self, function: Function) -> list[str]:
         """Return the parameters that a call gives by position: without `self` or `cls` of a method."""
         names = parameters(function, positional=True)
         return names[1:] if self.class_of(function) is not None and names[:1] in (["self"], ["cls"]) else names
-
-    @functools.cached_property
-    def functions(self) -> dict[str, list[Function]]:
-        """All functions by their keys."""
-        found: dict[str, list[Function]] = {}
-        for node in self.scope_from:
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                found.setdefault(self.key(node), []).append(node)
-        return found
 
     @functools.cached_property
     def unit(self) -> str:
@@ -356,7 +331,7 @@ class Module(Text):
     # What the tree binds.
 
     def _open_scope(self, node: Function | ast.Lambda | ast.ClassDef, scope: Scope) -> Scope:
-        inner = Scope(node, scope, scope.function)
+        inner = Scope(node, self, scope, scope.function)
         if isinstance(scope.node, ast.ClassDef):
             inner.owner = scope
         elif not isinstance(node, ast.ClassDef):

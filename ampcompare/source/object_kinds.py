@@ -3,6 +3,7 @@
 import ast
 import re
 
+from ampcompare.source.index import Function, Index, nodes_of
 from ampcompare.source.module import MAX_ALIASES, Module, Scope
 from ampcompare.source.syntax import arguments, dotted_name
 
@@ -20,8 +21,9 @@ OTHER_FRAMEWORKS = ("paddle", "mindspore", "oneflow", "tensorflow", "mxnet", "ji
 class ObjectKinds:
     """The kinds of the objects of one module."""
 
-    def __init__(self, module: Module) -> None:
+    def __init__(self, module: Module, index: Index) -> None:
         self._module = module
+        self._index = index
         self._known: dict[tuple[str, Scope], str] = {}
         self._models: dict[tuple[str, Scope], ast.expr | None] = {}
 
@@ -83,18 +85,16 @@ class ObjectKinds:
         if name in JOINED and call.args:
             return self.model_of_parameters(call.args[0], scope, depth + 1)
         # A function of this module that returns them.
-        found = self._module.functions.get(name, [])
-        if len(found) != 1:
+        found = self._index.callee(call, self._module.scope_of.get(call, scope))
+        if not isinstance(found, Function) or found.module is not self._module:
             return None
-        inside = self._module.scope_from[found[0]]
-        returned = [
-            each.value
-            for each in ast.walk(found[0])
-            if isinstance(each, ast.Return) and self._module.scope_of[each] is inside and each.value is not None
-        ]
+        inside = found.scope
+        if not isinstance(inside.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return None
+        returned = [each.value for each in nodes_of(inside) if isinstance(each, ast.Return) and each.value is not None]
         model = self.model_of_parameters(returned[0], inside, depth + 1) if len(returned) == 1 else None
         if isinstance(model, ast.Name) and model.id in inside.parameters:
-            return arguments(call, self._module.positional(found[0])).get(model.id)
+            return arguments(call, self._module.positional(inside.node)).get(model.id)
         return model
 
     def _decide(self, text: str, scope: Scope) -> str:

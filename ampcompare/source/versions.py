@@ -10,7 +10,7 @@ NEWEST = (999, 0)
 
 
 class Versions(NamedTuple):
-    """The first two numbers of the versions of libraries; (0, 0) for a library that is not there."""
+    """The first two numbers of the versions of libraries; (0, 0) for transformers where that is not there."""
 
     torch: tuple[int, int] = NEWEST
     transformers: tuple[int, int] = NEWEST
@@ -20,7 +20,7 @@ LATEST = Versions()
 
 
 def known_versions(torch: str | None = None) -> Versions:
-    """Return the versions that are installed; where no torch is, as in an environment for tools, the newest torch.
+    """Return the versions that are installed; of torch the newest where none is.
 
     Args:
         torch: the version of torch instead, such as "2.9".
@@ -30,9 +30,8 @@ def known_versions(torch: str | None = None) -> Versions:
     """
     if torch is not None and re.fullmatch(r"\d+\.\d+.*", torch) is None:
         raise ConfigError(f"--torch-version is {torch!r}; give it as 2.9")
-    torch = torch or installed_version("torch")
-    numbers = NEWEST if torch is None else _numbers(torch)
-    return Versions(numbers, _numbers(installed_version("transformers")))
+    asked = torch or installed_version("torch")
+    return Versions(NEWEST if asked is None else _numbers(asked), _numbers(installed_version("transformers")))
 
 
 def _numbers(version: str | None) -> tuple[int, int]:

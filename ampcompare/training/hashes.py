@@ -1,9 +1,11 @@
 """Hashes of weights and batches: whether training moved the weights, and whether two runs had the same ones."""
 
 import hashlib
+import random
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -31,6 +33,20 @@ def inputs_sha256(inputs: Any) -> str | None:
     """Return a hash of the tensors inside what a module is called with; None if there are none."""
     tensors = list(tensors_in(inputs))
     return _sha256(tensors) if tensors else None
+
+
+def generators_sha256() -> str:
+    """Return a hash of the states of the global generators of torch, on all devices in use, NumPy and Python."""
+    digest = hashlib.sha256(repr(random.getstate()).encode())
+    name, words, *rest = np.random.get_state()
+    digest.update(repr((name, rest)).encode())
+    digest.update(np.asarray(words).tobytes())
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        states += torch.cuda.get_rng_state_all()
+    for state in states:
+        digest.update(state.numpy().data)
+    return digest.hexdigest()
 
 
 def _as_float32(tensor: Tensor) -> Tensor:

@@ -5,9 +5,10 @@ and of what the optimizer gets, as long as all looks together take at most a hun
 """
 
 import time
+import weakref
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ampcompare.base.tensors.lists import magnitudes
 from ampcompare.base.tensors.products import OperationMode, narrowest, product_flops, type_name
@@ -26,6 +29,7 @@ from ampcompare.training.precision.half import COMPENSATION
 
 DETAILED = 2  # steps that are looked at operation by operation
 MAX_SHARE = 0.01  # of the time, for all later looks
+HALF = ("fp16", "bf16")
 SAMPLE = 1024  # elements of a tensor whose update is followed
 SQUARES = ("exp_avg_sq", "square_avg", "sum", "exp_inf")  # of Adam, RMSprop, Adagrad, Adamax, by which they divide
 
@@ -37,8 +41,10 @@ class _Seen:
     groups: dict[tuple[int, int], dict[str, Counter[str]]] = field(default_factory=dict)
     names: dict[tuple[int, int], str] = field(default_factory=dict)
     parameters: dict[tuple[int, int], int] = field(default_factory=dict)
-    frozen: Counter[str] = field(default_factory=Counter)
+    weights: dict[int, tuple[weakref.ref[Tensor], str, int]] = field(default_factory=dict)  # by id: type, elements
+    trained: set[int] = field(default_factory=set)  # ids of weights that optimizers update, by masters perhaps
     stepped: set[int] = field(default_factory=set)  # ids of what has had a gradient in a step
+    outcomes: list[Callable[[], bool]] = field(default_factory=list)  # of steps: whether an update was applied
     accumulated: Counter[str] = field(default_factory=Counter)
     forward: Counter[str] = field(default_factory=Counter)
     backward: Counter[str] = field(default_factory=Counter)
@@ -54,15 +60,24 @@ class _Seen:
 class StepLook:
     """Looks at steps: call `begin`, let the step run, its products under `sees`, then call `end`.
 
-    `parameters` returns what the models hold, in their order, frozen ones too.
+    Args:
+        parameters: returns what the models hold, in their order, frozen ones too.
+        masters: returns the weights of models in whose place an optimizer has other tensors, with those.
     """
 
-    def __init__(self, parameters: Callable[[], Iterable[Tensor]]) -> None:
+    def __init__(
+        self,
+        parameters: Callable[[], Iterable[Tensor]],
+        masters: Callable[[Optimizer], Sequence[tuple[Tensor, Tensor]]] = lambda optimizer: (),
+    ) -> None:
         self._parameters = parameters
+        self.masters = masters
+        self._weight_of: Any = WeakIdKeyDictionary()  # of masters of unknown origin
         self._seen = _Seen()
         self._order: list[Optimizer] = []  # in which they were seen
         self._before: dict[int, list[Tensor]] = {}
         self._stepped: dict[int, list[tuple[Tensor, Tensor | None, Tensor | None]]] = {}
+        self._given: set[int] = set()  # ids of optimizers in a step whose gradients were there when it began
         self._operations = _Products(self._seen)
         self._hooks: list[Any] = []
         self._forward_before: Counter[str] = Counter()
@@ -84,6 +99,37 @@ class StepLook:
     def sees(self) -> AbstractContextManager[Any]:
         """Return the context whose operations are seen; those of optimizers in it are not."""
         return self._operations if self._is_detailed else nullcontext()
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Run a block whose operations are not seen, such as a compiled program, which would not run under a mode."""
+        if _get_current_dispatch_mode() is not self._operations:
+            yield
+            return
+        self._operations.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        try:
+            yield
+        finally:
+            self._operations.__enter__()  # type: ignore[no-untyped-call]
+
+    def note_outcome(self, applied: Callable[[], bool]) -> None:
+        """Note what returns later whether a step that was looked at updated something."""
+        self._seen.outcomes.append(applied)
+
+    def is_trained(self, weight: Tensor) -> bool:
+        """Return whether a look has found an optimizer that updates a weight."""
+        return id(weight) in self._seen.trained
+
+    def weights(self, *, trained: bool) -> list[Tensor]:
+        """Return the weights that optimizers update, or the others, which are frozen, as far as they are there yet."""
+        entries = self._seen.weights.items()
+        found = [entry[0]() for key, entry in entries if (key in self._seen.trained) == trained]
+        return [weight for weight in found if weight is not None]
+
+    def optimizers(self) -> list[Optimizer]:
+        """Return the optimizers that have got gradients."""
+        places = {place for (place, _), counts in self._seen.groups.items() if counts["gradients"]}
+        return [optimizer for place, optimizer in enumerate(self._order) if place in places]
 
     def accumulates(self) -> None:
         """Note what holds the gradients of earlier micro-batches; called in a further backward pass."""
@@ -107,16 +153,20 @@ class StepLook:
     def note(self, optimizers: Sequence[Optimizer]) -> None:
         """Note what is held after a step of one of these optimizers; another one may step yet."""
         weights = [weight for weight in self._parameters() if weight.is_floating_point()]
-        trained: set[int] = set()
-        for optimizer in map(_bare, optimizers):
-            trained |= self._note_held(optimizer, [weight for weight in weights if weight.requires_grad])
+        for weight in weights:
+            self._seen.weights[id(weight)] = weakref.ref(weight), type_name(weight), weight.numel()
+        bare = list(map(_bare, optimizers))
+        held = {id(param) for one in bare for group in one.param_groups for param in group["params"]}
+        for optimizer in bare:
+            self._note_held(optimizer, weights, held)
             self._note_update(optimizer)
-        _count(self._seen.frozen, [weight for weight in weights if id(weight) not in trained])
 
-    def _stepping(self, optimizer: Optimizer, *_: Any) -> None:
-        """Note the gradients that an optimizer gets."""
-        self._operations.is_idle = True
-        self._follow_update(optimizer, self._note_gradients(optimizer))
+    def _stepping(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Note the gradients that an optimizer gets; those of a closure are there after the step."""
+        if not any(map(callable, (*args[1:], *kwargs.values()))):
+            self._operations.is_idle = True
+            self._given.add(id(optimizer))
+            self._follow_update(optimizer, self._note_gradients(optimizer))
 
     # A step that is looked at stays on the device, as the others do.
     _stepping.only_looks = True  # type: ignore[attr-defined]
@@ -129,7 +179,11 @@ class StepLook:
         self._seen.largest.append(largest.max())
         is_good = largest.isfinite().all()  # else the step is skipped, here or on the device
         self._stepped[id(optimizer)] = [
-            (p.detach(), None if is_over else _sample(p).clone(), _moves(p.grad, is_good) if group["lr"] else None)
+            (
+                p.detach(),
+                None if is_over else _sample(p).clone(),
+                _moves(p.grad, is_good) if group.get("lr", 1.0) else None,
+            )
             for group in optimizer.param_groups
             for p in group["params"]
         ]
@@ -146,9 +200,9 @@ class StepLook:
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         self._operations.is_idle = False
-        if not any(self._group(optimizer, n)["gradients"] for n in range(len(optimizer.param_groups))):
-            grads = self._note_gradients(optimizer)  # a closure has computed them in the step
-            self._follow_update(optimizer, grads, is_over=True)
+        if id(optimizer) not in self._given:  # a closure has computed them in the step
+            self._follow_update(optimizer, self._note_gradients(optimizer), is_over=True)
+        self._given.discard(id(optimizer))
 
     _after_step.only_looks = True  # type: ignore[attr-defined]
 
@@ -164,34 +218,55 @@ class StepLook:
             self._order.append(optimizer)
         return place
 
-    def _note_held(self, optimizer: Optimizer, weights: Sequence[Tensor]) -> set[int]:
-        """Note the types of what an optimizer holds, and return the weights of models that it trains, as their ids."""
-        own, trained = set(map(id, weights)), set[int]()
-        params = [param for group in optimizer.param_groups for param in group["params"]]
-        held, has_stepped = set(map(id, params)), any(id(param) in self._seen.stepped for param in params)
-        free = [weight for weight in weights if id(weight) not in held]
+    def _note_held(self, optimizer: Optimizer, weights: Sequence[Tensor], all_held: set[int]) -> None:
+        """Note the types of what an optimizer holds, and which weights of models it updates."""
+        own, pairs = set(map(id, weights)), self._pairs(optimizer)
+        free = [one for one in weights if one.requires_grad and id(one) not in all_held and type_name(one) in HALF]
         for number, group in enumerate(optimizer.param_groups):
             counts = self._group(optimizer, number)
             elements = 0
             for param in group["params"]:
-                is_master = bool(own) and id(param) not in own
-                is_idle = not param.requires_grad or (is_master and has_stepped)
-                if is_idle and id(param) not in self._seen.stepped:  # it is frozen, or a master of what is
-                    continue
+                mastered = self._weights_of(param, pairs, [] if id(param) in own else free)
+                if id(param) not in self._seen.stepped and not any(one.requires_grad for one in mastered or [param]):
+                    continue  # it is frozen, or a master of what is, at least for now
                 elements += param.numel()
-                weight = param
-                if is_master:  # its weight is the next one of its shape
-                    at = next((at for at, other in enumerate(free) if other.shape == param.shape), None)
+                if mastered:
                     _count(counts["masters"], [param])
-                    weight = param if at is None else free.pop(at)
-                    trained |= own if at is None else set()  # a flat one, of any of them
-                trained.add(id(weight))
-                _count(counts["weights"], [weight])
+                self._seen.trained.update(map(id, mastered or [param]))
+                _count(counts["weights"], mastered or [param])
                 state = optimizer.state.get(param, {})
                 self._seen.has_compensation |= COMPENSATION in state
                 _count(counts["state"], [one for name, one in _entries(state) if _is_state(name, one, param)])
-            self._seen.parameters[self._place(optimizer), number] = elements
-        return trained
+            key = self._place(optimizer), number
+            self._seen.parameters[key] = max(elements, self._seen.parameters.get(key, 0))
+
+    def _pairs(self, optimizer: Optimizer) -> dict[int, Tensor]:
+        """Return the weights of an optimizer's masters, by the ids of these, as far as the arm or Apex tells them."""
+        stash = getattr(optimizer, "_amp_stash", None)
+        of_apex = (getattr(stash, f"all_{name}", ()) for name in ("fp16_params", "fp32_from_fp16_params"))
+        pairs = [*zip(*of_apex, strict=False), *self.masters(optimizer)]
+        return {id(master): weight for weight, master in pairs}
+
+    def _weights_of(self, param: Tensor, pairs: Mapping[int, Tensor], free: list[Tensor]) -> list[Tensor]:
+        """Return the weights that `param` is a master of; none if it is a weight itself.
+
+        A master that the script keeps belongs to that 16-bit weight of `free`, of its shape, whose values are nearest,
+        and a flat one to all of them that are left.
+        """
+        if id(param) in pairs:
+            return [pairs[id(param)]]
+        known = self._weight_of.get(param)
+        if known is None and free and type_name(param) not in HALF:
+            alike = [one for one in free if one.shape == param.shape]
+            if len(alike) > 1:
+                alike.sort(key=lambda one: float((_sample(one).to(param) - _sample(param)).abs().sum()))
+            if not alike and (param.dim() != 1 or param.numel() > sum(one.numel() for one in free)):
+                return []
+            known = self._weight_of[param] = [weakref.ref(one) for one in (alike[:1] or free)]
+        found = [one for reference in known or () if (one := reference()) is not None]
+        taken = set(map(id, found))
+        free[:] = [one for one in free if id(one) not in taken]
+        return found
 
     def _note_update(self, optimizer: Optimizer) -> None:
         """Count, unread, which elements of the sample have a gradient, which of them stayed, and which were not rounded
@@ -219,6 +294,9 @@ class StepLook:
     def result(self, **facts: Any) -> Ledger:
         """Return what was seen, with further fields from `facts`; reads the counts of updates from the device."""
         seen, lost, update = self._seen, None, ""
+        frozen: Counter[str] = Counter()
+        for key, (_, name, elements) in seen.weights.items():
+            frozen[name] += elements * (key not in seen.trained)
         moved, stayed, apart = _sum(seen.updates) or (0, 0, 0)
         if moved:
             lost, update = stayed / moved, "stochastic" if apart else "nearest"
@@ -236,7 +314,8 @@ class StepLook:
                 )
                 for key, counts in sorted(seen.groups.items())
             ],
-            frozen=_shares(seen.frozen),
+            frozen=_shares(frozen),
+            skipped=sum(not applied() for applied in seen.outcomes),
             accumulated=_shares(seen.accumulated),
             forward=_shares(seen.forward),
             forward_steps=dict(seen.looks),
@@ -300,13 +379,16 @@ class LedgerKeeper:
             may_look = self._spent <= MAX_SHARE * (time.perf_counter() - self._since)
             if step >= DETAILED and (step % self._every or not may_look):
                 return update(models, optimizers, precision, *arguments)
+            self.look.masters = precision.masters
             begin, detailed = time.perf_counter(), step < self._details
             self.look.begin(step, optimizers, detailed=detailed)
             self._spent += time.perf_counter() - begin
             try:
                 with self.look.sees():
                     inner = _LookedAt(precision, self.look) if detailed else precision
-                    return update(models, optimizers, inner, *arguments)
+                    result = update(models, optimizers, inner, *arguments)
+                self.look.note_outcome(lambda: not result[-1].applied or any(result[-1].applied))
+                return result
             finally:
                 begin = time.perf_counter()
                 self.look.end(optimizers)

@@ -54,8 +54,9 @@ def _result(session: Session, name: str, compute: AbstractContextManager[Any], *
 
 def _evaluate(session: Session, name: str, compute: AbstractContextManager[Any], *, averaged: bool) -> PrecisionResult:
     assembly, own = session.assembly, session.precision
-    other = EvaluationPrecision(name, assembly.device, choice=session.config.cpu_half, outside=own)
-    models = _built_again(assembly.task, assembly.replicas, assembly.device, session.config.recipe.channels_last)
+    config = session.config
+    other = EvaluationPrecision(name, assembly.device, choice=config.cpu_half, lists=config.autocast_lists, outside=own)
+    models = _built_again(assembly.task, assembly.replicas, assembly.device, config.recipe.channels_last)
     models, _ = other.prepare(models, [])
     with _in_evaluation(assembly.replicas):
         evaluation = session.evaluate_with(models, other, _comparison(assembly.task, assembly.replicas, own, compute))
@@ -133,7 +134,9 @@ class EvaluationPrecision(Precision):
     says how 16-bit arithmetic is computed, such as "fp16 emulated"; None without it.
     """
 
-    def __init__(self, name: str, device: torch.device, *, choice: str = "auto", outside: Precision) -> None:
+    def __init__(
+        self, name: str, device: torch.device, *, choice: str = "auto", lists: str = "cuda", outside: Precision
+    ) -> None:
         under_autocast, _, type_name = name.rpartition(":")
         dtype = DTYPES[type_name]
         self._device, self._outside = device, outside
@@ -142,7 +145,7 @@ class EvaluationPrecision(Precision):
         self._autocast: AbstractContextManager[Any] = nullcontext()
         if under_autocast:
             self._autocast = torch.autocast(device.type, dtype=dtype)
-        self.mode, self._compute = cpu_half(choice, self.half_dtype, device)
+        self.mode, self._compute = cpu_half(choice, self.half_dtype, device, lists)
 
     def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
         if self._cast is not None:

@@ -18,6 +18,19 @@ def test_a_level(call: Call) -> None:
     assert data["bytes_per_parameter"]["total"]["adam"] == 20
 
 
+def test_what_autocast_casts_on_a_gpu(call: Call) -> None:
+    """The installed torch is asked; an arm that casts otherwise, or nothing, has no such list."""
+    done = call("explain", "native:bf16")
+    assert (done.code, done.err) == (0, "")
+    assert "under autocast, as its dispatcher says" in done.out
+    assert "\n  in bf16: addbmm, addmm," in done.out
+    assert "\n  refused: binary_cross_entropy\n" in done.out
+    casts = call("explain", "native:fp16", "--json").json()["casts"]
+    assert {"softmax", "upsample_nearest2d"} <= set(casts["casts"]["in fp32"])
+    assert any("rms_norm" in change for change in casts["changes"]) or casts["torch"].startswith(("2.6", "2.7"))
+    assert "casts" not in call("explain", "apex:O1", "--json").json()
+
+
 def test_a_model(call: Call, tmp_path: Any) -> None:
     """With --arch the model's types are seen, and settings may come from the file of a comparison."""
     settings = tmp_path / "settings.yaml"

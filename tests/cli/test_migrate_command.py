@@ -7,6 +7,7 @@ import pytest
 from ampcompare.cli import main
 
 SCRIPT = "import torch\nfrom apex.parallel import convert_syncbn_model\nmodel = convert_syncbn_model(model)\n"
+KEPT = "from apex import amp\n\n\ndef start(net, optimizer, options):\n    amp.initialize(net, optimizer, **options)\n"
 LEFT = "from apex.fp16_utils import FP16_Optimizer\noptimizer = FP16_Optimizer(optimizer)\n"
 
 
@@ -59,3 +60,43 @@ def test_what_is_left_by_hand_gives_exit_code_1(tmp_path: Path, capsys: pytest.C
     assert "c.py: not migrated: line 1: not Python 3" in errors
     assert "1 line left by hand in 1 of them; 1 not migrated" in errors
     assert "apex" not in (tmp_path / "b.py").read_text(encoding="utf-8")
+
+
+def test_what_is_left_by_hand_moves_with_the_adapter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the adapter lacks runs on with the engine."""
+    (tmp_path / "a.py").write_text(KEPT, encoding="utf-8")
+    assert main(["migrate", str(tmp_path)]) == 1
+    assert capsys.readouterr().err.splitlines()[-1].endswith(f": ampcompare migrate --adapter {tmp_path}")
+    (tmp_path / "b.py").write_text(LEFT, encoding="utf-8")
+    assert main(["migrate", str(tmp_path)]) == 1
+    *_, first, second = capsys.readouterr().err.splitlines()
+    assert "--adapter" in first
+    assert f"in {tmp_path / 'b.py'} runs on with `import ampcompare.apex" in second
+
+
+def test_the_adapter_is_a_file_and_changed_imports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A patch by default; with `--write` files, and a second run finds nothing."""
+    (tmp_path / "a.py").write_text(KEPT, encoding="utf-8")
+    assert main(["migrate", "--adapter", str(tmp_path)]) == 0
+    output = capsys.readouterr()
+    assert output.out.startswith("--- /dev/null\n+++ b/")
+    assert "+import torch_amp_adapter as amp" in output.out
+    assert output.err.splitlines()[-1].endswith("migrate --adapter --verify " + str(tmp_path / "a.py") + " -- ARGS")
+    assert not (tmp_path / "torch_amp_adapter.py").exists()
+    assert main(["migrate", "--adapter", "--write", str(tmp_path)]) == 0
+    assert (tmp_path / "a.py").read_text(encoding="utf-8") == KEPT.replace(
+        "from apex import amp", "import torch_amp_adapter as amp"
+    )
+    assert "SPDX" in (tmp_path / "torch_amp_adapter.py").read_text(encoding="utf-8")
+    capsys.readouterr()
+    assert main(["migrate", "--adapter", "--write", str(tmp_path)]) == 0
+    assert "nothing to rewrite" in capsys.readouterr().err
+
+
+def test_the_adapter_names_what_it_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.py").write_text(LEFT, encoding="utf-8")
+    assert main(["migrate", "--adapter", "--write", str(tmp_path)]) == 1
+    assert "a.py:2:13: by hand: the adapter has no apex.fp16_utils.FP16_Optimizer" in capsys.readouterr().err
+    assert (tmp_path / "a.py").read_text(encoding="utf-8") == LEFT
+    assert not (tmp_path / "torch_amp_adapter.py").exists()
+    assert main(["migrate", "--adapter", "--torch-version", "2.6", str(tmp_path)]) == 2

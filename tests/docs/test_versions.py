@@ -32,7 +32,7 @@ def test_the_ends_of_what_is_claimed_are_run(pairs: dict[str, tuple[str, str, st
     pythons, torches, _ = zip(*pairs.values(), strict=True)
     assert (min(map(_numbers, pythons)), min(map(_numbers, torches))) == (OLDEST_PYTHON, OLDEST_TORCH)
     assert max(map(_numbers, torches)) == NEWEST_TORCH
-    assert sorted(pythons) == re.findall(r"Python :: (3\.\d+)", SETUP)
+    assert sorted(set(pythons)) == re.findall(r"Python :: (3\.\d+)", SETUP)
 
 
 def test_the_workflow_and_the_page_have_every_pair(pairs: dict[str, tuple[str, str, str]]) -> None:

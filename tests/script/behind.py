@@ -7,6 +7,7 @@ from typing import Any
 
 from ampcompare.apex._install import install
 from ampcompare.backends.arm import Arm
+from ampcompare.base.tensors.cuda_casts import cuda_casts
 from ampcompare.script.stand_in import StandIn
 
 
@@ -43,8 +44,9 @@ def arms() -> Iterator[Behind]:
     from ampcompare.apex import amp
 
     behind = Behind(amp)
-    yield behind
-    behind.end()
+    with cuda_casts(everywhere=True):  # as in the process of a script
+        yield behind
+        behind.end()
     sys.meta_path.remove(finder)
     for name in [name for name in sys.modules if name.partition(".")[0] == "apex" and name not in known]:
         del sys.modules[name]

@@ -40,6 +40,39 @@ def test_what_ran_is_what_was_declared(arm: str, door: str, optimizer: str, tmp_
     check(arm, door, optimizer, tmp_path, forked_python)
 
 
+@pytest.mark.integration
+@pytest.mark.parametrize("door", list(DOORS))
+def test_outputs_of_models_are_cast_in_every_door(door: str, tmp_path: Path, forked_python: Any) -> None:
+    without, under = (
+        check(arm, door, "sgd", tmp_path, forked_python) for arm in ("apex:O1", "apex:O1,cast_model_outputs=bf16")
+    )
+    assert under != without
+
+
+def test_outputs_are_cast_as_by_apex(tmp_path: Path, forked_python: Any) -> None:
+    """A plain script has the losses of one that calls `amp.initialize`, in its evaluation too."""
+    step = """
+    optimizer.zero_grad()
+    with amp.scale_loss(loss, optimizer) as scaled:
+        scaled.backward()
+    optimizer.step()
+    print(repr(loss.item()), loss.dtype, model.eval()(x).dtype, model.train()(x).dtype)
+"""
+    by_apex = "from apex import amp\nmodel, optimizer = amp.initialize(model, optimizer, opt_level='O1', verbosity=0)\n"
+    loop = "for step in range(4):\n    loss = model(x).square().mean()" + step
+    plain = loop.replace("with amp.scale_loss(loss, optimizer) as scaled:", "if True:").replace("scaled.", "loss.")
+    head = script_of("plain", "sgd").partition("for step")[0]
+    printed = []
+    for text in (head + plain, head + by_apex + loop):
+        (tmp_path / "train.py").write_text(text)
+        words = ["-m", "ampcompare", "exec", "--arm", "apex:O1,cast_model_outputs=bf16", "train.py"]
+        done = forked_python.run(words, tmp_path, {**os.environ, "PYTHONWARNINGS": "ignore"})
+        assert done.returncode == 0, done.stderr
+        printed.append(done.stdout.splitlines())
+    assert printed[0] == printed[1]
+    assert " torch.bfloat16 torch.bfloat16 torch.bfloat16" in printed[0][0]
+
+
 @pytest.mark.extended
 @covering({"arm": ARMS, "door": list(DOORS), "optimizer": list(OPTIMIZERS)})
 def test_every_arm_meets_every_door_and_optimizer(

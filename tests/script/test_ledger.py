@@ -275,3 +275,191 @@ def test_exec_names_an_option_without_effect(tmp_path: Path, forked_python: Any)
         lines = [line for line in done.stderr.splitlines() if line.startswith("ampcompare:")]
         assert lines == [f"ampcompare: {said}"] * bool(said)
         assert not list((tmp_path / "temporary").iterdir())
+
+
+SKIPS = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.position = nn.Embedding(20, 4)
+        self.position.weight.requires_grad_(False)
+        self.last = nn.Linear(4, 2)
+    def forward(self, x):
+        return self.last(x + self.position.weight[:6]) * scale
+model = Net()
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-4)
+for step in range(6):
+    scale = 3e4 if step < 2 else 1.0
+    loss = model(x).float().square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+GAN = """
+def make():
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+maker, judge = make(), make()
+first, second = (torch.optim.SGD(net.parameters(), 0.05, momentum=0.9) for net in (maker, judge))
+for step in range(4):
+    judge.requires_grad_(False)
+    first.zero_grad()
+    judge(maker(x)).float().square().mean().backward()
+    first.step()
+    judge.requires_grad_(True)
+    second.zero_grad()
+    (judge(x) - judge(maker(x).detach())).float().square().mean().backward()
+    second.step()
+"""
+IN_BACKWARD = """
+model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+optimizers = {param: torch.optim.SGD([param], 0.05, momentum=0.9) for param in model.parameters()}
+def step_now(param):
+    optimizers[param].step()
+    optimizers[param].zero_grad()
+for param in model.parameters():
+    param.register_post_accumulate_grad_hook(step_now)
+for step in range(4):
+    model(x).square().mean().backward()
+"""
+REVERSED_MASTERS = MASTERS.replace("optim.SGD(masters", "optim.SGD(masters[::-1]").replace(
+    "model.bfloat16()", "model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)).bfloat16()"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "arm", "weights"),
+    [
+        (SKIPS, "apex:O2", "fp16"),
+        (SKIPS, "half:masters=fp32,dynamic", "fp16"),
+        (GAN, "script", "fp32"),
+        (GAN, "apex:O2", "fp16"),
+        (GAN, "half:bf16,masters=fp32", "bf16"),
+        (IN_BACKWARD, "script", "fp32"),
+        (REVERSED_MASTERS, "script", "bf16"),
+    ],
+)
+def test_a_master_belongs_to_the_weight_it_is_copied_to(run: Run, text: str, arm: str, weights: str) -> None:
+    """Not to another one of its shape; a net that another one's step freezes is trained all the same."""
+    ledger = run(text, arm)[0]
+    assert ledger.of_groups("weights") == {weights: 1.0}
+    assert ledger.of_groups("masters") == ({} if weights == "fp32" else {"fp32": 1.0})
+    assert ledger.frozen == ({weights: 1.0} if text is SKIPS else {})
+    assert sum(group.parameters for group in ledger.groups) == {SKIPS: 10, GAN: 80, IN_BACKWARD: 40}.get(text, 60)
+
+
+DISTILLED = """
+student = nn.Linear(4, 4)
+teacher = nn.Sequential(nn.Linear(4, 32), nn.Linear(32, 4)).to(torch.bfloat16)
+optimizer = torch.optim.Adam(student.parameters(), lr=0.01)
+for step in range(4):
+    with torch.no_grad():
+        wanted = teacher(x.bfloat16()).float()
+    loss = (student(x) - wanted).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    with torch.no_grad():
+        student(x.repeat(20, 1))  # an evaluation
+"""
+
+
+def test_a_reference_model_without_gradients_is_in_it(run: Run) -> None:
+    """Two products of 4 x 32 in the teacher and one of 4 x 4 in the student, of as many rows."""
+    ledger = run(DISTILLED)[0]
+    assert ledger.frozen == {"bf16": 1.0}
+    assert ledger.forward == pytest.approx({"bf16": 256 / 272, "fp32": 16 / 272})
+    assert (ledger.by["frozen"], "weights" in ledger.by) == ("cast, train.py:10", False)
+
+
+DEFAULT = """
+torch.set_default_dtype(torch.bfloat16)
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(4, 2)
+    def forward(self, x):
+        return self.last(x)
+model = Net()
+x = x.bfloat16()
+"""
+AS_ARGUMENT = """
+class Net(nn.Module):
+    def __init__(self, dtype):
+        super().__init__()
+        self.last = nn.Linear(4, 2, dtype=dtype)
+    def forward(self, x):
+        return self.last(x)
+def build(dtype):
+    return Net(dtype)
+model = build(torch.bfloat16)
+x = x.bfloat16()
+"""
+IN_CONSTRUCTOR = AS_ARGUMENT.replace("dtype=dtype)", ").to(dtype)")
+BY_DATA = """
+for param in model.parameters():
+    param.data = param.data.bfloat16()
+for buffer in model.buffers():
+    buffer.data = buffer.data.bfloat16() if buffer.is_floating_point() else buffer.data
+x = x.bfloat16()
+"""
+OTHERS = """
+other = nn.Linear(4, 4).half()
+model[0].bfloat16()
+model[1:].to(torch.bfloat16)
+x = x.bfloat16()
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "by"),
+    [
+        (DEFAULT, "train.py:16, made so by set_default_dtype, train.py:9"),
+        (AS_ARGUMENT, "train.py:16, made so"),
+        (IN_CONSTRUCTOR, "cast, train.py:12"),
+        (BY_DATA, "before train.py:15"),
+        (OTHERS, "cast, train.py:10; cast, train.py:11"),
+        ("model.half().float()\n", None),
+    ],
+    ids=["default type", "argument", "in a constructor", "data", "others", "back"],
+)
+def test_the_line_that_sets_the_type_of_weights_is_named(run: Run, text: str, by: str | None) -> None:
+    """It is that of the call that makes or casts what is trained, not that of the optimizer or of another model."""
+    assert run(text + PLAIN)[0].by.get("weights") == by
+
+
+@pytest.mark.parametrize("zeroes", ["optimizer.zero_grad()", "optimizer.zero_grad(set_to_none=False)"])
+def test_updates_of_a_closure_are_seen(run: Run, zeroes: str) -> None:
+    """As those of a plain step: of the same share of elements."""
+    closure = CLOSURE.replace("optimizer.zero_grad()", zeroes).replace("lr=0.05", "lr=0.0001")
+    plain = WEIGHTS.replace("lr=0.05, momentum=0.9", "lr=0.0001")
+    ledger, other = run("model.bfloat16()\nx = x.bfloat16()\n" + closure)[0], run(plain)[0]
+    assert (ledger.update, ledger.lost, ledger.steps) == (other.update, other.lost, other.steps)
+    assert ledger.lost is not None
+
+
+def test_that_every_step_was_skipped_is_said(run: Run) -> None:
+    """It is not that the optimizer keeps no state."""
+    text = SCALER.replace("init_scale=256.0", "init_scale=2.0**60").replace("range(4)", "range(50)")
+    ledger = run(text)[0]
+    assert ledger.skipped == len(ledger.steps)
+    assert [role.remark for role in roles_next_to(None, ledger) if role.name == "state"] == ["every step was skipped"]
+
+
+COMPILED = """
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+halve = torch.compile(lambda value: value / 2, backend="eager")
+x = halve(x)
+"""
+
+
+@pytest.mark.slow
+def test_a_compiled_program_hides_its_own_products_alone(run: Run) -> None:
+    """And not what is computed around it, of which the backward pass has no part apart."""
+    aside = run(COMPILED + PLAIN)[0]
+    assert (aside.forward, aside.backward, aside.unseen) == ({"fp32": 1.0}, {"fp32": 1.0}, "")
+    last = run(COMPILED + "model[0].bfloat16()\nx = x.bfloat16()\nmodel[0].compile(backend='eager')\n"
+               "model[1].register_forward_hook(lambda m, i, o: o.float())\n" + PLAIN)[0]  # fmt: skip
+    assert (last.forward, last.backward, last.unseen) == ({"fp32": 1.0}, {}, "torch.compile")
+    whole = run(COMPILED + "model = torch.compile(model, backend='eager')\n" + PLAIN)[0]
+    assert (whole.forward, whole.backward, whole.unseen) == ({}, {}, "torch.compile")
+    assert "not seen: torch.compile" in [role.remark for role in roles_next_to(None, whole)]

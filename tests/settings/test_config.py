@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.settings.config import NON_NUMERIC_SETTINGS, RunConfig
+from ampcompare.settings.config import NON_NUMERIC_SETTINGS, RunConfig, settings_digest
 from ampcompare.settings.recipe import OptimizerConfig, Recipe
 from ampcompare.settings.validation import validate
 
@@ -81,7 +81,7 @@ OTHER_VALUES: dict[str, Any] = {
     "recipe.label_smoothing": 0.5, "recipe.ema_decay": 0.5, "recipe.target": 90, "recipe.task": "module:factory",
     "script": {"name": "train.py"}, "eval_precision": "bf16", "recipe.tta": "flips", "recipe.compile": "inductor",
     "pin_memory": False, "arm": "half", "device": "cpu", "cpu_half": "native", "on_nan": "continue", "tf32": "off",
-    "guards": "off", "first_weights": "twin", "allow_writes": ("out",),
+    "guards": "off", "autocast_lists": "cpu", "first_weights": "twin", "allow_writes": ("out",),
     "parallel.kind": "ddp", "parallel.sync_bn": "apex", "parallel.backend": "gloo", "launcher": "spawn",
     "saving.format": "sharded", "saving.weights_format": "safetensors", "saving.resume": "auto",
 }  # fmt: skip
@@ -295,3 +295,27 @@ def test_all_mistakes_are_told_at_once() -> None:
         validate(RunConfig, {"recipe": {"epochs": 0}, "devcie": "cpu"})
     assert "recipe.epochs" in str(caught.value)
     assert "'devcie'" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "former"),
+    [
+        ({"arm": "native:fp16"}, "cpu"),
+        ({"arm": "native:fp16", "device": "cuda"}, "cuda"),
+        ({"arm": "accelerate:fp16", "device": "cpu"}, "cpu"),
+        ({"arm": "apex:O1"}, "cuda"),
+        ({"arm": "fp32"}, "cuda"),
+        ({"arm": "fp32", "eval_precision": "autocast:bf16"}, "cpu"),
+        ({"arm": "script", "script": {"name": "train.py"}}, "cpu"),
+        ({"arm": "apex:O2", "script": {"name": "train.py"}}, "cuda"),
+    ],
+)
+def test_a_digest_changes_where_autocast_casts_otherwise_than_before(values: dict[str, Any], former: str) -> None:
+    """Settings from before `autocast_lists` are those with the lists that acted then."""
+    older = RunConfig.model_validate(values).model_dump(mode="json")
+    del older["autocast_lists"]
+    digests = {
+        lists: RunConfig.model_validate({**values, "autocast_lists": lists}).digest() for lists in ("cuda", "cpu")
+    }
+    assert digests["cuda"] != digests["cpu"]
+    assert digests[former] == settings_digest(older)

@@ -7,6 +7,7 @@ import pytest
 
 from ampcompare.source.branches import is_exclusive
 from ampcompare.source.call_order import CallFollower, Frame
+from ampcompare.source.index import Index
 from ampcompare.source.module import Module, Text
 from ampcompare.source.syntax import SourceInvalid, arguments, parse_tree
 
@@ -62,7 +63,7 @@ class _Names(CallFollower):
     """Notes the functions that are called and not in the module, with the number of conditions."""
 
     def __init__(self, module: Module) -> None:
-        super().__init__(module)
+        super().__init__(Index(module))
         self.found: list[tuple[str, int]] = []
 
     def reach(self, node: ast.AST, statement: ast.stmt, frame: Frame) -> None:
@@ -87,7 +88,7 @@ def test_calls_are_followed_in_the_order_in_which_they_run() -> None:
         """)
     )
     names = _Names(module)
-    names.follow(module.scope_from[module.functions["self.fit"][0]])
+    names.follow(module.scope_from[module.tree.body[0].body[0]])
     found = [("loss", 0), ("second", 0), ("first", 0), ("self.fit", 0), ("done", 1), ("end", 1)]
     assert names.found == found
 

@@ -26,7 +26,7 @@ def make_session(settings: RunConfig, state: Any = None) -> Session:
 
 def events_of(session: Session) -> Iterator[list[StepRecord] | EpochResult]:
     """Yield the events of a session as a worker sees them."""
-    _, context = cpu_half(session.config.cpu_half, session.precision.half_dtype, CPU)
+    _, context = cpu_half(session.config.cpu_half, session.precision.half_dtype, CPU, session.config.autocast_lists)
     with context:
         yield from session.events()
 

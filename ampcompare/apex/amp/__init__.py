@@ -7,6 +7,7 @@ Source: Apex 25.05, `apex.amp`.
 
 from . import lists
 from . import opt as opt  # available after `import apex.amp`, as in Apex
+from . import utils as utils
 from ._amp_state import _amp_state, master_params
 from .amp import (
     float_function,

@@ -15,11 +15,12 @@ The casts are registered for the dispatch key of a device that torch does not ha
 
 from __future__ import annotations
 
-import contextlib
+import _thread
 import functools
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -29,6 +30,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 SPARE = "AutocastIPU"
+AS_IT_IS: AbstractContextManager[None] = nullcontext()
 HALF_TYPES = (torch.float16, torch.bfloat16)
 # cuDNN computes whole layers, and torch casts what it gets to the 16-bit type. These operations are such a layer.
 RECURRENT = ("lstm.input", "lstm.data", "gru.input", "gru.data", "rnn_tanh.input", "rnn_tanh.data", "rnn_relu.input",
@@ -123,12 +125,24 @@ def operations_cast_on(device: str) -> set[str]:
 
 
 def _in_new_thread(function: Callable[[], Any]) -> Any:
-    """Call a function where no mode, transform or autocast of the caller is on."""
+    """Call a function where no mode, transform or autocast of the caller is on.
+
+    The thread is none of `threading`: a script may have replaced `Thread.run` by what opens autocast, which would ask
+    again without end.
+    """
     box: list[Any] = []
-    thread = threading.Thread(target=lambda: box.append(function()))
-    thread.start()
-    thread.join()
-    return box[0]
+    done = _thread.allocate_lock()
+
+    def call() -> None:
+        try:
+            box.append(function())
+        finally:
+            done.release()
+
+    done.acquire()
+    _thread.start_new_thread(call, ())
+    with done:
+        return box[0]
 
 
 def _ask(device: str, dtype: torch.dtype | None, function: Any, args: Any, kwargs: Any) -> _Seen:
@@ -284,7 +298,11 @@ def _in_widest(function: Any, *, must_round: bool = False) -> _Rule:
         if types - {torch.float32, lower}:  # the 16-bit type that autocast is not in
             _refuse(function, lower, args, kwargs)
         dtype = torch.float32 if torch.float32 in types else lower
-        if must_round and dtype is not torch.float32 and torch.float64 not in {one.dtype for one in _tensors(args)}:
+        if (
+            must_round
+            and dtype is not torch.float32
+            and torch.float64 not in {one.dtype for one in _tensors((args, kwargs))}
+        ):
             return _round_results(function, tuple(_cast(args, lambda one: one.to(dtype))), kwargs, [dtype])
         return _call_with(function, args, kwargs, lambda one: one.to(dtype))
 
@@ -307,6 +325,9 @@ def _refuse(function: Any, lower: torch.dtype, args: Any, kwargs: Any) -> None:
 
 
 def _tensors(values: Any) -> list[Tensor]:
+    args, kwargs = values
+    if not kwargs and not any(isinstance(one, (list, tuple)) for one in args):  # nearly always, and far cheaper
+        return [one for one in args if isinstance(one, Tensor)]
     return [one for one in pytree.tree_leaves(values) if isinstance(one, Tensor)]
 
 
@@ -382,7 +403,10 @@ def _without_cast(name: str, function: Any) -> _Rule:
 
 def _round_results(function: Any, args: Any, kwargs: dict[str, Any], types: Sequence[torch.dtype]) -> Any:
     """Return the results of an operation in fp32, rounded to types in turn."""
-    leaves, spec = pytree.tree_flatten(_call_with(function, args, kwargs, _widen))
+    results = _call_with(function, args, kwargs, _widen)
+    if isinstance(results, Tensor):
+        return results.to(types[0])
+    leaves, spec = pytree.tree_flatten(results)
     left = iter(types)
     return pytree.tree_unflatten([one.to(next(left)) if isinstance(one, Tensor) else one for one in leaves], spec)
 
@@ -545,7 +569,7 @@ class _Follower:
 _follower = _Follower()
 
 
-class cuda_casts(contextlib.ContextDecorator):  # a context, such as torch.autocast
+class cuda_casts(AbstractContextManager[None]):  # a context, such as torch.autocast
     """Let blocks of `torch.autocast("cpu")` that are entered inside cast as those for CUDA do.
 
     Args:
@@ -565,3 +589,29 @@ class cuda_casts(contextlib.ContextDecorator):  # a context, such as torch.autoc
 def is_casting() -> bool:
     """Return whether blocks of autocast for the CPU that this thread enters cast as those for CUDA do."""
     return _follower.is_on()
+
+
+def as_on_cuda(device_type: str, lists: str) -> AbstractContextManager[None]:
+    """Return a context in which autocast casts as on CUDA: `cuda_casts` on a CPU, unless `lists` is "cpu"."""
+    return AS_IT_IS if device_type != "cpu" or lists != "cuda" or is_casting() else cuda_casts()
+
+
+class Together(AbstractContextManager[Any]):
+    """Two contexts, one inside of the other; returns what the inner one returns. As often to be entered as they are."""
+
+    def __init__(self, outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> None:
+        self._outer, self._inner = outer, inner
+
+    def __enter__(self) -> Any:
+        self._outer.__enter__()
+        try:
+            return self._inner.__enter__()
+        except BaseException:
+            self._outer.__exit__(None, None, None)
+            raise
+
+    def __exit__(self, *exception: Any) -> bool | None:
+        try:
+            return self._inner.__exit__(*exception)
+        finally:
+            self._outer.__exit__(*exception)

@@ -84,11 +84,18 @@ Loop = Callable[[ProfiledPrecision], Any]
 
 
 def measure_loop(
-    loop: Loop, arm: Arm, steps: Steps, device: torch.device, *, half: str = "auto", seed: int = 0
+    loop: Loop,
+    arm: Arm,
+    steps: Steps,
+    device: torch.device,
+    *,
+    half: str = "auto",
+    lists: str = "cuda",
+    seed: int = 0,
 ) -> tuple[StepProfiler, torch.dtype | None, str | None]:
     """Train a loop until all steps are made; return what measured them, the 16-bit type, and how that was computed."""
     profiler = StepProfiler(steps, device)
-    conditions = Conditions(device=str(device), half=half, seed=seed)
+    conditions = Conditions(device=str(device), half=half, lists=lists, seed=seed)
     with (
         trained_under(arm, conditions, profiler.beneath) as precision,
         closing(profiler),
@@ -336,7 +343,9 @@ def profile_loop(loop: Loop, config: RunConfig, *, steps: int, profiled: int) ->
     """
     arm, device = config.parsed_arm, resolve_device(config.device)
     wanted = Steps(timed=steps, profiled=profiled)
-    found = measure_loop(loop, arm, wanted, device, half=config.cpu_half, seed=config.recipe.seed)
+    found = measure_loop(
+        loop, arm, wanted, device, half=config.cpu_half, lists=config.autocast_lists, seed=config.recipe.seed
+    )
     measured = found[0].measured
     if not measured.account.steps:
         raise ConfigError(

@@ -23,6 +23,7 @@ class Ledger(FrozenRecord):
     """In which types a training ran, seen in a few of its steps."""
 
     steps: list[Count] = Field([], description="updates that were looked at, counted from 0")
+    skipped: Count = Field(0, description="of these updates, those that updated nothing, as after an overflow")
     groups: list[GroupTypes] = Field([])
     frozen: Types = Field({}, description="of weights that no optimizer trains")
     accumulated: Types = Field({}, description="gradients of earlier micro-batches; empty if there is one")
@@ -40,6 +41,7 @@ class Ledger(FrozenRecord):
     zero_denominators: Share | None = Field(
         None, description="share of elements for which eps and the second moment are zero in the type of the state"
     )
+    unseen: str = Field("", description="what hid its products: a program that torch.compile has compiled")
     emulated: str = Field("", description="type that the device lacks, whose products ran in a wider one")
     by: dict[str, str] = Field({}, description="who set a part: a line of the script, a library or the arm")
 

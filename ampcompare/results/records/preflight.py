@@ -37,6 +37,7 @@ class Preflight(FrozenRecord):
     is_script: bool = False
     copies: bool | None = Field(None, description="whether two seeds gave the same weights and batches")
     seed_option: str = Field("", description="of the script, for its seed")
+    why_copies: str = Field("", description="why they did, and what helps")
     metrics: dict[str, float | None] = Field({}, description="the requested ones, with the last value so far")
     faults: dict[str, str] = Field({}, description="why the values of a requested metric cannot be used")
     numbers: dict[str, str] = Field({}, description="what the script showed, each with the option that takes it")
@@ -74,6 +75,12 @@ class Preflight(FrozenRecord):
         """Return whether the arm of a row cannot train."""
         return label in self.arms and bool(self.arms[label].error)
 
+    @property
+    def copies_sentence(self) -> str:
+        """What there is to say where two seeds gave the same run."""
+        option = f"--seed-arg={self.seed_option} passes it on" if self.seed_option else "pass it on with --seed-arg"
+        return f"the script does not follow the seed, so that all seeds give the same run: {self.why_copies or option}"
+
     def lines(self, labels: Sequence[str] = ()) -> list[str]:
         """Return what was seen in a few lines, by the rows of a plan's cells."""
         lines = [f"  {few(arms)} cannot train: {error}" for error, arms in self.failures.items()]
@@ -89,8 +96,7 @@ class Preflight(FrozenRecord):
         what += [f"loss {self.losses[0]:.4g} to {self.losses[-1]:.4g}"] if self.losses else []
         lines = [f"preflight, {format_duration(self.seconds)}: {', '.join(what)}", *lines]
         if self.copies:
-            option = f"--seed-arg={self.seed_option} passes it on" if self.seed_option else "pass it on with --seed-arg"
-            lines.append(f"  the script does not follow the seed, so that all seeds give the same run: {option}")
+            lines.append(f"  {self.copies_sentence}")
         for name, value in self.metrics.items():
             seen = f"{value:g} so far" if value is not None else f"not seen in {format_count(steps, 'step')}"
             lines.append(f"  metric {name}: {seen}")

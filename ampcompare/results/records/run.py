@@ -23,7 +23,7 @@ from ampcompare.results.records.evaluation import EpochResult, PrecisionResult
 from ampcompare.results.records.ledger import Ledger
 from ampcompare.results.records.metric import TOP1, TOP5, Metric
 from ampcompare.results.records.step import StepRecord
-from ampcompare.settings.config import RunConfig
+from ampcompare.settings.config import RunConfig, former_autocast_lists
 
 __all__ = [
     "EngineInfo",
@@ -238,11 +238,32 @@ class Resumption(FrozenRecord):
         return {**values, "machine": [note for note in values.get("notes", []) if OLDER_MACHINE.fullmatch(str(note))]}
 
 
+class SeedCall(FrozenRecord):
+    """A line of a script that seeds a generator, or takes weights or the state of a generator from elsewhere."""
+
+    place: str = Field(description="file and line of the script, also where a library that it calls does this")
+    function: str
+    seed: str = Field(
+        "", description="the first one as written; empty for the system's entropy, and where there is none"
+    )
+    used: str = Field("", description="what the generator was seeded with, where an offset was added")
+    kind: Literal["global", "own", "load", "state"] = Field(
+        "global", description="whose generator; load: weights that it takes; state: that of a generator, which it sets"
+    )
+    calls: int = 1
+
+
 class ScriptFacts(FrozenRecord):
     """What a user's script showed while an arm replaced its calls of amp."""
 
     weights: list[str] = Field([], description="hash of the parameters at each initialize, before any cast")
     batches: list[str] = Field([], description="hashes of what entered the model first")
+    draws: list[str] = Field(
+        [], description="hashes of the generators before those of the first forward passes that draw random numbers"
+    )
+    seeds: list[SeedCall] | None = Field(
+        None, description="where the script seeds generators; older records do not say it"
+    )
     files: list[str] = Field([], description="files that it wrote; they lie in `written` in the folder of the cell")
     resumed: list[str] = Field([], description="files of an earlier attempt in the folder of the cell that it read")
     notes: list[str] = Field([], description="in what the arm departs from what the script asks for")
@@ -297,7 +318,14 @@ class RunRecord(Shown, FrozenRecord):
     @model_validator(mode="before")
     @classmethod
     def _older(cls, data: Any) -> Any:
-        """Read records that held the library behind an arm, and why it ran another precision, apart."""
+        """Read records that held the library behind an arm, and why it ran another precision, apart.
+
+        Those from before `autocast_lists` have trained by the lists of their device.
+        """
+        config = data.get("config") if isinstance(data, dict) else None
+        if isinstance(config, dict) and "autocast_lists" not in config:
+            lists = former_autocast_lists(config, str((data.get("environment") or {}).get("device", "")))
+            data = {**data, "config": {**config, "autocast_lists": lists}}
         ran = data.get("effective") if isinstance(data, dict) else None
         if not isinstance(ran, dict) or not {"library", "version"} <= ran.keys():
             return data

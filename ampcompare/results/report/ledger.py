@@ -6,7 +6,13 @@ from typing import Any
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.roles import Roles
 from ampcompare.base.formatting import format_count, printable
-from ampcompare.results.analysis.pairing.declared import Role, observed_text, options_without_effect, roles_next_to
+from ampcompare.results.analysis.pairing.declared import (
+    Role,
+    observed_text,
+    options_without_effect,
+    own_types,
+    roles_next_to,
+)
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.ledger import GroupTypes, Ledger, Types
 from ampcompare.results.report.document import Block, Cell, Column, Document, Figure, Section, Table, Text
@@ -100,7 +106,8 @@ def _cells(roles: Sequence[Role], shown: Sequence[str]) -> list[Cell]:
             cells.append(Cell())
         else:
             text = role.observed or "none"
-            cells.append(Cell(f"{text} ({role.declared})", "bad") if role.differs else Cell(text))
+            other = f"{text} ({role.declared})" if role.differs or role.departs else text
+            cells.append(Cell(other, "bad") if role.differs else Cell(other))
     return cells
 
 
@@ -113,10 +120,13 @@ def ledger_document(ledger: Ledger, arm: Arm) -> Document:
     by = f" ({ledger.by['frozen']})" if "frozen" in ledger.by else ""
     frozen = [f"Frozen weights: {observed_text(ledger.frozen)}{by}."] if ledger.frozen else []
     groups = [f"{group.name}: {_of_group(group)}." for group in ledger.groups] if len(ledger.groups) > 1 else []
+    if ledger.skipped:
+        where += f" {ledger.skipped} of them updated nothing."
+    own = [f"{note[0].upper()}{note[1:]}." for note in own_types(roles, ledger)]
     sections = [
         Section("headline", [Text([head])]),
         Section("parts", [_parts_table(roles, ledger)]),
-        Section("where", [Text([*options_without_effect(arm, ledger), where, *frozen, *groups])]),
+        Section("where", [Text([*options_without_effect(arm, ledger), *own, where, *frozen, *groups])]),
     ]
     return Document("ledger", sections, ledger, title, head)
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.formatting import MIB, few, format_bytes, format_decimal, printable
+from ampcompare.results.analysis.pairing.declared import own_types
 from ampcompare.results.records.comparison import ArmSummary, Comparison
 from ampcompare.results.records.evaluation import emulated_type
 from ampcompare.results.records.metric import Metric
@@ -193,7 +194,13 @@ def _notes(row: ArmSummary, comparison: Comparison) -> list[str]:
     # The cell of an open verdict has its reason.
     reason = "" if row.quality.kind in OPEN else printable(verdict_detail(row.quality), LONGEST)
     memory = f"memory {printable(str(row.memory), LONGEST)}" if row.memory else ""
-    return [_status(row), reason, time, *its, memory]
+    ran = [
+        note
+        for record in comparison.records
+        if record.arm == row.arm and record.ledger is not None
+        for note in own_types(record.config.parsed_arm.roles, record.ledger)
+    ]
+    return [_status(row), reason, time, *its, memory, *ran]
 
 
 def _status(row: ArmSummary) -> str:

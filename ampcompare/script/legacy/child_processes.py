@@ -114,6 +114,7 @@ def _options(settings: ExecSettings, rank: str) -> list[str]:
         "--opt-level": settings.opt_level,
         "--arm": settings.arm,
         "--seed": settings.seed,
+        "--shift-seeds": settings.shift_seeds,
         "--max-steps": settings.max_steps,
         "--device": settings.device,
     }

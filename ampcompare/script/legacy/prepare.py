@@ -76,7 +76,7 @@ def prepare_process(
     if settings.device == "cpu":
         from ampcompare.script.legacy.cpu_device import run_on_cpu
 
-        run_on_cpu(quiet=child is not None)
+        run_on_cpu(quiet=child is not None, autocast_lists=settings.autocast_lists)
     if settings.compat_torch:
         from ampcompare.script.legacy.torch_functions import patch_torch
 

@@ -1,10 +1,12 @@
 """Run a script for some steps in this process and keep what it trained: the child process of `migrate --verify`.
 
-The modules that the script imports from its own folder are rewritten as they are imported, if the script is.
+The modules that the script imports from its own folder are rewritten as they are imported, if the script is: for torch,
+or for the adapter. There is no Apex then, whatever is installed: not by `import`, `sys.modules` or `find_spec`.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.abc
 import importlib.machinery
@@ -12,21 +14,28 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
+from ampcompare.apex._install import KERNELS, STANDALONE, ApexFinder
 from ampcompare.script.legacy.execute import execute
 from ampcompare.script.legacy.prepare import Prepared, prepare_process
 from ampcompare.script.legacy.settings import ExecSettings
 from ampcompare.script.legacy.target import Target, files_with_apex
+from ampcompare.source.migrate.adapter.imports import ADAPTER, TEMPLATE, adapt_text, adapter_text
 from ampcompare.source.migrate.project import migrate_file
 
 if TYPE_CHECKING:
     from ampcompare.script.recording.recorder import Rows
 
 SEED = 20250508
+# How a script is rewritten.
+FOR_TORCH, FOR_ADAPTER = "torch", "adapter"
+# Relative: half a unit in the last place of an fp16 weight, up or down, is what a rounding makes at most.
+UNIT = 2.0**-11
+MAX_READS = 10_000
 
 
 def main() -> int:
@@ -35,7 +44,7 @@ def main() -> int:
     if not sys.flags.safe_path:
         sys.path.insert(0, os.getcwd())  # as `python -m` does; the folder of the script takes its place
     folder = Path(request["folder"])
-    trace = _Trace(request["steps"])
+    trace = _Trace(request["steps"], twin=request["twin"])
 
     def prepare(given: ExecSettings) -> Prepared:
         prepared = prepare_process(given)
@@ -53,7 +62,7 @@ def main() -> int:
         arguments=tuple(request["arguments"]),
     )
     status = execute(
-        _SeededTarget(request["script"], list(request["arguments"]), request["rewrite"]), settings, prepare
+        _SeededTarget(request["script"], list(request["arguments"]), request["rewrite"], trace), settings, prepare
     )
     trace.write(folder, request["script"])
     return status
@@ -62,25 +71,59 @@ def main() -> int:
 class _SeededTarget(Target):
     """A script that starts with fixed seeds, and rewritten if it is to be."""
 
-    def __init__(self, name: str, arguments: list[str], rewrite: bool) -> None:
+    def __init__(self, name: str, arguments: list[str], rewrite: str | None, trace: _Trace) -> None:
         super().__init__(name, arguments, is_module=False)
         self._rewrite = rewrite
+        self._trace = trace
 
     def load(self) -> tuple[CodeType, ModuleType]:
         """Return the code and its `__main__`; modules of the script's folder are rewritten as they are imported."""
         from ampcompare.script.prepare import seed_all  # which imports torch, and is not to find the script's files
 
         seed_all(SEED)
-        if not self._rewrite:
+        if self._rewrite is None:
             return super().load()
         sys.dont_write_bytecode = True
         path = Path(self.name).resolve()
-        sys.meta_path.insert(0, _RewritingFinder(path.parent))
+        _hide_apex()
+        sys.meta_path.insert(0, _RewritingFinder(path.parent, self._rewrite, self._trace))
         _, main = super().load()
-        return compile(_rewrite_module(path), str(path), "exec", dont_inherit=True), main
+        return compile(_rewrite_module(path, self._rewrite), str(path), "exec", dont_inherit=True), main
 
 
-def _rewrite_module(path: Path) -> str:
+def _is_apex(name: str) -> bool:
+    return name.partition(".")[0] in {"apex", *STANDALONE, *KERNELS}
+
+
+class _WithoutApex(importlib.abc.MetaPathFinder):
+    """Finds what another finder finds, without Apex."""
+
+    def __init__(self, finder: Any) -> None:
+        self._finder = finder
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._finder, name)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        found: importlib.machinery.ModuleSpec | None = None
+        if not _is_apex(fullname):
+            found = self._finder.find_spec(fullname, path, target)
+        return found
+
+
+def _hide_apex() -> None:
+    """Let this process be one in which no Apex is installed."""
+    for name in [each for each in sys.modules if _is_apex(each)]:
+        del sys.modules[name]
+    others = [each for each in sys.meta_path if not isinstance(each, ApexFinder)]
+    sys.meta_path[:] = [_WithoutApex(each) for each in others]
+
+
+def _rewrite_module(path: Path, how: str) -> str:
+    if how == FOR_ADAPTER:
+        return adapt_text(path.read_text(encoding="utf-8")).text
     result = migrate_file(path)
     if result.migration is not None:
         return result.migration.text
@@ -90,19 +133,46 @@ def _rewrite_module(path: Path) -> str:
 class _RewritingLoader(importlib.machinery.SourceFileLoader):
     """Loads a rewritten module."""
 
+    def __init__(self, fullname: str, path: str, how: str) -> None:
+        super().__init__(fullname, path)
+        self._how = how
+
     def get_code(self, fullname: str) -> CodeType | None:
-        return compile(_rewrite_module(Path(self.path)), self.path, "exec", dont_inherit=True)
+        return compile(_rewrite_module(Path(self.path), self._how), self.path, "exec", dont_inherit=True)
+
+
+class _AdapterLoader(importlib.machinery.SourceFileLoader):
+    """Loads the adapter, and records what goes through it."""
+
+    def __init__(self, trace: _Trace) -> None:
+        super().__init__(ADAPTER, str(TEMPLATE))
+        self._trace = trace
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        return compile(adapter_text(), self.path, "exec", dont_inherit=True)
+
+    def exec_module(self, module: ModuleType) -> None:
+        from ampcompare.script.recording.scaled_steps import record_adapter
+
+        super().exec_module(module)
+        record_adapter(self._trace.rows(), module)
 
 
 class _RewritingFinder(importlib.abc.MetaPathFinder):
-    """Finds the modules below a folder that use Apex."""
+    """Finds the modules below a folder that use Apex, and the adapter."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, how: str, trace: _Trace) -> None:
         self._root = root
+        self._how = how
+        self._trace = trace
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
+        if fullname == ADAPTER and self._how == FOR_ADAPTER:
+            return importlib.machinery.ModuleSpec(fullname, _AdapterLoader(self._trace), origin=str(TEMPLATE))
+        if _is_apex(fullname):
+            return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
             return None
@@ -111,7 +181,7 @@ class _RewritingFinder(importlib.abc.MetaPathFinder):
             return None
         if b"apex" not in origin.read_bytes():
             return None
-        spec.loader = _RewritingLoader(fullname, spec.origin)
+        spec.loader = _RewritingLoader(fullname, spec.origin, self._how)
         return spec
 
 
@@ -120,17 +190,25 @@ class _Enough(SystemExit):
 
 
 class _Trace:
-    """The parameters of each optimizer after each step."""
+    """The parameters of each optimizer after each step, and the types in which values leave the model and the device.
 
-    def __init__(self, steps: int) -> None:
+    A twin's weights are changed behind its first step, each by a unit in the last place of fp16.
+    """
+
+    def __init__(self, steps: int, *, twin: bool = False) -> None:
         self._steps = steps
+        self._is_twin = twin
+        self._plain_steps = 0
+        self._depth = 0  # of calls of modules
+        self._evaluations: list[str] = []
+        self._reads: list[str] = []
         self._digests: dict[int, list[list[str]]] = {}
         self._norms: dict[int, list[float | None]] = {}
         self._given: dict[int, float] = {}  # norms of the gradients of steps, by the id of the optimizer
         self._passes: list[dict[str, tuple[int, int]]] = []
         self._final: dict[str, Any] = {}
         self._rows: Rows | None = None
-        self._is_cut = self._is_inside = False
+        self._is_cut = self._is_inside = self._is_noting = False
 
     def begin(self, rows: Rows) -> None:
         """Watch every step that is recorded, and what is given to it: master weights have no gradients behind it."""
@@ -139,8 +217,50 @@ class _Trace:
         from ampcompare.base.patches import Layer, Points, Subscriptions
 
         self._rows, rows.on_step = rows, self._note_step
-        Subscriptions(Layer.RECORD).wrap(*Points.BACKWARD, self._backward)
-        register_optimizer_step_pre_hook(lambda one, *_: self._given.update({id(one): _norm_of_gradients(one)}))
+        events = Subscriptions(Layer.RECORD)
+        events.wrap(*Points.BACKWARD, self._backward)
+        events.wrap(*Points.FORWARD, self._forward)
+        register_optimizer_step_pre_hook(self._before_step)
+        self._watch_reads()
+
+    def rows(self) -> Rows:
+        """Return the rows of the record."""
+        assert self._rows is not None
+        return self._rows
+
+    def _before_step(self, optimizer: Any, *_: Any) -> None:
+        self._plain_steps += 1
+        self._given[id(optimizer)] = _norm_of_gradients(optimizer)
+
+    def _watch_reads(self) -> None:
+        """Note in which type values come to the host; O1 replaces the same function, around this one."""
+        import torch
+
+        cpu = torch.Tensor.cpu
+
+        @functools.wraps(cpu)
+        def read(tensor: Any, *args: Any, **options: Any) -> Any:
+            result = cpu(tensor, *args, **options)
+            if not self._is_noting and len(self._reads) < MAX_READS and result.is_floating_point():
+                self._reads.append(str(result.dtype).removeprefix("torch."))
+            return result
+
+        torch.Tensor.cpu = read  # type: ignore[method-assign, assignment]
+
+    def _forward(self, inner: Any, module: Any, *args: Any, **options: Any) -> Any:
+        """Note the type of what a model returns in an evaluation."""
+        import torch
+
+        self._depth += 1
+        try:
+            result = inner(module, *args, **options)
+        finally:
+            self._depth -= 1
+        if not self._depth and not torch.is_grad_enabled() and len(self._evaluations) < MAX_READS:
+            found = result[0] if isinstance(result, (list, tuple)) and result else result
+            if isinstance(found, torch.Tensor) and found.is_floating_point():
+                self._evaluations.append(str(found.dtype).removeprefix("torch."))
+        return result
 
     def _note_step(self, number: int) -> None:
         assert self._rows is not None
@@ -148,7 +268,12 @@ class _Trace:
         if len(digests) >= self._steps:
             self._is_cut = True
             raise _Enough(0)
+        self._is_noting = True
         digests.append([_digest(each) for each in _parameters(self._rows, number)])
+        self._is_noting = False
+        if self._is_twin:
+            self._is_twin = False
+            _change_weights(each for one in self._rows.optimizers for each in one.param_groups)
         optimizer = self._rows.optimizers[number]
         stepped = [id(each) for each in (optimizer, getattr(optimizer, "optimizer", None))]
         norm = next((self._given[each] for each in stepped if each in self._given), None)
@@ -187,6 +312,10 @@ class _Trace:
             numpy.savez(folder / "weights.npz", **self._final)
         content = {
             "is_cut": self._is_cut,
+            "plain_steps": self._plain_steps,
+            "initialize": _state_of_amp(),
+            "evaluations": self._evaluations,
+            "reads": self._reads,
             "files": files_with_apex(script),
             "digests": self._digests,
             "names": names,
@@ -194,6 +323,23 @@ class _Trace:
             "passes": self._passes,
         }
         (folder / "trace.json").write_text(json.dumps(content), encoding="utf-8")
+
+
+def _change_weights(groups: Iterable[dict[str, Any]]) -> None:
+    """Change every weight by a unit in the last place of fp16, up or down by chance, which is not that of torch."""
+    import torch
+
+    generator = torch.Generator().manual_seed(SEED)
+    for parameter in [each for group in groups for each in group["params"]]:
+        signs = torch.randint(0, 2, parameter.shape, generator=generator).to(parameter.device) * 2 - 1
+        parameter.data.add_(parameter.data * signs, alpha=UNIT)
+
+
+def _state_of_amp() -> str:
+    """Return what the script did with `amp.initialize` on the engine: "called", "disabled", or "" for nothing."""
+    state = sys.modules.get("ampcompare.apex.amp")
+    properties = None if state is None else state._amp_state.__dict__.get("opt_properties")
+    return "" if properties is None else "called" if properties.enabled else "disabled"
 
 
 def _parameters(rows: Any, number: int) -> list[Any]:

@@ -1,6 +1,7 @@
 """What `ampcompare exec` was asked to do; plain data, which spawned processes get too."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -12,12 +13,15 @@ class ExecSettings:
         opt_level: override the script's opt level.
         arm: run the script under this arm: fp32, bf16, native:fp16, half, O2.
         seed: seed Python, NumPy and torch before the script starts; with --arm.
+        shift_seeds: add an offset for the seed to what the script seeds: global generators alone, or all; with --seed.
         twin: change each weight that an optimizer gets by one part in 512; with --arm.
         max_steps: end after N steps; with --arm.
         watch: record also first weights and batches, scalars, memory and the files that the script writes.
         record: record every backward pass and step, for `ampcompare report FILE`.
         ledger: show in which types it trained, and which lines set them; with --arm.
         device: run the script's CUDA calls on the CPU: a smoke test.
+        autocast_lists: what torch.autocast casts on a CPU, with --arm or --device cpu: what it casts on cuda, or the
+            lists of the cpu.
         compat_torch: restore removed and changed APIs of torch, numpy and Python.
         guards: what happens on mistakes in the use of mixed precision: "warn", "strict" (an error) or "off".
         name: the script or module, for the record, like the next.
@@ -28,12 +32,14 @@ class ExecSettings:
     opt_level: str | None = None
     arm: str | None = None
     seed: int | None = None
+    shift_seeds: Literal["global", "all"] | None = None
     twin: bool = False
     max_steps: int | None = None
     watch: bool = False
     record: str | None = None
     ledger: bool = False
     device: str | None = None
+    autocast_lists: str = "cuda"
     compat_torch: bool = False
     guards: str = "warn"
     name: str = ""

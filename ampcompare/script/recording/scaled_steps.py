@@ -43,6 +43,16 @@ def _record_amp(rows: Rows, events: Subscriptions) -> None:
     events.wrap(scaler.LossScaler, "update_scale", hooks.update_scale)
 
 
+def record_adapter(rows: Rows, adapter: types.ModuleType) -> None:
+    """Record what goes through the adapter that `migrate --adapter` writes, from here on."""
+    events = Subscriptions(Layer.RECORD)
+    hooks = _AmpHooks(rows, adapter)
+    events.wrap(adapter, "initialize", hooks.initialize_adapter)
+    events.wrap(adapter, "scale_loss", hooks.scale_loss)
+    events.wrap(adapter.LossScaler, "update_scale", hooks.update_scale)
+    rows.recorder.before_close(events.end)
+
+
 class _AmpHooks:
     """Stands around the functions of `apex.amp`; `overflow` is the outcome of the last check, None without one."""
 
@@ -57,18 +67,28 @@ class _AmpHooks:
     ) -> Any:
         """Record what is prepared."""
         result = original(models, optimizers, properties, *args, **kwargs)
+        self._note_initialize(optimizers)
+        return result
+
+    def initialize_adapter(self, original: Any, models: Any, optimizers: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Record what is prepared by the adapter, whose function is called with `enabled=False` too."""
+        result = original(models, optimizers, *args, **kwargs)
+        if self.amp._amp_state.opt_properties.enabled:
+            self._note_initialize(optimizers)
+        return result
+
+    def _note_initialize(self, optimizers: Any) -> None:
         given = [] if optimizers is None else list(optimizers) if isinstance(optimizers, list) else [optimizers]
         numbers = [self._number(optimizer) for optimizer in given]
         scalers = self.amp._amp_state.loss_scalers
         self.rows.has_initialized = True
         self.rows.reserve_loss_ids(len(scalers))
         self.rows.add_initialize(
-            properties.opt_level,
+            self.amp._amp_state.opt_properties.opt_level,
             {number: type(one).__name__ for number, one in zip(numbers, given, strict=True)},
             [float(scaler.loss_scale()) for scaler in scalers],
             [bool(scaler.dynamic) for scaler in scalers],
         )
-        return result
 
     def _number(self, optimizer: Any) -> int:
         """Return the number of an optimizer, and watch the steps of a new one."""

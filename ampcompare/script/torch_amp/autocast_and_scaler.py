@@ -102,16 +102,22 @@ class TorchAmpStandIn:
         casts_weights: the arm acts by casting the weights of models, so not on modules whose weights no optimizer has.
         steps_copies: optimizers step other tensors than the weights of models: masters, or copies made for a step.
         widens: the type of the outputs of modules that become fp32; None where the arm does that itself, or not at all.
+        in_step: the optimizer whose step evaluates losses by itself at present, with gradients scaled for it.
+        outputs: the type that the outputs of models get where the arm casts; None if they keep theirs.
+        num_blocks: autocast blocks that were entered, of an arm with `outputs`.
     """
 
     needs_scaler = casts_loss = casts_weights = steps_copies = False
     widens: torch.dtype | None = None
+    outputs: torch.dtype | None = None
+    num_blocks = 0
 
     def __init__(self, initialized: Callable[[], bool]) -> None:
         self._initialized = initialized
         self.is_initialized = False
         self.used = self.has_autocast = self.has_scaler = self.driven = self.is_driven = False
         self.off_scalers: list[Any] = []
+        self.in_step: Any = None
         self._off: str | None = None
 
     def note_made(self, arm: Arm | str, enabled: bool, scaler: Any = None) -> None:
@@ -203,6 +209,10 @@ class TorchAmpStandIn:
     def apply(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         """Step an optimizer whose gradients are true."""
         return optimizer.step(*args, **kwargs)
+
+    def step_as_written(self, optimizer: Any, step: Any) -> Any:
+        """Return the step of an optimizer that evaluates losses by itself, without what the arm has put around it."""
+        return step
 
     def skip(self, optimizer: Any) -> None:
         """End an update of an optimizer without a step."""
@@ -305,7 +315,7 @@ class TorchAmp(TorchAmpStandIn):
         return original(scaler, outputs)
 
     def _use_scaled(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
-        if not self._scalers.get(scaler, True) and scaler.is_enabled():
+        if self.in_step is None and not self._scalers.get(scaler, True) and scaler.is_enabled():
             raise not_scaled(self._arm)
         return original(scaler, *args, **kwargs)
 

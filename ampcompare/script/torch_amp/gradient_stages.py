@@ -6,8 +6,15 @@ A scaled loss makes the gradients of all optimizers `SCALED`, those that were tr
 |---|---|
 | reads one of them | `UNSCALED` |
 | steps | `STEPPED`, or `SKIPPED` after an overflow; before that the scaler unscales them |
-| runs a backward pass where it has read gradients before and never stepped | `PLAIN`: by hand that loss has no scale |
+| computes with the graph of a backward pass | `PLAIN`: that loss has no scale |
 | steps `PLAIN` ones | `SCALED`, and so on |
+
+Where a script reads gradients and clears them without a step, as for Fisher information, nothing can skip what it does
+with them. Those that overflow by the scale are computed again without it, as long as a graph can run twice; where it
+cannot, a loss whose gradients were never stepped has no scale.
+
+A step that evaluates losses by itself, in a closure or a method, runs as it is written: each of its backward passes is
+scaled, and unscaled where the step reads gradients. One that overflows ends the step, which has then changed nothing.
 
 The scale moves right after the step of an only optimizer, and else with the next scaled loss, so that several share an
 update; gradients that wait for their step follow it.
@@ -17,11 +24,12 @@ import contextlib
 import enum
 import functools
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.amp.grad_scaler import OptState
 
 from ampcompare.backends.apex_levels import apex_level
 from ampcompare.backends.arm import Arm
@@ -29,7 +37,9 @@ from ampcompare.base.errors import ScalingError
 from ampcompare.base.patches import GRADIENT_READS, Subscriptions
 from ampcompare.base.tensors.lists import copy_by_dtype
 from ampcompare.guards.location import call_site, here
+from ampcompare.script.recording.recorder import Rows
 from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmpStandIn
+from ampcompare.script.torch_amp.undoable_step import StateBefore
 from ampcompare.training.precision.base import owned_params
 
 NORMS = {"clip_grad_norm_": 3, "get_total_norm": 2}  # and the place of their argument error_if_nonfinite
@@ -63,6 +73,12 @@ class ScriptOptimizers:
         reference = self._owners.get(id(param))
         return None if reference is None else reference()
 
+    def inside_of(self, optimizer: Any) -> list[Any]:
+        """Return the other optimizers all of whose weights this one has, such as one that it calls."""
+        own = {id(param) for param in owned_params(optimizer)}
+        others = [one for one in self.live() if one is not optimizer]
+        return [one for one in others if own.issuperset(map(id, owned_params(one)))]
+
     def forget_owners(self) -> None:
         """Look for them again: an optimizer has got other weights."""
         self._owners.clear()
@@ -77,6 +93,10 @@ class _Stage(enum.Enum):
     PLAIN = "true, of a loss that was not scaled"
     STEPPED = "true, and stepped"
     SKIPPED = "not stepped, since one overflowed"
+
+
+class OverflowInStep(BaseException):  # no `except Exception` of a script or an optimizer is to take it
+    """Ends a step that evaluates losses by itself, one of whose gradients has overflowed."""
 
 
 class GradientStages:
@@ -99,6 +119,8 @@ class GradientStages:
         self._new_places: list[tuple[int, ...]] = []  # of passes since the last step
         self._first_loss: Tensor | None = None  # at its place, to gradients that were clear; its graph can run again
         self._has_overflow = False  # in gradients that were read and cleared since the last step
+        self._in_step: Any = None  # the optimizer whose step evaluates losses by itself at present
+        self._run_inside: Callable[[], None] | None = None
         self._divided: dict[int, tuple[Any, int]] = {}  # gradients of other tensors that are true, by id
 
     def install(self, events: Subscriptions) -> None:
@@ -167,13 +189,19 @@ class GradientStages:
         place = call_site()
         self._first_loss = None
         begin = loss if isinstance(tensors, Tensor) else list(tensors)
-        if has_graph or self._new_places or not self._has_step.get(place, False):
-            is_clear = not self._have_numbers(self._optimizers.live())
-            self._add_place(place, is_clear)
-            if is_clear and (has_graph or not self._has_step.get(place, True)):
+        if self._in_step is not None:
+            if has_graph and not self._have_numbers(self._optimizers.live()):
                 self._leave_plain()
                 return None
-            if is_clear and place not in self._has_step and begin is loss and _can_run_twice(loss):
+        elif has_graph or self._new_places or not self._has_step.get(place, False):
+            is_clear = not self._have_numbers(self._optimizers.live())
+            self._add_place(place, is_clear)
+            can_repeat = is_clear and not has_graph and not self._has_step.get(place, False)
+            can_repeat = can_repeat and begin is loss and _can_run_twice(loss)
+            if is_clear and not can_repeat and (has_graph or not self._has_step.get(place, True)):
+                self._leave_plain()
+                return None
+            if can_repeat:
                 self._first_loss, options["retain_graph"] = loss, True
         if begin is loss and loss is not tensors:
             options.pop("grad_tensors")
@@ -193,10 +221,12 @@ class GradientStages:
     def _leave_plain(self) -> None:
         """Let the next pass make true gradients."""
         with GRADIENT_READS.pause():
-            if self._is_update_due or self._in_stage(_Stage.UNSCALED):
+            if self._in_step is None and (self._is_update_due or self._in_stage(_Stage.UNSCALED)):
                 self._update()
         for optimizer in self._optimizers.live():
             self._names.take_back(optimizer)
+            if self._in_step is not None and self._stage(optimizer) is _Stage.UNSCALED:
+                self._names.forget_unscaled(self._scaler, optimizer)
             self._stages[optimizer] = _Stage.PLAIN
         self.close()
 
@@ -205,15 +235,18 @@ class GradientStages:
         self._make_scaler()
         with GRADIENT_READS.pause():
             unscaled = self._in_stage(_Stage.UNSCALED)
-            if self._is_update_due:
+            if self._in_step is not None:
+                pass  # the scale moves once, after the step
+            elif self._is_update_due:
                 self._update()
             elif unscaled and not self._have_numbers(unscaled):
                 before = self.scale()
                 self._update()
                 self._has_overflow |= self.scale() < before
+            scaled: set[int] = set()
             for optimizer in self._optimizers.live():
-                self._scale_again(optimizer)
-                self._stages[optimizer] = _Stage.SCALED
+                self._scale_again(optimizer, scaled)
+            self._stages.update(dict.fromkeys(self._optimizers.live(), _Stage.SCALED))
             result = self._scaler.scale(losses)
         self.is_open = True
         self._optimizers.forget_owners()  # master weights may have been made
@@ -221,8 +254,12 @@ class GradientStages:
         GRADIENT_READS.want(self._read, True)
         return result
 
-    def _scale_again(self, optimizer: Any) -> None:
-        """Scale true gradients, to which those of a scaled loss are about to be added."""
+    def _scale_again(self, optimizer: Any, done: set[int]) -> None:
+        """Scale true gradients, to which those of a scaled loss are about to be added.
+
+        Args:
+            done: ids of those of other optimizers with the same weights; gets these.
+        """
         stage = self._stage(optimizer)
         if stage in (_Stage.FOREIGN, _Stage.SCALED):
             return
@@ -230,7 +267,29 @@ class GradientStages:
         if stage is _Stage.UNSCALED:
             self._names.forget_unscaled(self._scaler, optimizer)
         if self.has_gradients(optimizer):
-            self._multiply(optimizer, self.scale())
+            self._multiply(optimizer, self.scale(), but=done)
+            done |= set(map(id, self._grads(optimizer)))
+
+    def _true_gradients(self, optimizer: Any) -> set[int]:
+        """Return the ids of gradients that are true since another optimizer with the same weights was asked for them.
+
+        A fused step that unscales by itself leaves them as they are.
+        """
+        true = (_Stage.UNSCALED, _Stage.PLAIN, _Stage.STEPPED, _Stage.SKIPPED)
+        return {
+            id(grad)
+            for other in self._optimizers.live()
+            if other is not optimizer
+            and self._stage(other) in true
+            and not (self._stage(other) is _Stage.STEPPED and getattr(other, "_step_supports_amp_scaling", False))
+            for grad in self._grads(other)
+        }
+
+    def _unscale(self, optimizer: Any) -> None:
+        """Divide the gradients of an optimizer by the scale, those that are true already too, which it multiplies."""
+        if (true := self._true_gradients(optimizer)) and not true.isdisjoint(map(id, self._grads(optimizer))):
+            self._multiply(optimizer, self.scale(), only=true)
+        self._scaler.unscale_(optimizer)
 
     def _update(self) -> None:
         """Move the loss scale; gradients that wait for a step follow it."""
@@ -239,15 +298,23 @@ class GradientStages:
         self._scaler.update()
         ratio = self.scale() / before if waiting else 1.0
         if ratio != 1.0:
+            done: set[int] = set()
             for optimizer in waiting:
-                self._multiply(optimizer, ratio)
+                self._multiply(optimizer, ratio, but=done | self._true_gradients(optimizer))
+                done |= set(map(id, self._grads(optimizer)))
         self._is_update_due = False
         self._stages.update(dict.fromkeys(self._in_stage(_Stage.UNSCALED), _Stage.PLAIN))
 
-    def _multiply(self, optimizer: Any, factor: float) -> None:
+    def _multiply(
+        self, optimizer: Any, factor: float, *, but: Collection[int] = (), only: Collection[int] | None = None
+    ) -> None:
+        """Multiply the gradients of an optimizer; `but` those with these ids, or `only` those."""
         # A weight and its master may show the same one.
         weights = self._optimizers.weights(optimizer)
         held = {id(grad): (param, grad) for param in weights if (grad := param.grad) is not None}
+        held = {key: one for key, one in held.items() if key not in but and (only is None or key in only)}
+        if not held:
+            return
         grads = [grad.detach() for _, grad in held.values()]
         scaled = torch._foreach_mul([grad.float() for grad in grads], factor)  # fp16 has no 65536
         for number, (param, grad) in enumerate(held.values()):
@@ -273,13 +340,17 @@ class GradientStages:
         if not self.is_open:
             return
         optimizer = self._optimizers.owner(tensor)
+        if self._in_step is not None and any(tensor is one for one in self._optimizers.weights(self._in_step)):
+            optimizer = self._in_step
         if optimizer is None:
             self._divide(tensor)
         elif self._stage(optimizer) is _Stage.SCALED and self.has_gradients(optimizer):
             with GRADIENT_READS.pause():
-                self._scaler.unscale_(optimizer)
+                self._unscale(optimizer)
                 self._compute_again(self._optimizers.weights(optimizer))
             self._stages[optimizer] = _Stage.UNSCALED
+            if self._in_step is not None and skips_overflows(self._arm) and self._found_overflow(optimizer):
+                raise OverflowInStep
 
     def _divide(self, tensor: Tensor) -> None:
         """Divide the gradient of a tensor that no optimizer has, such as an input or a feature map, once."""
@@ -331,7 +402,7 @@ class GradientStages:
                 raise ScalingError(
                     here(
                         f"the script sets gradients itself, as with torch.autograd.grad, and {self._arm} steps fp32 "
-                        "copies of the weights, which lack them; compare native:bf16 or apex:O1"
+                        "copies of the weights, which lack them; an arm without master weights can train this script"
                     )
                 )
             return False
@@ -340,15 +411,92 @@ class GradientStages:
             with GRADIENT_READS.pause():
                 if self._has_overflow:
                     self._mark_overflow(optimizer)
+                if stage is _Stage.SCALED and (true := self._true_gradients(optimizer)):
+                    self._multiply(optimizer, self.scale(), only=true)
                 self._scaler.step(optimizer, **options)
-            self._stages[optimizer] = _Stage.STEPPED if self.is_applied else _Stage.SKIPPED
-            self._is_update_due = True
-            if len(self._optimizers.live()) == 1:
-                self.close()
-                with GRADIENT_READS.pause():
-                    self._update()
+            self._end_step(optimizer)
         optimizer._opt_called = True  # a skipped step was called too: schedulers warn otherwise
         return True
+
+    def _end_step(self, optimizer: Any) -> None:
+        stage = _Stage.STEPPED if self.is_applied else _Stage.SKIPPED
+        self._stages.update(dict.fromkeys([optimizer, *self._optimizers.inside_of(optimizer)], stage))
+        self._is_update_due = True
+        if len(self._optimizers.live()) == 1:
+            self.close()
+            with GRADIENT_READS.pause():
+                self._update()
+
+    def step_with_passes(self, optimizer: Any, run: Callable[[], Any]) -> Any:
+        """Let the scaler call the step of an optimizer, which evaluates losses by itself; return what `run` returns.
+
+        After an overflow weights, state and settings of the optimizer are what they were before the step.
+
+        Args:
+            run: calls the step as it is written; the scaler calls `optimizer.step`, which has to call `run_inside`.
+        """
+        self._has_step |= dict.fromkeys(self._new_places, True)
+        self._new_places.clear()
+        self._first_loss, self._has_overflow = None, False
+        self._make_scaler()
+        if self._scaler._scale is None:  # torch makes it with the first loss
+            device = next((param.device for param in owned_params(optimizer)), torch.device("cpu"))
+            self._scaler._lazy_init_scale_growth_tracker(device)
+        with GRADIENT_READS.pause():
+            if self._is_update_due and self._stage(optimizer) is not _Stage.UNSCALED:
+                self._update()
+            states = self._scaler._per_optimizer_states
+            is_unscaled = self._stage(optimizer) is _Stage.UNSCALED
+            if not is_unscaled:
+                states[id(optimizer)] = _state_without_overflow(optimizer)
+        result: list[Any] = []
+
+        def run_inside() -> None:
+            if not is_unscaled:
+                states.pop(id(optimizer), None)
+            with contextlib.suppress(OverflowInStep):
+                result.append(self._run_undoable(optimizer, run))
+
+        self._run_inside, self.is_applied = run_inside, False
+        self._names.in_step = self._in_step = optimizer
+        try:
+            self._scaler.step(optimizer)
+        finally:
+            self._names.in_step = self._in_step = self._run_inside = None
+        if id(optimizer) not in states:
+            states[id(optimizer)] = _state_without_overflow(optimizer)
+        states[id(optimizer)]["stage"] = OptState.STEPPED
+        self._end_step(optimizer)
+        optimizer._opt_called = True
+        return result[0] if result else None
+
+    def be_ignored(self, rows: Rows | None, ignored: bool) -> None:
+        """Let losses of a step be recorded no longer, or again."""
+        if rows is not None and self._scaler is not None:
+            (rows.ignored.add if ignored else rows.ignored.discard)(self._scaler)
+
+    @property
+    def run_inside(self) -> Callable[[], None] | None:
+        """What the step of an optimizer has to call that the scaler calls; None if it is a step of gradients only."""
+        return self._run_inside
+
+    def _run_undoable(self, optimizer: Any, run: Callable[[], Any]) -> Any:
+        before = None
+        if skips_overflows(self._arm):
+            before = StateBefore([optimizer, *self._optimizers.inside_of(optimizer)])
+        self._run_inside = None
+        try:
+            result = run()
+        except OverflowInStep:
+            assert before is not None, "raised where a step may be skipped"
+            before.restore()
+            raise
+        self.is_applied = True
+        return result
+
+    def _found_overflow(self, optimizer: Any) -> bool:
+        """Return whether the gradients of an optimizer that were unscaled last are not finite; waits for the device."""
+        return any(map(bool, self._scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values()))
 
     def _mark_overflow(self, optimizer: Any) -> None:
         """Let a step be skipped if the script has made its gradients of ones that overflowed, and cleared those."""
@@ -356,6 +504,12 @@ class GradientStages:
         if _any(~grad.isfinite().all() for grad in self._grads(optimizer)):
             for flag in self._scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values():
                 flag.fill_(1.0)
+
+
+def _state_without_overflow(optimizer: Any) -> dict[str, Any]:
+    """Return what a GradScaler notes of an optimizer whose gradients it has found to be finite."""
+    device = next((param.device for param in owned_params(optimizer)), torch.device("cpu"))
+    return {"stage": OptState.UNSCALED, "found_inf_per_device": {device: torch.zeros((), device=device)}}
 
 
 def skips_overflows(arm: Arm) -> bool:

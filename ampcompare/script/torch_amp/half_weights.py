@@ -11,7 +11,9 @@ the arm's types everywhere, as after `amp.initialize`, and autocast blocks do no
 | `scaler.step` | a step, or a skip after an overflow; the model gets the weights |
 | `scaler.update` | the loss scale moves |
 
-What the script writes into weights between two steps, the next step writes into their masters.
+What the script writes into weights between two steps, the next step writes into their masters. What it writes into
+masters, by the groups or the methods of an optimizer, the model has at its next use: a call, or a read of its
+parameters or state.
 
 From `scaler.unscale_` on `param.grad` of a 16-bit weight is the gradient of its master: clipping it, reading it and
 replacing it act on what is stepped. Until then that of a master is the scaled gradient of its weight.
@@ -40,8 +42,10 @@ from ampcompare.backends.apex_levels import apex_level
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError, PreparationError, ScalingError, UnsupportedCombination
 from ampcompare.base.patches import GRADIENT_READS, Points, Subscriptions, without_subscribers
+from ampcompare.base.tensors.lists import copy_by_dtype
 from ampcompare.base.tensors.tree import map_tree, tensors_in
 from ampcompare.guards.location import here
+from ampcompare.script.data_access import DataAccess
 from ampcompare.script.gradient_mirror import GradientMirror, Pairs
 from ampcompare.script.keep_fp32 import WRAPPERS, bare_model
 from ampcompare.script.lifted_weights import HALF, follow_averages, live_modules
@@ -61,7 +65,7 @@ class _ApexScaling:
     def __init__(self, arm: Arm, device: str) -> None:
         self._level = apex_level(arm.options)
         self._precision = make_precision(Arm.make("apex", **{**arm.options, "engine": "compat"}), device=device)
-        self.steps_copies = bool(self._level.master_weights)
+        self.steps_copies = self.keeps_masters = bool(self._level.master_weights)
         self.needs_scaler = self.steps_copies or self._level.loss_scale != 1.0
 
     def prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Any]) -> None:
@@ -115,7 +119,7 @@ class _HalfScaling:
 
     def __init__(self, arm: Arm, device: str) -> None:
         self._precision = cast(Half, make_precision(arm, device=device))
-        self.steps_copies = self._precision.steps_copies
+        self.steps_copies, self.keeps_masters = self._precision.steps_copies, self._precision.master_weights
         self.needs_scaler = self.steps_copies or bool(self._precision.loss_scales())
         self.prepare, self.before_backward = self._precision.prepare, self._precision.collect
         self.masters, self.apply = self._precision.masters, self._precision.apply
@@ -147,12 +151,15 @@ class HalfWeights(TorchAmp):
         scaling = _ApexScaling if arm.backend == "apex" else _HalfScaling
         self._scaling = scaling(arm, "cuda" if torch.cuda.is_available() else "cpu")
         self.needs_scaler, self.steps_copies = self._scaling.needs_scaler, self._scaling.steps_copies
+        self._keeps_masters = self._scaling.keeps_masters
         self._scaler = ScriptScaler(arm, self, runs_closures=not self._scaling.needs_scaler)
         self._gradients = GradientMirror()
         self._stepping: Any = None
         self._is_prepared = False
         self._has_followed = False  # writes of weights
         self._given_weights: weakref.WeakKeyDictionary[Any, Tensor] = weakref.WeakKeyDictionary()  # by steps: bit sums
+        self._versions: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()  # of masters, then
+        self._data = DataAccess()  # to masters
 
     def install(self, events: Subscriptions) -> None:
         """Replace what both classes do."""
@@ -163,7 +170,10 @@ class HalfWeights(TorchAmp):
         events.wrap(swa_utils.AveragedModel, "update_parameters", self._average)
         follow_averages(events)
         self._found.install(events)
+        for name in ("state_dict", "named_parameters"):
+            events.wrap(nn.Module, name, self._use_weights)
         events.at_end(self._gradients.end)
+        events.at_end(self._data.end)
         self._watch_steps(events)
 
     @property
@@ -215,6 +225,7 @@ class HalfWeights(TorchAmp):
             optimizer.zero_grad = types.MethodType(
                 functools.wraps(optimizer.zero_grad)(functools.partial(HalfWeights._clear, self)), optimizer
             )
+            self._note_given(optimizer, self._scaling.masters(optimizer))
 
     def _refuse_shared(self, optimizers: list[Any]) -> None:
         """Refuse weights that two optimizers hold, as that of SAM and the one inside of it: each would have masters."""
@@ -225,7 +236,7 @@ class HalfWeights(TorchAmp):
                 raise PreparationError(
                     here(
                         f"two optimizers hold the same weights, and {self._arm} gives each its own master weights; "
-                        "compare native:bf16 or apex:O1"
+                        "an arm without master weights can train this script"
                     )
                 )
             seen |= own
@@ -239,6 +250,7 @@ class HalfWeights(TorchAmp):
         A model is prepared when the script first calls it.
         """
         self._found.look_at(module)
+        self._give_written()
         if not self._is_prepared or self._dtype is not None:  # of bf16 weights, where autocast fits what a part gets
             return None
         models = _alive(self._found.models)
@@ -282,6 +294,8 @@ class HalfWeights(TorchAmp):
         self._scaling.before_backward(self._optimizers)
         for optimizer in self._optimizers:
             self._gradients.show_scaled(self.masters(optimizer))
+            if optimizer not in self._given_weights:  # Apex makes masters here
+                self._note_given(optimizer, self.masters(optimizer))
 
     def check_unscale(self, optimizer: Any) -> None:
         if not self._casts and not self.is_driven:
@@ -303,8 +317,8 @@ class HalfWeights(TorchAmp):
         overflow = self._scaling.unscale(optimizer, scaler)
         pairs = self.masters(optimizer)
         self._gradients.show(pairs)
-        if pairs and optimizer not in self._given_weights:
-            self._given_weights[optimizer] = _bit_sums(pairs)
+        if optimizer not in self._given_weights:
+            self._note_given(optimizer, pairs)
         return overflow
 
     def _weights_of(self, optimizer: Any) -> list[Tensor]:
@@ -314,13 +328,70 @@ class HalfWeights(TorchAmp):
     def apply(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         self._stepping = optimizer
         try:
+            if optimizer is self.in_step:
+                return self._apply_as_written(optimizer)
             with self._own_gradients(optimizer):
                 return self._scaling.apply(optimizer, good=True)
         finally:
             self._stepping = None
-            self._given_weights.pop(optimizer, None)
-            if pairs := self.masters(optimizer):
-                self._given_weights[optimizer] = _bit_sums(pairs)
+            self._note_given(optimizer, self.masters(optimizer))
+
+    def _apply_as_written(self, optimizer: Any) -> Any:
+        """Step an optimizer that evaluates losses by itself, and give the model what it has written into masters."""
+        try:
+            return optimizer.step()
+        finally:
+            self._give_written()
+            with self._own_gradients(optimizer):
+                self._scaling.apply(optimizer, good=False)
+
+    def step_as_written(self, optimizer: Any, step: Any) -> Any:
+        if self.steps_copies and not self._keeps_masters:
+            raise UnsupportedCombination(
+                here(
+                    f"the step of {type(optimizer).__name__} evaluates losses by itself, and {self._arm} steps fp32 "
+                    "copies of the weights that it makes for each step, so that the model would not see what the step "
+                    "writes before it ends"
+                )
+            )
+        # Before the weights are kept, so that nothing that the arm makes is undone.
+        self._found.look_for_all()
+        if any(optimizer is one for one in self._optimizers):
+            self._scaling.before_backward([optimizer])
+        self._give_written()
+        if self._arm.backend == "apex":  # whose step takes no closure
+            return types.MethodType(type(optimizer).step, optimizer)
+        return step
+
+    def _note_given(self, optimizer: Any, pairs: Pairs) -> None:
+        """Note what weights and masters are now, when the model has those of the masters."""
+        self._given_weights.pop(optimizer, None)
+        self._versions.pop(optimizer, None)
+        if pairs:
+            masters = [master for _, master in pairs]
+            self._given_weights[optimizer] = _bit_sums(pairs)
+            if self._keeps_masters:
+                self._versions[optimizer] = [master._version for master in masters]
+                self._data.follow(masters)
+                self._data.take(masters)
+
+    def _use_weights(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        self._give_written()
+        return original(module, *args, **kwargs)
+
+    def _give_written(self) -> None:
+        """Give the model what was written into masters since it last had their weights, outside of a step or inside."""
+        for optimizer in self._optimizers:
+            versions = self._versions.get(optimizer)
+            if versions is None or (self._stepping is optimizer and optimizer is not self.in_step):
+                continue
+            pairs = self.masters(optimizer)
+            masters = [master for _, master in pairs]
+            if self._data.take(masters) or versions != [master._version for master in masters]:
+                self._follow_writes(optimizer)
+                with torch.no_grad():
+                    copy_by_dtype([param for param, _ in pairs], masters)
+                self._note_given(optimizer, pairs)
 
     def skip(self, optimizer: Any) -> None:
         with self._own_gradients(optimizer):
@@ -455,8 +526,16 @@ class _FoundModels:
         if not held or not (torch.is_grad_enabled() or self._wrappers.is_alone()):
             return  # a wrapper is made again by all ranks, and an evaluation may run on one
         model = bare_model(module)
-        if held.isdisjoint(map(id, model.parameters())):
-            return
+        if not held.isdisjoint(map(id, model.parameters())):
+            self._find(model, held)
+
+    def look_for_all(self) -> None:
+        """Look for the models of new optimizers, before the step of one calls them."""
+        held = {id(param) for optimizer in _alive(self._waiting) for param in owned_params(optimizer)}
+        if held and not self._is_done and not self._is_over():
+            self._find(None, held)
+
+    def _find(self, model: nn.Module | None, held: set[int]) -> None:
         self._is_done = True
         gc.collect()  # those that the script has replaced by others
         optimizers = _alive(self._waiting)
@@ -473,14 +552,14 @@ class _FoundModels:
         self.optimizers += map(weakref.ref, optimizers)
         self._cast_weights.update({id(param): param for model in models for param in model.parameters()})
 
-    def _models_of(self, model: nn.Module, held: set[int], optimizers: list[Any]) -> list[nn.Module]:
-        """Return the models that are not cast yet and have weights of `held`, given as ids."""
+    def _models_of(self, model: nn.Module | None, held: set[int], optimizers: list[Any]) -> list[nn.Module]:
+        """Return the models that are not cast yet and have weights of `held`, given as ids; first the one called."""
         cast = set(self._cast_weights.keys())  # a model may have got other weights since, such as those of LoRA
         if held <= cast:
             return []
         tree = _Tree()
         models: list[nn.Module] = []
-        if not (held - cast).isdisjoint(map(id, model.parameters())):
+        if model is not None and not (held - cast).isdisjoint(map(id, model.parameters())):
             models.append(_whole(model, optimizers, tree))
         models += tree.others(models, held - cast)
         for one in models:

@@ -36,6 +36,8 @@ class O1BehindTorch(TorchAmpStandIn):
         super().__init__(initialized)
         self._level = apex_level(arm.options)
         self._name = f"apex:{arm.options['opt_level']}"
+        if (outputs := arm.options.get("cast_model_outputs")) is not None:
+            self.outputs = getattr(torch, outputs)
         self._scaler = ScriptScaler(arm, self)
         self._handle: Any = None
         self._depth = 0
@@ -85,6 +87,7 @@ class O1BehindTorch(TorchAmpStandIn):
     def _enter(self, original: Any, block: Any) -> Any:
         self.optimizer_made()
         self.used = self.used or block._enabled
+        self.num_blocks += block._enabled
         self._depth += 1
         block._ampcompare_before = self._handle._is_active
         self._handle._is_active = bool(block._enabled)

@@ -16,9 +16,10 @@ mixed precision; one that has called `amp.initialize` has autocast.
 import contextlib
 import enum
 import functools
+import inspect
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -37,6 +38,8 @@ from ampcompare.script.torch_amp.autocast_and_scaler import Casting, TorchAmpSta
 from ampcompare.script.torch_amp.gradient_stages import GradientStages, ScriptOptimizers, skips_overflows
 from ampcompare.training.precision.base import owned_params, refuse_wrapped
 
+GRADIENTS_ONLY = ("torch.", "ampcompare.", "apex.")  # modules of steps that compute with gradients, and of what
+TRAINERS = ("accelerate.", "lightning.", "pytorch_lightning.", "transformers.", "mmengine.")  # puts itself around them
 BACKWARD = ("grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs")
 HOOKS = [
     (Tensor, "register_hook"),
@@ -91,6 +94,7 @@ class PlainScript:
         self._has_loss = False  # recorded since the last step
         self._mode = _Mode.UNKNOWN
         self._casts = arm.backend not in ("fp32", "script") and arm.options.get("opt_level") != "O0"
+        self._is_fp32 = not self._casts and arm.backend != "script"
         self._optimizers = ScriptOptimizers(names)
         self.stages = GradientStages(arm, names, self._optimizers)
         self._trained: dict[int, tuple[weakref.ref[nn.Module], bool]] = {}  # by the id of a module
@@ -103,6 +107,9 @@ class PlainScript:
         self._is_scaled_pass = False
         self._block: Any = None  # of O1, from a forward pass to the backward pass
         self._stepping = self._repeats = False
+        self._passes_in_step = 0
+        self._evaluates: dict[type, bool] = {}  # losses, in a step without arguments: by the class of an optimizer
+        self._noted: set[type] = set()  # optimizers whose weights and state are copied for a step
 
     def install(self, events: Subscriptions) -> None:
         """Follow the script from now on."""
@@ -253,11 +260,15 @@ class PlainScript:
     # The forward pass.
 
     def _on_call(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if not self._lifted.types:
+        if not self._lifted.types and not self._is_in_place_of_autocast():
             return self._call(original, module, args, kwargs)
         given, (args, kwargs) = (args, kwargs), self._fitting(module, args, kwargs)
         result = self._call(original, module, args, kwargs)
         return result if self._casts else self._lifted.fit_result(result, given, (args, kwargs))
+
+    def _is_in_place_of_autocast(self) -> bool:
+        """Return whether the arm does not cast where the script's own blocks would, so that inputs may not fit."""
+        return self._is_fp32 and self._names.has_autocast
 
     def _call(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
         if self._inside:
@@ -279,14 +290,24 @@ class PlainScript:
             part = self._names.input_type(module)
             is_cast = part is None and self._names.casts_now()
             if is_cast or (module not in self._outermost and (part is None or not _has_fp32((args, kwargs)))):
-                return original(module, *args, **kwargs)
+                result = original(module, *args, **kwargs)
+                return self._cast_output(module, result)
         self._outermost.add(module)
         self._inside = True
+        blocks = self._names.num_blocks
         try:
-            return self._forward(mode, original, module, args, kwargs)
+            result = self._forward(mode, original, module, args, kwargs)
+            is_cast = self._names.casts_now() or self._names.num_blocks > blocks
+            return self._cast_output(module, result) if is_cast else result
         finally:
             self._inside = False
             self._casting += self._has_cast
+
+    def _cast_output(self, module: nn.Module, output: Any) -> Any:
+        """Return what a module that the script itself calls returns, in the type that an option of the arm asks for."""
+        outputs = self._names.outputs
+        is_own = outputs is None or module not in self._outermost or self._names.is_by_apex()  # which casts it
+        return output if is_own or outputs is None else cast_floating(output, outputs)
 
     def _fitting(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Return the arguments of a module in the type of its weights, as far as the arm does not cast them itself."""
@@ -294,6 +315,11 @@ class PlainScript:
             self._lifted.lift_thawed()
         inside_of_cast = self._inside and self._names.casts_weights
         narrows = not self._casts or (self._names.casts_weights and not self._inside)
+        if self._is_in_place_of_autocast() and not any(one is not None for one in module._parameters.values()):
+            types = {one.dtype for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor)}
+            is_model = not self._inside and next(module.parameters(), None) is not None
+            if not types.isdisjoint(HALF) and (is_model or torch.float32 in types):
+                return map_tree((args, kwargs), lambda one: one.float() if one.dtype in HALF else one)
         return self._lifted.fit(module, (args, kwargs), narrows=narrows, widens=not inside_of_cast)
 
     @contextlib.contextmanager
@@ -371,6 +397,8 @@ class PlainScript:
         if self._backwards or self._decide() is _Mode.OWN:
             with self.casting.off():
                 return original(tensors, *args, **kwargs)
+        if self._stepping and self._names.needs_scaler:
+            self._check_pass_in_step()
         self._backwards += 1
         try:
             is_scaled = self._names.needs_scaler and (self._casting or self._mode is _Mode.AUTOCAST)
@@ -396,6 +424,18 @@ class PlainScript:
             self._backwards -= 1
             self._is_scaled_pass = False
             self._close_casts()
+
+    def _check_pass_in_step(self) -> None:
+        """Count a pass in a step that was expected to have some, and refuse another one."""
+        self._passes_in_step += 1
+        if self._names.in_step is None:
+            raise UnsupportedCombination(
+                here(
+                    "a backward pass runs inside of the step of an optimizer whose step was taken for one by gradients "
+                    f"alone, as its first one was, so that {self._arm} has not prepared for it. Let the first step "
+                    "have one too, or pass a closure"
+                )
+            )
 
     def _hook(self, original: Any, owner: Any, hook: Any, *args: Any, **kwargs: Any) -> Any:
         """Let a hook of the script get true gradients, and scale those that it returns."""
@@ -445,32 +485,46 @@ class PlainScript:
         function = getattr(step, "__func__", step)
 
         @functools.wraps(function)
-        def step_by_arm(_self: Any, closure: Any = None, **kwargs: Any) -> Any:
-            return self._step(optimizer, step, closure, kwargs)
+        def step_by_arm(_self: Any, *args: Any, **kwargs: Any) -> Any:
+            return self._step(optimizer, step, args, kwargs)
 
         step_by_arm._ampcompare_driver = self  # type: ignore[attr-defined]
         optimizer.step = types.MethodType(step_by_arm, optimizer)
 
-    def _step(self, optimizer: Any, step: Any, closure: Any, kwargs: dict[str, Any]) -> Any:
+    def _step(self, optimizer: Any, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if (run_inside := self.stages.run_inside) is not None and optimizer is self._names.in_step:
+            return run_inside()
         if self._stepping or self._decide() is _Mode.OWN:
             self.stages.is_applied = True
-            return step(**kwargs) if closure is None else step(closure, **kwargs)
-        if closure is None:
+            return step(*args, **kwargs)
+        closure = _closure_in(args, kwargs)
+        has_arguments = any(one is not None for one in (*args, *kwargs.values()))
+        may_evaluate = not _takes_gradients_only(optimizer) and (has_arguments or self._has_passes(optimizer))
+        if not has_arguments and not may_evaluate:
             self._refuse_without_effect()
         if not self._names.needs_scaler:
-            return self._step_as_written(optimizer, step, closure, kwargs)
+            result = self._step_as_written(optimizer, step, args, kwargs)
+            self._refuse_without_effect()
+            return result
+        if isinstance(optimizer, torch.optim.LBFGS):
+            kind = type(optimizer)
+            name = "LBFGS" if kind is torch.optim.LBFGS else f"{kind.__name__}, a subclass of LBFGS,"
+            why = "scales the loss" if skips_overflows(self._arm) else "gives the model weights after a step"
+            raise UnsupportedCombination(
+                here(
+                    f"{name} runs its closure several times in one step, and {self._arm} {why}; an arm that scales no "
+                    "loss and has no master weights can train this script"
+                )
+            )
+        if may_evaluate:
+            return self._step_with_passes(optimizer, step, args, kwargs)
         loss = None
         if closure is not None:
-            if type(optimizer).__name__ == "LBFGS":
-                why = "scales the loss" if skips_overflows(self._arm) else "gives the model weights after a step"
-                raise UnsupportedCombination(
-                    here(
-                        f"LBFGS runs its closure several times in one step, and {self._arm} {why}; compare native:bf16"
-                    )
-                )
             with torch.enable_grad():
                 loss = closure()
             self._refuse_without_effect()
+            args = tuple(one for one in args if one is not closure)
+            kwargs = {name: one for name, one in kwargs.items() if one is not closure}
         self._close_casts()
         self._stepping = True
         try:
@@ -479,8 +533,64 @@ class PlainScript:
         finally:
             self._stepping = False
         if not is_over:
-            self._step_as_written(optimizer, step, None, kwargs)
+            self._step_as_written(optimizer, step, args, kwargs)
         return loss
+
+    def _has_passes(self, optimizer: Any) -> bool:
+        """Return whether a step without arguments may evaluate losses by itself: the first one shows it."""
+        return self._evaluates.get(type(optimizer), True)
+
+    def _step_with_passes(self, optimizer: Any, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a step that may evaluate losses by itself as it is written, each of its passes scaled and unscaled."""
+        step = self._names.step_as_written(optimizer, step)
+        for one in self._optimizers.live():  # an arm that has prepared it has replaced its step
+            self._take_over(one)
+        has_arguments = bool(args or kwargs)
+        args, kwargs = _map_closures(self._follow, args, kwargs)
+        passes = self._passes_in_step = 0
+
+        def run() -> Any:
+            try:
+                return step(*args, **kwargs)
+            finally:
+                self.stages.be_ignored(self._rows, False)
+
+        self._close_casts()
+        self._stepping = True
+        try:
+            result = self.stages.step_with_passes(optimizer, run)
+        finally:
+            self._stepping = self._repeats = False
+            passes = self._passes_in_step
+            self._close_casts()
+        self._refuse_without_effect()
+        if not has_arguments:
+            self._evaluates[type(optimizer)] = bool(passes)
+        if passes and skips_overflows(self._arm):
+            self._note_copies(optimizer)
+        return result
+
+    def _follow(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Let only the first pass of a closure in a step be recorded, and end its casts."""
+
+        @functools.wraps(function)
+        def closure(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._repeats = True
+                self.stages.be_ignored(self._rows, True)
+                self._close_casts()
+
+        return closure
+
+    def _note_copies(self, optimizer: Any) -> None:
+        if self._rows is not None and type(optimizer) not in self._noted:
+            self._rows.add_note(
+                f"the step of {type(optimizer).__name__} evaluates losses by itself, so that {self._arm} copies "
+                "weights and state before each step, to undo one that overflows; memory and time include that"
+            )
+        self._noted.add(type(optimizer))
 
     def _refuse_without_effect(self) -> None:
         """Refuse a step after no forward pass that the arm casts: it would have no effect."""
@@ -493,21 +603,25 @@ class PlainScript:
                 )
             )
 
-    def _step_as_written(self, optimizer: Any, step: Any, closure: Any, kwargs: dict[str, Any]) -> Any:
-        def run() -> Any:
-            with torch.enable_grad():
-                result = closure()
-            self._refuse_without_effect()
-            self._repeats = True
-            return result
+    def _step_as_written(self, optimizer: Any, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def follow(function: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(function)
+            def run(*given: Any, **named: Any) -> Any:
+                result = function(*given, **named)
+                self._refuse_without_effect()
+                self._repeats = True
+                return result
+
+            return run
 
         self._stepping = True  # a step that an arm has replaced, or one around another, comes here again
         try:
-            if closure is None:
+            if _closure_in(args, kwargs) is None:
                 with self.casting.off():
-                    result = step(**kwargs)
+                    result = step(*args, **kwargs)
             else:
-                result = step(run, **kwargs)
+                args, kwargs = _map_closures(follow, args, kwargs)
+                result = step(*args, **kwargs)
         finally:
             self._stepping = self._repeats = False
         if self._rows is not None:
@@ -516,6 +630,28 @@ class PlainScript:
             self._has_loss, self._loss = False, None
             self._rows.add_step(self._rows.number(optimizer)[0], True)
         return result
+
+
+def _closure_in(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any] | None:
+    """Return the closure that a step gets; None if it gets none."""
+    return next((one for one in (*args, *kwargs.values()) if callable(one)), None)
+
+
+def _map_closures(follow: Callable[[Any], Any], args: Any, kwargs: Any) -> Any:
+    """Return the arguments of a step with its closures followed, those in a dict of options too."""
+    kinds = (Tensor, nn.Module, torch.optim.Optimizer, type)
+    return pytree.tree_map(
+        lambda one: follow(one) if callable(one) and not isinstance(one, kinds) else one, (args, kwargs)
+    )
+
+
+def _takes_gradients_only(optimizer: Any) -> bool:
+    """Return whether a step runs its closure before anything else, as those of torch and Apex do, except LBFGS's."""
+    of_class = inspect.unwrap(type(optimizer).step)
+    of_object = inspect.unwrap(getattr(optimizer.step, "__func__", optimizer.step))
+    return str(of_class.__module__).startswith(GRADIENTS_ONLY) and str(of_object.__module__).startswith(
+        (*GRADIENTS_ONLY, *TRAINERS)
+    )
 
 
 def _has_fp32(values: Any) -> bool:

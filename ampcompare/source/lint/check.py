@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 from ampcompare.source.lint.catalog import RULES
 from ampcompare.source.lint.module import Finding, LintModule
@@ -24,20 +25,24 @@ def is_of_interest(text: str) -> bool:
 
 
 def check_text(
-    text: str, selected: Callable[[str], bool] = lambda code: True, versions: Versions = LATEST
+    text: str,
+    selected: Callable[[str], bool] = lambda code: True,
+    versions: Versions = LATEST,
+    path: Path | None = None,
 ) -> list[Finding]:
     """Return the findings of a module, by line, those that comments silence left out.
 
     Args:
         selected: which codes are wanted; rules of which none is are not run.
         versions: of the libraries that the module is for; the newest by default.
+        path: of the module, for what it imports from files next to it.
 
     Raises:
         SourceInvalid: the text is not Python 3, and it has words of interest.
     """
     if not is_of_interest(text):
         return []
-    module = LintModule(text, versions)
+    module = LintModule(text, versions, path)
     found: dict[tuple[str, int, int], Finding] = {}
     for rule in RULES:
         if any(map(selected, rule.codes)):

@@ -7,12 +7,15 @@ import functools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 from ampcompare.source.edits import Edit
+from ampcompare.source.index import Index
 from ampcompare.source.lint.update_events import Event, Kind, Tracer
 from ampcompare.source.module import Module, Scope
 from ampcompare.source.object_kinds import ObjectKinds
+from ampcompare.source.project import Project
 from ampcompare.source.syntax import argument, dotted_name, is_literal, last_name
 from ampcompare.source.versions import LATEST, Versions
 
@@ -127,19 +130,27 @@ class LintModule(Module):
     """A module with the traces of its functions.
 
     Attributes:
+        index: of its calls.
         kinds: what objects are.
         versions: of the libraries that it is for.
     """
 
-    def __init__(self, text: str, versions: Versions = LATEST) -> None:
+    def __init__(self, text: str, versions: Versions = LATEST, path: Path | None = None) -> None:
         super().__init__(text)
         self.versions = versions
-        self.kinds = ObjectKinds(self)
+        self._path = path
+        self.index = Index(self)
+        self.kinds = ObjectKinds(self, self.index)
+
+    @functools.cached_property
+    def index_of_project(self) -> Index:
+        """The calls with those of the files that are imported, which are parsed when they are asked for."""
+        return Index(self, Project(self._path, self), alone=True)
 
     @functools.cached_property
     def traces(self) -> list[Trace]:
         """The events of each function and of the module, those that have nothing to do with training left out."""
-        tracer = Tracer(self, self.kinds)
+        tracer = Tracer(self.index, self.kinds)
         scopes = training_scopes(self)
         return [trace for scope in scopes if (trace := tracer.trace(scope))]
 

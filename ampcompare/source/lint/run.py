@@ -134,7 +134,7 @@ def _lint_file(path: Path, selection: Selection, fix: bool, report: Report, *, m
     try:
         if must_parse and not is_of_interest(document.text):
             parse_tree(document.text)
-        findings = check_text(document.text, selection.reports, selection.versions)
+        findings = check_text(document.text, selection.reports, selection.versions, path)
     except SourceInvalid as error:
         line = document.place(error.line).line if error.line else 0
         raise SourceInvalid(str(error), line) from None

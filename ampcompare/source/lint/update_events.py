@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from ampcompare.source.amp_names import AUTOCASTS, CLIPS, WRAPPERS
 from ampcompare.source.branches import Facts, contradict, expression_of, narrow
 from ampcompare.source.call_order import CallFollower, Frame
-from ampcompare.source.module import Module, Scope
+from ampcompare.source.index import Function, Index
+from ampcompare.source.module import Scope
 from ampcompare.source.object_kinds import ObjectKinds
 from ampcompare.source.syntax import argument, argument_values, arguments, child_nodes, dotted_name, is_literal
 
@@ -23,6 +24,7 @@ LIBRARIES = ("accelerator", "fabric", "trainer", "engine", "strategy", "plugin")
 CROSS_ENTROPIES = ("torch.nn.functional.binary_cross_entropy",)
 NORMS = ("torch.norm", "torch.linalg.norm", "torch.linalg.vector_norm", "torch.nn.utils.get_total_norm")
 READS = ("norm", "pow", "square", "abs")
+OF_GRADIENTS = re.compile(r"(?i)clip|grad_?norm|norm_?grad")
 
 
 class Kind(enum.Enum):
@@ -52,6 +54,7 @@ class Kind(enum.Enum):
     GRADIENT = "read or change of a gradient"
     CROSS_ENTROPY = "binary_cross_entropy"
     OPAQUE = "call of something else"
+    ELSEWHERE = "call of another file, with parameters"
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,8 +150,8 @@ METHODS = {
 class Tracer(CallFollower):
     """The events of one function or module: calls of interest, with the caller's names for what is passed."""
 
-    def __init__(self, module: Module, kinds: ObjectKinds) -> None:
-        super().__init__(module)
+    def __init__(self, index: Index, kinds: ObjectKinds) -> None:
+        super().__init__(index)
         self._kinds = kinds
 
     def trace(self, scope: Scope) -> list[Event]:
@@ -225,6 +228,8 @@ class Tracer(CallFollower):
             for value in argument_values(call):
                 if self._kinds.of(value, frame.scope) in ("scaler", "optimizer"):
                     add(Kind.OPAQUE, value)
+            if full and OF_GRADIENTS.search(full) and not full.startswith(("torch.", "apex.")):
+                add(Kind.ELSEWHERE, first)
 
     def _add(
         self,
@@ -407,10 +412,11 @@ class Tracer(CallFollower):
             return values[0] if any(isinstance(node, ast.Mod) for node in ast.walk(values[0])) else test
         return test
 
-    def bind_arguments(self, callee: Scope, call: ast.Call, frame: Frame) -> dict[str, str]:
-        assert isinstance(callee.node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    def bind_arguments(self, function: Function, call: ast.Call, frame: Frame) -> dict[str, str]:
+        node = function.scope.node
+        assert isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
         found = {}
-        for name, value in arguments(call, self.module.positional(callee.node)).items():
+        for name, value in arguments(call, self.module.positional(node)).items():
             found[name] = self._canonical(value, frame)
             scaler = self._scaler_of(value, frame)
             if scaler:

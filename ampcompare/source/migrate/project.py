@@ -130,7 +130,7 @@ def migrate_file(
     try:
         migration = None
         if may_use_apex(document.text):
-            migration = migrate_text(document.text, look_around(path, document.text))
+            migration = migrate_text(document.text, look_around(path), versions or known_versions())
             migration = _add_mistakes(document.text, migration, examine)
         elif must_parse:
             parse_tree(document.text)

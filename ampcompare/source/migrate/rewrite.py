@@ -7,17 +7,22 @@ from pathlib import Path
 
 from ampcompare.source.amp_names import APEX, CORE, public_name
 from ampcompare.source.edits import Edits, on_own_lines
+from ampcompare.source.index import Index
+from ampcompare.source.migrate.apex_guards import answer_guards
+from ampcompare.source.migrate.casts import keep_fp32, note_casts
+from ampcompare.source.migrate.core.context import Core
 from ampcompare.source.migrate.core.core import MAY_BE_APEX, rewrite_core
 from ampcompare.source.migrate.core.internals import AMP_STATE, INTERNALS, NO_EQUIVALENT, find_internals
 from ampcompare.source.migrate.finding import BY_HAND, MARK, NOTE, Finding, origins_of_lines
 from ampcompare.source.migrate.read.names import Names
-from ampcompare.source.migrate.read.neighbors import ALONE, Around
+from ampcompare.source.migrate.read.neighbors import ALONE, Around, look_around
 from ampcompare.source.migrate.read.sites import Unsure
 from ampcompare.source.migrate.replacement_table import IMPORTED, LAYERS, REMOVED
 from ampcompare.source.migrate.replacements import Replacements
 from ampcompare.source.module import Block, Module
 from ampcompare.source.object_kinds import ObjectKinds
 from ampcompare.source.syntax import SourceInvalid, argument, last_name
+from ampcompare.source.versions import LATEST, Versions
 
 WORD = re.compile(r"\bapex\b|\bamp_C\b|\bapex_C\b|\bamp\.scale_loss\(")
 
@@ -25,39 +30,44 @@ PROBE = (
     "the answer is yes now, whether Apex is there or not, since migrated files ask it; a file that asks it and still "
     "imports Apex fails without"
 )
+LAZY = "this file imports torch in its functions alone, and a scaler for all of them would need it at the top"
+HALF = "{0} is left by hand, and training goes through both files: one scaler must serve them, so this one is left too"
 MARKS = (".scale(", ".unscale_(", ".scale_loss(", ".get_scale()", "clip_grad")
 PHRASES = (
     (re.compile(r"\b(?:NVIDIA|NVidia|nvidia|Nvidia)(?:'s)? [Aa](?:pex|PEX)(?: (?:amp|AMP))?\b"), "torch.amp"),
     (re.compile(r"\b[Aa](?:pex|PEX)[ .](?:amp|AMP)\b"), "torch.amp"),
     (re.compile(r"https://nvidia\.github\.io/apex/amp\.html"), "https://docs.pytorch.org/docs/stable/amp.html"),
 )
+# Since when torch has a name, and that which earlier versions have.
+OLDER = (
+    ((2, 3), '{torch}.amp.GradScaler("cuda", ', "{torch}.cuda.amp.GradScaler("),
+    ((2, 3), '{torch}.amp.GradScaler("cuda")', "{torch}.cuda.amp.GradScaler()"),
+    ((2, 4), '{torch}.amp.custom_bwd(device_type="cuda")', "{torch}.cuda.amp.custom_bwd"),
+    ((2, 4), "{torch}.amp.custom_fwd(", "{torch}.cuda.amp.custom_fwd("),
+    ((2, 4), ', device_type="cuda")', ")"),
+    ((2, 4), '{torch}.is_autocast_enabled("cuda")', "{torch}.is_autocast_enabled()"),
+)
 CAUGHT = ("ImportError", "ModuleNotFoundError", "Exception", "BaseException")
-# By name: what O1 does, what autocast does.
-_DIFFERENT = {
-    "gelu": ("fp32", "the type of the input"),
-    "std": ("fp32", "the type of the input"),
-    "var": ("fp32", "the type of the input"),
-    "softmax": ("the type of the input", "fp32"),
-    "log_softmax": ("the type of the input", "fp32"),
-    "log1p": ("the type of the input", "fp32"),
-    "logsumexp": ("the type of the input", "fp32"),
-    "cdist": ("the type of the input", "fp32"),
-    "square": ("the type of the input", "fp32"),  # a pow, to autocast
-    "einsum": ("the type of the input", "fp16"),
-    "scaled_dot_product_attention": ("the type of the input", "fp16"),
-}
-ONLY_FUNCTIONAL = ("gelu",)
-NOT_FUNCTIONAL = ("softmax", "log_softmax")  # O1 lists those of torch.nn.functional, and no others
 
 
 @dataclass(frozen=True)
 class Migration:
-    """The result for a module."""
+    """The result for a module.
+
+    Attributes:
+        whole: whether the core of `apex.amp`, if the module has any, is rewritten.
+    """
 
     text: str
     findings: list[Finding]
     uses: int = 0
     left: int = 0
+    whole: bool = True
+
+    @property
+    def left_by_hand(self) -> list[Finding]:
+        """What stays as it is, each with its reason; the core of Apex is among it where `whole` is False."""
+        return [each for each in self.findings if each.kind == BY_HAND]
 
 
 def may_use_apex(text: str) -> bool:
@@ -65,11 +75,16 @@ def may_use_apex(text: str) -> bool:
     return WORD.search(text) is not None or INTERNALS.search(text) is not None
 
 
-def migrate_text(text: str, around: Around = ALONE) -> Migration:
+def migrate_text(
+    text: str, around: Around = ALONE, versions: Versions = LATEST, *, alone: bool = False, refused: str = ""
+) -> Migration:
     """Return the module for `torch.amp`.
 
     Args:
         around: what other modules have to do with this one.
+        versions: of the libraries that the result is for.
+        alone: whether it does not matter that other files of its project may be left by hand.
+        refused: why its core is left by hand, where that is known.
 
     Raises:
         SourceInvalid: it is not Python 3, or nested too deeply.
@@ -77,9 +92,9 @@ def migrate_text(text: str, around: Around = ALONE) -> Migration:
     """
     if not may_use_apex(text):
         return Migration(text, [])
-    module = Module(text)
-    names = Names(module, around.running(module))
-    kinds = ObjectKinds(module)
+    module = around.parse(text)
+    names = Names(module)
+    kinds = ObjectKinds(module, Index(module))
     called = [
         call
         for call, each in module.methods("step", "backward")
@@ -90,7 +105,7 @@ def migrate_text(text: str, around: Around = ALONE) -> Migration:
         each for each in map(module.statement, used) if not module.is_alone(each) and not isinstance(each, ast.With)
     ]
     if names.uses and crowded and (apart := on_own_lines(module, crowded)) != text:
-        return _of_other_lines(text, apart, around)
+        return _of_other_lines(text, apart, around, versions, alone=alone)
     edits, findings, core, unsure = Edits(module), [], None, None
     if not names.imports and not names.uses:
         if any(full.partition(".")[0] == "ampcompare" for _, _, full in module.imports):
@@ -99,11 +114,19 @@ def migrate_text(text: str, around: Around = ALONE) -> Migration:
         for call, _ in module.methods("scale_loss"):  # mxnet has one too
             if not (module.resolve(call.func) or "").startswith("mxnet."):
                 findings.append(Finding.at(call, BY_HAND, MAY_BE_APEX.format("scale_loss")))
+        if not findings and not alone and _is_of_whole_project(around, module):
+            findings += answer_guards(module, edits)
         _mark(module, edits, findings)
-        return Migration(edits.result() if edits else text, findings)
+        return Migration(edits.result() if edits else text, findings, whole=not findings or bool(edits))
     torch, above = _torch_name(module)
     try:
+        if refused:
+            raise Unsure(next(iter(node for node, _ in names.uses)), refused)
         core = rewrite_core(module, names, edits, torch, around)
+        if core is not None and not alone:
+            _refuse_half_project(core)
+        if core is not None:
+            keep_fp32(core)
         findings += [] if core is None else core.findings
     except Unsure as error:
         unsure = error
@@ -114,7 +137,7 @@ def migrate_text(text: str, around: Around = ALONE) -> Migration:
     replacements = Replacements(module, names, edits, torch, whole=unsure is None)
     kept: list[ast.AST] = []
     for node, meaning in names.uses:
-        if _is_of_core(meaning):
+        if _is_of_core(meaning) or (unsure is not None and _is_of_amp(meaning)):
             if unsure is not None:
                 kept.append(node)
             continue
@@ -129,9 +152,11 @@ def migrate_text(text: str, around: Around = ALONE) -> Migration:
     findings += _keep_for_others(module, names, around, needed, replacements.imports)
     _rewrite_imports(module, names, edits, needed, replacements.imports)
     findings += _probes(module, names, edits)
+    if not kept:
+        findings += answer_guards(module, edits)
     if unsure is None:
         _rewrite_texts(module, edits, names)
-        findings += _cast_notes(module, names)
+        findings += note_casts(module, names)
     findings = sorted(set(findings))
     of_torch = rf"(?<!from )(?<![\w.]){re.escape(torch)}\."
     if edits and above is not None and re.search(of_torch, edits.new_text()) is not None:
@@ -140,15 +165,21 @@ def migrate_text(text: str, around: Around = ALONE) -> Migration:
         _import_functools(module, edits)
     _mark(module, edits, findings)
     if edits.shared:
-        return _of_other_lines(text, on_own_lines(module, edits.shared), around)
+        return _of_other_lines(text, on_own_lines(module, edits.shared), around, versions, alone=alone)
     new = _join_branches(edits.result()) if edits else text
-    return Migration(new, findings, len(names.uses), len(kept))
+    if new != text and _is_lazy(module):
+        lazy = _import_lazily(new, torch)
+        if lazy is None and not refused:
+            return migrate_text(text, around, versions, alone=alone, refused=LAZY)
+        new = lazy or new
+    new = _older_names(new, torch, versions) if new != text else text
+    return Migration(new, findings, len(names.uses), len(kept), unsure is None)
 
 
-def _of_other_lines(text: str, apart: str, around: Around) -> Migration:
+def _of_other_lines(text: str, apart: str, around: Around, versions: Versions, *, alone: bool) -> Migration:
     """Return the migration of a module of which some statements got lines of their own, with the lines it had."""
     lines = origins_of_lines(text, apart)
-    result = migrate_text(apart, around)
+    result = migrate_text(apart, around, versions, alone=alone)
     return replace(result, findings=sorted({replace(each, line=lines[each.line]) for each in result.findings}))
 
 
@@ -164,6 +195,49 @@ def _probes(module: Module, names: Names, edits: Edits) -> list[Finding]:
             if edits.is_removed(statement):
                 found.append(Finding.at(statement, NOTE, PROBE))
     return found
+
+
+def _is_of_amp(meaning: str) -> bool:
+    return meaning in ("apex", "apex.amp") or meaning.startswith("apex.amp.")
+
+
+def _refuse_half_project(core: Core) -> None:
+    """Refuse a module whose scaler goes through other files, where one of these is left by hand."""
+    path = core.around.path
+    is_own = bool(core.sites.initializes) and any(each.block for each in core.sites.backwards)
+    if path is None or (is_own and not core.across and core.planned.home != "optimizer" and not core.handed_on):
+        return
+    for other, module in core.around.modules_linked_to(core.module):
+        try:
+            left = [] if _is_whole(other, module) else [other]
+        except (SourceInvalid, RecursionError, ValueError):
+            left = [other]
+        for each in left:
+            node = next(
+                iter(
+                    [
+                        *(one.call for one in core.sites.initializes),
+                        *(one.node for one in core.sites.backwards),
+                        *(one.call for one in core.sites.steps),
+                        core.module.tree.body[0],
+                    ]
+                )
+            )
+            raise Unsure(node, HALF.format(core.index.name_of(module) or each.name))
+
+
+def _is_of_whole_project(around: Around, module: Module) -> bool:
+    """Return whether some files around have a part of Apex's core, and all of these are rewritten."""
+    others = list(around.modules_linked_to(module))
+    try:
+        return bool(others) and all(_is_whole(other, theirs) for other, theirs in others)
+    except (SourceInvalid, RecursionError, ValueError):
+        return False
+
+
+def _is_whole(path: Path, module: Module) -> bool:
+    """Return whether the core of another file is rewritten, or is so already."""
+    return migrate_text(module.text, look_around(path), alone=True).whole
 
 
 def _is_of_core(meaning: str) -> bool:
@@ -245,7 +319,39 @@ def _torch_name(module: Module) -> tuple[str, ast.stmt | None]:
                 if alias.name == "torch" or (alias.name.startswith("torch.") and alias.asname is None):
                     return alias.asname or "torch", None
     body = [each for each in module.tree.body if not _is_prologue(each)]
-    return "torch", body[0] if body else None
+    return "torch", body[0] if body and not _is_lazy(module) else None
+
+
+def _is_lazy(module: Module) -> bool:
+    """Return whether a module imports torch in its functions alone, so that it works without it."""
+    found = [node for node, alias, full in module.imports if full.partition(".")[0] == "torch"]
+    return bool(found) and all(module.function(each) is not None for each in found)
+
+
+def _older_names(text: str, torch: str, versions: Versions) -> str:
+    """Return a text with the names that torch had before 2.3 and 2.4, where it is for such a version."""
+    for since, new, old in OLDER:
+        if versions.torch < since:
+            text = text.replace(new.format(torch=torch), old.format(torch=torch))
+    return text
+
+
+def _import_lazily(text: str, torch: str) -> str | None:
+    """Return a text in which each function that needs torch imports it; None where the module itself needs it."""
+    module = Module(text)
+    edits, done = Edits(module), set[ast.stmt]()
+    for node in module.nodes:
+        if isinstance(node, ast.Name) and node.id == torch and module.resolve(node, follow=False) is None:
+            functions = list(module.functions_around(node))
+            if not functions:
+                return None
+            body = functions[-1].body
+            is_text = isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
+            first = body[1] if is_text and len(body) > 1 else body[0]
+            if first not in done:
+                done.add(first)
+                edits.before(first, [f"import {torch}"])
+    return edits.result() if edits else text
 
 
 def _import_functools(module: Module, edits: Edits) -> None:
@@ -283,8 +389,8 @@ def _keep_for_others(
     is_amp = {name for name in waiting if {"apex", "apex.amp"} & set(module.top.imports.get(name, ()))}
     found = {
         **{name: Path("__all__") for name in waiting & listed},
-        **around.importers(waiting - is_amp, star=True),
-        **around.importers(is_amp, star=False),
+        **around.importers(module, waiting - is_amp, star=True),
+        **around.importers(module, is_amp, star=False),
     }
     findings = []
     for name, other in found.items():
@@ -386,23 +492,3 @@ def _catches_import_error(handler: ast.ExceptHandler) -> bool:
         return True
     kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
     return any(isinstance(kind, ast.Name) and kind.id in CAUGHT for kind in kinds)
-
-
-def _cast_notes(module: Module, names: Names) -> list[Finding]:
-    """Return one note for each function with other casts, at its first call."""
-    if not any(meaning == "apex.amp.initialize" for _, meaning in names.uses):
-        return []
-    found: dict[str, Finding] = {}
-    for node, _ in module.methods(*_DIFFERENT):
-        name = last_name(node.func)
-        if name in found:
-            continue
-        meaning = names.meaning(node.func) or ""
-        functional = meaning.startswith("torch.nn.functional.")
-        if (name in ONLY_FUNCTIONAL and not functional) or (name in NOT_FUNCTIONAL and functional):
-            continue
-        if not meaning.startswith("torch.") and name in ("std", "var", "einsum", "cdist", "square"):
-            continue  # may be of numpy
-        before, after = _DIFFERENT[name]
-        found[name] = Finding.at(node, NOTE, f"{name}: O1 computes it in {before}, autocast in {after}")
-    return list(found.values())

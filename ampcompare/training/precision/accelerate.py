@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from ampcompare.backends.accelerate import LIBRARY
 from ampcompare.base.errors import BackendUnavailable
+from ampcompare.base.tensors.cuda_casts import as_on_cuda
 from ampcompare.training.precision.base import Prepared
 from ampcompare.training.precision.library_precision import LibraryPrecision
 
@@ -30,6 +31,7 @@ class Accelerate(LibraryPrecision):
             raise BackendUnavailable(
                 f"accelerate {version} refuses mixed_precision={mixed_precision}: {first}"
             ) from error
+        self.device_type = torch.device(device).type
         super().__init__(f"accelerate:{mixed_precision}", {library: version}, scaler=self.accelerator.scaler)
 
     def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
@@ -41,7 +43,8 @@ class Accelerate(LibraryPrecision):
     def backward(
         self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
     ) -> None:
-        self.accelerator.backward(loss)
+        with as_on_cuda(self.device_type, self.autocast_lists):  # what it computes again is cast alike
+            self.accelerator.backward(loss)
 
     def _unscale_by_library(self, optimizer: Optimizer) -> None:
         self.accelerator.unscale_gradients(optimizer)

@@ -92,6 +92,12 @@ class Precision:
     emulated: str = ""
     """A format that the device lacks, so this arm computes in a wider one and rounds; "" if there is none."""
 
+    autocast_lists: str = "cuda"
+    """Whose casts `torch.autocast` makes on a CPU: those of "cuda", or the "cpu"'s own."""
+
+    device_type: str = ""
+    """The type of the device that `torch.autocast` is for; "" for arms without it."""
+
     notes: tuple[str, ...] = ()
     """Notes on this arm and model for readers of the record; complete after `prepare`."""
 
@@ -358,12 +364,13 @@ class _LateOutcome(StepOutcome):
         return self._read()[1]
 
 
-def make_precision(arm: str | Arm, *, device: str = "cpu", **options: Any) -> Precision:
+def make_precision(arm: str | Arm, *, device: str = "cpu", autocast_lists: str = "cuda", **options: Any) -> Precision:
     """Build the precision of an arm.
 
     Args:
         arm: an arm's text such as `apex:O2,loss_scale=128`, an `Arm`, or a backend's name with its options as keywords.
         device: where the models are; Apex and autocast depend on it.
+        autocast_lists: what `torch.autocast` casts on a CPU: what it casts on "cuda", or the "cpu"'s own lists.
         options: further options of the backend.
 
     Raises:
@@ -374,10 +381,17 @@ def make_precision(arm: str | Arm, *, device: str = "cpu", **options: Any) -> Pr
     if options:
         arm = Arm.make(arm.backend, **{**arm.options, **options})
     factory = _implementation(arm)
+    if autocast_lists not in ("cuda", "cpu"):
+        raise ConfigError(f"autocast_lists is {autocast_lists!r}; it is cuda or cpu")
     try:
-        return factory(device=device, **arm.options)
+        precision = factory(device=device, **arm.options)
     except TypeError as error:
         raise ConfigError(f"arm {arm} does not fit its backend: {error}") from error
+    part: Any = precision
+    while part is not None:
+        part.autocast_lists = autocast_lists
+        part = getattr(part, "inner", None)
+    return precision
 
 
 def _implementation(arm: Arm) -> Callable[..., Precision]:

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ampcompare.base.tensors.cuda_casts import Together, cuda_casts
+
 aten = torch.ops.aten
 X86 = ("x86_64", "amd64")
 EMULATED = frozenset(
@@ -65,16 +67,20 @@ def has_bf16_instructions() -> bool:
 
 
 def cpu_half(
-    choice: str, half_dtype: torch.dtype | None, device: torch.device
+    choice: str, half_dtype: torch.dtype | None, device: torch.device, lists: str = "cuda"
 ) -> tuple[str | None, AbstractContextManager[Any]]:
     """Return how 16-bit arithmetic is computed, such as "fp16 emulated", and the context to train in.
 
-    "auto" emulates fp16, and bf16 where this CPU has no instructions for it. An arm in fp32 has None.
+    "auto" emulates fp16, and bf16 where this CPU has no instructions for it. An arm in fp32 has None. In the context
+    `torch.autocast` on a CPU casts by the `lists` of "cuda", or by the "cpu"'s own.
     """
     if half_dtype is None:
         return None, nullcontext()
     name = "bf16" if half_dtype is torch.bfloat16 else "fp16"
     is_slow = half_dtype is torch.float16 or not has_bf16_instructions()
+    casts: AbstractContextManager[Any] = nullcontext()
+    if device.type == "cpu" and lists == "cuda":
+        casts = cuda_casts()
     if device.type == "cpu" and (choice == "emulated" or (choice == "auto" and is_slow)):
-        return f"{name} emulated", EmulatedHalf(half_dtype)
-    return f"{name} native", nullcontext()
+        return f"{name} emulated", Together(casts, EmulatedHalf(half_dtype))
+    return f"{name} native", casts

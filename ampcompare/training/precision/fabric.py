@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from ampcompare.backends.fabric import LIBRARY
 from ampcompare.base.errors import BackendUnavailable
+from ampcompare.base.tensors.cuda_casts import as_on_cuda
 from ampcompare.training.precision.base import Prepared
 from ampcompare.training.precision.library_precision import LibraryPrecision
 
@@ -24,6 +25,7 @@ class Fabric(LibraryPrecision):
         self.wrappers: Any = importlib.import_module(f"{module.__name__}.wrappers")
         environments = importlib.import_module(f"{module.__name__}.plugins.environments")
         torch_device = torch.device(device)
+        self.device_type = torch_device.type
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # the ledger shows if it chose another precision
@@ -59,7 +61,8 @@ class Fabric(LibraryPrecision):
     def backward(
         self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
     ) -> None:
-        self.fabric.backward(loss)
+        with as_on_cuda(self.device_type, self.autocast_lists):  # what it computes again is cast alike
+            self.fabric.backward(loss)
 
     def _unscale_by_library(self, optimizer: Optimizer) -> None:
         self.plugin.unscale_gradients(optimizer.optimizer)  # type: ignore[attr-defined]

@@ -12,13 +12,14 @@ from torch.optim import Optimizer
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.options import DTYPES
 from ampcompare.base.errors import UnsupportedCombination
+from ampcompare.base.tensors.cuda_casts import as_on_cuda
 from ampcompare.training.precision.base import FixedOutcome, LateOutcomes, StepOutcome, UnscaleOnce, all_applied
 
 
 class LibraryPrecision(UnscaleOnce):
     """A library casts and steps each optimizer; if it scales losses, it uses one `GradScaler` of torch.
 
-    A model that the library has prepared casts in its own forward pass, so that `autocast` does nothing.
+    A model that the library has prepared casts in its own forward pass; `autocast` says by which lists on a CPU.
     """
 
     key = "scaler"
@@ -34,6 +35,9 @@ class LibraryPrecision(UnscaleOnce):
         self.scaler = scaler
         self._scale = 0.0 if scaler is None else scaler.get_scale()
         self._outcomes = LateOutcomes()
+
+    def autocast(self) -> AbstractContextManager[None]:
+        return as_on_cuda(self.device_type, self.autocast_lists)
 
     def _refuse_several(self, optimizers: Sequence[Optimizer]) -> None:
         """Raise if several optimizers would share a backward pass and the library's scaler."""

@@ -1,5 +1,7 @@
 """torch.amp as a user would write it: autocast around the forward pass, and GradScaler for fp16."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -9,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ampcompare.base.tensors.cuda_casts import AS_IT_IS, Together, as_on_cuda
 from ampcompare.base.tensors.loss_scale import FLOAT32_MAX, moved_scale
 from ampcompare.base.tensors.skippable_step import obeys_flag
 from ampcompare.training.parallel.replication import note_reduction_type
@@ -102,12 +105,12 @@ class Native(UnscaleOnce):
         return list(models), list(optimizers)
 
     def autocast(self) -> AbstractContextManager[None]:
-        return torch.autocast(self.device_type, dtype=self.half_dtype)
+        return _autocast(self)
 
     def scale_loss(
         self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
     ) -> AbstractContextManager[Tensor]:
-        return nullcontext(self.scaler.scale(loss) if self._enabled else loss)
+        return _as_on_cuda(self, nullcontext(self.scaler.scale(loss) if self._enabled else loss))
 
     def _unscale(self, optimizer: Optimizer) -> None:
         if self._enabled:
@@ -191,4 +194,25 @@ class _NativeWeights(Half):
                 cast_weights(model, self.half_dtype, bn_fp32=self.bn_fp32)
 
     def autocast(self) -> AbstractContextManager[None]:
-        return torch.autocast(self.device_type, dtype=self.half_dtype)
+        return _autocast(self)
+
+    def backward(
+        self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
+    ) -> None:
+        with as_on_cuda(self.device_type, self.autocast_lists):
+            super().backward(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale)
+
+    def scale_loss(
+        self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
+    ) -> AbstractContextManager[Tensor]:
+        return _as_on_cuda(self, super().scale_loss(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale))
+
+
+def _autocast(precision: Native | _NativeWeights) -> AbstractContextManager[None]:
+    return _as_on_cuda(precision, torch.autocast(precision.device_type, dtype=precision.half_dtype))
+
+
+def _as_on_cuda(precision: Native | _NativeWeights, block: AbstractContextManager[Any]) -> AbstractContextManager[Any]:
+    """Return a context in which casts are those of CUDA; in a backward pass, of what it computes again."""
+    casts = as_on_cuda(precision.device_type, precision.autocast_lists)
+    return block if casts is AS_IT_IS else Together(casts, block)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ampcompare.apex.amp import utils
 from ampcompare.apex.amp._initialize import applier, to_type
 from ampcompare.apex.amp.scaler import LossScaler
 from ampcompare.apex.contrib.clip_grad import clip_grad_norm_
@@ -16,6 +17,7 @@ from ampcompare.apex.contrib.layer_norm import FastLayerNorm
 from ampcompare.apex.contrib.multihead_attn import SelfMultiheadAttn
 from ampcompare.apex.contrib.optimizers import FP16_Optimizer, FusedAdam
 from ampcompare.apex.contrib.xentropy import SoftmaxCrossEntropyLoss
+from ampcompare.apex.fused_dense import FusedDense, FusedDenseGeluDense
 from ampcompare.apex.mlp import MLP
 from ampcompare.apex.optimizers import FusedAdam as PresentFusedAdam
 from tests.covering import covering
@@ -92,6 +94,32 @@ def test_mlp(activation: str, function: Any, bias: bool) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert mlp(values).dtype is torch.bfloat16
     assert copy.deepcopy(mlp).weights[0] is not mlp.weights[0]
+
+
+def test_fused_dense() -> None:
+    """The dense layers are those of torch, GELU in its tanh form between two."""
+    values = torch.randn(2, 4)
+    one, bare, two = FusedDense(4, 3), FusedDense(4, 3, bias=False), FusedDenseGeluDense(4, 5, 3)
+    for parameter in [*one.parameters(), *bare.parameters(), *two.parameters()]:
+        nn.init.normal_(parameter)
+    torch.testing.assert_close(one(values), F.linear(values, one.weight, one.bias))
+    torch.testing.assert_close(bare(values), values @ bare.weight.T)
+    inner = F.gelu(F.linear(values, two.weight1, two.bias1), approximate="tanh")
+    torch.testing.assert_close(two(values), F.linear(inner, two.weight2, two.bias2))
+
+
+def test_functions_of_amp_utils() -> None:
+    """They cast floating tensors and leave others, and a cast of a parameter is kept while autograd can use it."""
+    weight, number = nn.Parameter(torch.ones(2)), torch.ones(1, dtype=torch.long)
+    cache: dict[Any, Any] = {}
+    half = utils.cached_cast(utils.maybe_half, weight, cache)
+    assert half.dtype is torch.float16
+    assert utils.cached_cast(utils.maybe_half, weight, cache) is half
+    assert utils.maybe_float(half).dtype is torch.float32
+    assert utils.casted_args(utils.maybe_half, [torch.ones(1), number], {})[1] is number
+    assert utils.collect_fp_tensor_types([half, number], {"y": [weight.detach()]}) == {"HalfTensor", "FloatTensor"}
+    assert utils.should_cache(weight)
+    assert not utils.should_cache(half)
 
 
 @covering({"separate": [False, True], "bias": [False, True], "mask": [None, "keys", "additive", "time"]})

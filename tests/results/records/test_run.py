@@ -172,3 +172,18 @@ def test_the_tail_is_the_last_fifth() -> None:
     assert loss_tail([4.0, 2.0]) == {"loss_tail": 2.0, "loss_tail_steps": 1}
     assert loss_tail(array("d")) == {"loss_tail": None, "loss_tail_steps": 0}
     assert math.isnan(loss_tail([1.0] * 9 + [math.nan])["loss_tail"] or 0.0)
+
+
+@pytest.mark.parametrize(
+    ("arm", "device", "lists"),
+    [
+        ("native:fp16", "cpu", "cpu"),
+        ("native:fp16", "cuda", "cuda"),
+        ("fp32", "cpu", "cuda"),
+        ("apex:O1", "cpu", "cuda"),
+    ],
+)
+def test_older_records_have_the_lists_that_autocast_used(arm: str, device: str, lists: str) -> None:
+    """The CPU's where autocast cast on a CPU; elsewhere the setting changes nothing."""
+    record = RunRecord.model_validate({**GOOD, "arm": arm, "config": {"arm": arm}, "environment": {"device": device}})
+    assert record.config.autocast_lists == lists

@@ -215,10 +215,14 @@ def script_command(config: RunConfig, script: ScriptConfig, folder: Path) -> lis
         start += [str(config.processes), "-m"]
     options = ["--arm", config.arm, "--seed", str(seed), "--record", str((folder / CellFile.SCRIPT).resolve())]
     options += ["--twin"] * (config.first_weights == "twin")
+    if script.shift_seeds is not None:
+        options += ["--shift-seeds", script.shift_seeds]
     if script.max_steps is not None:
         options += ["--max-steps", str(script.max_steps)]
     if config.device == "cpu":
         options += ["--device", "cpu"]
+    if config.autocast_lists == "cpu":
+        options += ["--autocast-lists", "cpu"]
     if script.compat_torch:
         options.append("--compat-torch")
     engine = config.parsed_arm.options.get("engine")

@@ -10,7 +10,7 @@ from ampcompare.base.files.read import parse_json
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.results.records.document import to_float
 from ampcompare.results.records.ledger import Ledger
-from ampcompare.results.records.run import ScriptFacts, StepRecord
+from ampcompare.results.records.run import ScriptFacts, SeedCall, StepRecord
 
 
 @dataclass
@@ -21,6 +21,8 @@ class ScriptRows:
         steps: an update is one step of each optimizer that takes turns; its time is from the end of the last one.
         weights: hash at each `initialize`.
         batches: hashes of the first ones.
+        draws: hashes of the generators before those forward passes of them that draw random numbers.
+        seeds: where it seeds its generators.
         scalars: values by name, with the function that logged them.
         setup: how 16-bit types are computed, and facts about the device.
         ledger: in which types the training ran; None if no step was looked at.
@@ -34,6 +36,8 @@ class ScriptRows:
     weights: list[str] = field(default_factory=list)
     optimizers: list[str] = field(default_factory=list)
     batches: list[str] = field(default_factory=list)
+    draws: list[str] = field(default_factory=list)
+    seeds: list[SeedCall] | None = None
     scalars: dict[str, list[float]] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -50,6 +54,8 @@ class ScriptRows:
         return ScriptFacts(
             weights=self.weights,
             batches=self.batches,
+            draws=self.draws,
+            seeds=self.seeds,
             notes=self.notes,
         )
 
@@ -84,6 +90,9 @@ def _add(rows: ScriptRows, row: dict[str, Any]) -> None:
         rows.optimizers += row.get("optimizers", ())
     elif kind == "batches":
         rows.batches = row["sha256"]
+        rows.draws = row.get("draws", [])
+    elif kind == "seeds":
+        rows.seeds = [SeedCall.model_validate(call) for call in row["calls"]]
     elif kind == "metric":
         rows.scalars.setdefault(row["name"], []).append(to_float(row["value"]))
         rows.sources.setdefault(row["name"], row["source"])

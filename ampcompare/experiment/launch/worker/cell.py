@@ -205,7 +205,7 @@ def build(config: RunConfig, folder: Path, device: torch.device, ranks: Communic
     Raises:
         AmpCompareError: a setting, a checkpoint or the device does not fit; the files of the cell are unchanged.
     """
-    precision = make_precision(config.arm, device=str(device))
+    precision = make_precision(config.arm, device=str(device), autocast_lists=config.autocast_lists)
     task = make_task(config.recipe)
     memory = make_memory_meter(device)  # before the models: its peak counts from here
     engine = precision.engine.name if precision.engine else None
@@ -239,7 +239,7 @@ def build(config: RunConfig, folder: Path, device: torch.device, ranks: Communic
     else:
         session.load_state_dict(point.state, point.resumption)
     mode = cpu_half_of(config.cpu_half, config.recipe.compile)
-    fp16_mode, compute = cpu_half(mode, precision.half_dtype, device)
+    fp16_mode, compute = cpu_half(mode, precision.half_dtype, device, config.autocast_lists)
     return Cell(
         config=config,
         precision=precision,

@@ -23,6 +23,10 @@ EVENTS: tuple[tuple[str, str, Callable[[RunSummary], bool]], ...] = (
     ("Rolled back to a good state", "at which steps", lambda run: bool(run.rollbacks)),
 )
 FP16_ON_CPU = "{how} on this CPU: accuracy, divergence and loss scales carry over to a GPU, 16-bit step times do not."
+CPU_LISTS = (
+    "torch.autocast cast by the CPU's own lists (--autocast-lists cpu), which are not those of a GPU: accuracy, "
+    "divergence and loss scales may differ there."
+)
 
 
 def details(comparison: Comparison) -> Iterable[str]:
@@ -49,9 +53,12 @@ def details(comparison: Comparison) -> Iterable[str]:
     yield from _averaged_metric({row.arm: by_arm[row.arm] for row in rows}, metric)
     yield from _correlations(rows, reference, metric)
     yield from _same_bits(by_arm, reference)
-    hows = {record.half for record in records if str(record.environment.get("device", "")).startswith("cpu")}
+    on_cpu = [record for record in records if str(record.environment.get("device", "")).startswith("cpu")]
+    hows = {record.half for record in on_cpu}
     said = [HALF_ON_CPU[how] for how in sorted(how for how in hows if how in HALF_ON_CPU)]
-    if said:
+    if any(record.config.autocast_lists == "cpu" for record in on_cpu):
+        yield CPU_LISTS
+    elif said:
         yield FP16_ON_CPU.format(how=" and ".join(said))
 
 

@@ -24,6 +24,7 @@ from ampcompare.results.analysis.pairing.learning import (
     idle_verdict,
     too_wide,
 )
+from ampcompare.results.analysis.pairing.seeding import why_alike
 from ampcompare.results.records.comparison import SEEDS_ITSELF, ArmSummary, Comparison
 from ampcompare.results.records.metric import Metric
 from ampcompare.results.records.run import RunRecord
@@ -61,7 +62,10 @@ def _warnings(comparison: Comparison) -> Iterable[str]:
             yield f"Changed after runs were seen: {'; '.join(look.changes)}."
     count = len(comparison.excluded)
     if comparison.only_copies:
-        yield f"{count} of the runs {'are copies' if count > 1 else 'is a copy'} of another seed's: {SEEDS_ITSELF}."
+        of_script = next((record for record in comparison.records if record.script is not None), None)
+        script = None if of_script is None else of_script.config.script
+        why = SEEDS_ITSELF if of_script is None or script is None else why_alike(script, of_script.script)
+        yield f"{count} of the runs {'are copies' if count > 1 else 'is a copy'} of another seed's: {why}."
     elif count and comparison.judged:
         yield f"{count} row{'s are copies' if count > 1 else ' is a copy'} of other runs, and not used."
     elif count:

@@ -93,6 +93,7 @@ def _in_foreground(record: RunRecord) -> NextStep:
     assert script is not None
     seed = record.config.recipe.seed
     words = ["ampcompare", "exec", "--arm", record.config.arm, "--seed", str(seed)]
+    words += ["--shift-seeds", script.shift_seeds] if script.shift_seeds else []
     words += ["--device", "cpu"] if record.config.device == "cpu" else []
     words += ["--compat-torch"] if script.compat_torch else []
     words += ["-m"] if script.is_module else []

@@ -15,6 +15,7 @@ from ampcompare.base.formatting import few
 from ampcompare.results.analysis.pairing.declared import why_not_as_declared
 from ampcompare.results.analysis.pairing.pairs import Pair, Pairing, finished_runs
 from ampcompare.results.analysis.pairing.scores import other_metric
+from ampcompare.results.analysis.pairing.seeding import seed_sentences, unlike_seeds
 from ampcompare.results.records.evaluation import emulated_type
 from ampcompare.results.records.run import RunRecord, RunSummary
 from ampcompare.results.records.verdict import Verdict
@@ -28,7 +29,7 @@ NO_WORK = (*SPLIT, "recipe.data.download")
 # Settings outside of the recipe that change what is computed.
 POLICY = (
     "on_nan", "rollback_every", "max_rollbacks", "stop_loss_scale", "max_skipped", "nan_patience", "tf32", "cpu_half",
-    "parallel.sync_bn",
+    "autocast_lists", "parallel.sync_bn",
 )  # fmt: skip
 # Settings that change how long a step takes, or what it holds in memory.
 SPEED = (
@@ -399,13 +400,16 @@ def script_sentences(records: Sequence[RunRecord], reference: str) -> Iterator[s
     """Yield what was seen of the pairing of a script's runs, and in what their arms depart from what it asks for."""
     ran = [record for record in records if record.script is not None]
     pairs = _with_reference(ran, reference)
-    apart: dict[tuple[str, bool], list[str]] = {}
+    apart: dict[tuple[str, bool, str], list[str]] = {}
     for record, other in pairs:
         if reason := began_apart(record, other):
             is_resumed = any(run.script and run.script.resumed for run in (record, other))
-            apart.setdefault((reason, is_resumed), []).append(f"{record.arm}, seed {record.config.recipe.seed}")
-    for (reason, is_resumed), cells in apart.items():
+            apart.setdefault((reason, is_resumed, unlike_seeds(record, other)), []).append(
+                f"{record.arm}, seed {record.config.recipe.seed}"
+            )
+    for (reason, is_resumed, seeds), cells in apart.items():
         than, remedy = ("", FROM_THE_START) if is_resumed else (f" than {reference}", SEED_IT)
+        remedy = f"{seeds}. {remedy}" if seeds and not is_resumed else remedy
         yield (
             f"Not paired: {'; '.join(cells)} {reason}{than}, so their results are tested as separate samples. {remedy}."
         )
@@ -414,6 +418,7 @@ def script_sentences(records: Sequence[RunRecord], reference: str) -> Iterator[s
         yield f"Not paired: cells are {reason}, and have no verdict. Run the command that began them again."
     if pairs and not apart and not other_code:
         yield "Paired: in each seed all arms began from the same weights and saw the same first batches."
+    yield from seed_sentences(ran)
     arms: dict[str, dict[str, None]] = {}
     for record in ran:
         for note in record.script.notes if record.script is not None else []:

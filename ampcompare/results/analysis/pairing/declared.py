@@ -1,7 +1,7 @@
 """What an arm declares next to what its ledger shows: where the two differ, the run is not one of that arm."""
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.roles import BATCH_NORM, FP16_MAX, LossScale, Roles
@@ -18,18 +18,31 @@ PARTS = (
 )
 FIGURES = PARTS[-3:]  # that no arm declares
 PLURAL = PARTS[:6]
-OF_UPDATES = {"masters", "gradients", "step", "state"}  # fields of `Roles` that a training may not need
+# Fields of `Roles` that a training may not need, with the part that says why.
+OF_UPDATES = {
+    "masters": "",
+    "gradients": "accumulated gradients",
+    "step": "",
+    "state": "state",
+    "reduction": "reduction",
+}
 
 
 @dataclass(frozen=True)
 class Role:
-    """One part of a step, as it was declared and as it ran; the remark says why nothing was seen, or who set it."""
+    """One part of a step, as it was declared and as it ran; the remark says why nothing was seen, or who set it.
+
+    Attributes:
+        differs: it is not as declared.
+        departs: it is not as declared by what the arm leaves alone, such as frozen weights; that is no fault.
+    """
 
     name: str
     declared: str
     observed: str
     differs: bool = False
     remark: str = ""
+    departs: bool = False
 
     @property
     def place(self) -> int:
@@ -65,8 +78,9 @@ def update_options(arm: Arm) -> dict[str, tuple[Roles, set[str]]]:
         bare = arm.without(name)
         if arm.roles is not None and bare is not None and bare.roles is not None:
             less = bare.roles
-            changed = {one.name for one in fields(Roles) if getattr(arm.roles, one.name) != getattr(less, one.name)}
-            if changed and changed <= OF_UPDATES:
+            declared = [one.name for one in fields(Roles) if one.compare]
+            changed = {name for name in declared if getattr(arm.roles, name) != getattr(less, name)}
+            if changed and changed <= OF_UPDATES.keys():
                 found[word] = less, changed
     return found
 
@@ -74,13 +88,31 @@ def update_options(arm: Arm) -> dict[str, tuple[Roles, set[str]]]:
 def options_without_effect(arm: Arm, ledger: Ledger) -> list[str]:
     """Return a sentence for each option of updates without which the arm declares what ran, too."""
     sentences = []
-    for word, (less, changed) in update_options(arm).items() if ledger.groups else ():
+    if not ledger.groups or _is_all_skipped(ledger):
+        return []
+    for word, (less, changed) in update_options(arm).items():
         found = roles_next_to(arm.roles, ledger)
-        if not any(role.differs for role in (*found, *roles_next_to(less, ledger))):
+        strict = replace(less, asks_state=True)  # what runs without the option is what it declares
+        if not any(role.differs for role in (*found, *roles_next_to(strict, ledger))):
             remarks = {role.name: role.remark for role in found if not role.observed}
-            part = "state" if changed == {"state"} else "accumulated gradients" if changed == {"gradients"} else ""
+            part = OF_UPDATES[next(iter(changed))] if len(changed) == 1 else ""
             sentences.append(f"{word} has no effect on this training: {remarks.get(part) or 'every weight is fp32'}")
     return sentences
+
+
+def own_types(roles: Roles | None, ledger: Ledger) -> list[str]:
+    """Return in words what a training computes or keeps by itself in other types than the arm, and what hid them."""
+    found = {role.name: role for role in roles_next_to(roles, ledger)}
+    notes = []
+    for name, part in (("forward products", ledger.forward), ("backward products", ledger.backward)):
+        if roles is not None and name in found and found[name].departs:
+            own = ", ".join(f"{_percent(100 * part[one])} %" + f" of {name} in {one}" for one in _others(roles, part))
+            notes.append(f"{own}: frozen weights")
+    if roles is not None and found["state"].departs:
+        notes.append(f"the optimizer keeps its state in {found['state'].observed}")
+    if ledger.unseen:
+        notes.append(f"products not seen: {ledger.unseen}")
+    return notes
 
 
 def not_as_declared(records: Iterable[RunRecord]) -> Verdict:
@@ -92,7 +124,9 @@ def roles_next_to(roles: Roles | None, ledger: Ledger) -> list[Role]:
     """Return each part of a step, those that differ first; a script as it is written has no declared roles."""
     if roles is None:
         return [
-            Role(name, "", observed, remark=remark) for name, observed, remark in _observed_parts(ledger) if observed
+            Role(name, "", observed, remark=remark)
+            for name, observed, remark in _observed_parts(ledger)
+            if observed or (_is_all_skipped(ledger) and name in ("state", "rounding")) or "not seen" in remark
         ]
     kept = ("fp32",) if roles.kept else ()
     held = set(ledger.of_groups("weights"))
@@ -109,7 +143,7 @@ def roles_next_to(roles: Roles | None, ledger: Ledger) -> list[Role]:
         "gradients": (roles.step, _fits(roles.step, ledger.of_groups("gradients"), kept)),
         "accumulated gradients": (roles.gradients, _fits(roles.gradients, ledger.accumulated, kept)),
         "reduction": (roles.reduction, _fits(roles.reduction, ledger.reduced, kept)),
-        "state": (roles.state, _fits(roles.state, ledger.of_groups("state"), kept)),
+        "state": (roles.state, not roles.asks_state or _fits(roles.state, ledger.of_groups("state"), kept)),
         "rounding": (roles.update, ledger.update in ("", roles.update)),
         "loss scale": (_declared_scale(roles.loss_scale), (roles.loss_scale is None) == (_scale(ledger) is None)),
     }
@@ -117,12 +151,18 @@ def roles_next_to(roles: Roles | None, ledger: Ledger) -> list[Role]:
     if without := _steps_without(roles, ledger):
         text, remark = observed["forward products"]
         observed["forward products"] = f"{text} (none in {roles.operands} in step {without[0]})", remark
+    departs = {
+        "forward products": bool(_others(roles, ledger.forward)),
+        "backward products": bool(_others(roles, ledger.backward)),
+        "state": not _fits(roles.state, ledger.of_groups("state"), kept),
+    }
     rows = []
     for name, (declared, agrees) in checks.items():
         text, remark = observed[name]
-        rows.append(
-            Role(name, declared, text or ("none" if name in ("masters", "loss scale") else ""), not agrees, remark)
-        )
+        shown = text or ("none" if name in ("masters", "loss scale") else "")
+        if name == "state" and agrees and departs[name]:
+            remark = f"the optimizer's own; {remark}"
+        rows.append(Role(name, declared, shown, not agrees, remark, agrees and departs.get(name, False)))
     rows += [Role(name, "", text, remark=remark) for name in FIGURES for text, remark in [observed[name]] if text]
     return sorted(rows, key=lambda role: not role.differs)
 
@@ -131,23 +171,25 @@ def _observed_parts(ledger: Ledger) -> list[tuple[str, str, str]]:
     """Return (part, what was seen, remark) of each part."""
     by = ledger.by
     scale = _scale(ledger)
-    no_state = "" if ledger.of_groups("state") else "the optimizer keeps none"
+    skipped = "every step was skipped" if _is_all_skipped(ledger) else ""
+    no_state = "" if ledger.of_groups("state") else skipped or "the optimizer keeps none"
     one_pass = "" if ledger.accumulated else "one backward pass a step"
-    one_rank = "" if ledger.reduced else "one process, or none was seen"
+    one_rank = "" if ledger.reduced else "one process, or no reduction was seen"
     emulated = f"{ledger.emulated} emulated" if ledger.emulated else ""
     others = "; ".join(f"{name}: {', '.join(found)}" for name, found in ledger.elsewhere.items())
     frozen = f"frozen weights are {observed_text(ledger.frozen)}" if set(HALF) & ledger.frozen.keys() else ""
-    products = ", ".join(filter(None, [by.get("products"), emulated, others, frozen]))
+    unseen = f"not seen: {ledger.unseen}" if ledger.unseen else ""
+    products = ", ".join(filter(None, [by.get("products"), emulated, others, frozen, unseen]))
     return [
         ("weights", observed_text(ledger.of_groups("weights")), by.get("weights", "")),
         ("masters", observed_text(ledger.of_groups("masters")), by.get("masters", "")),
         ("forward products", observed_text(ledger.forward), products),
-        ("backward products", observed_text(ledger.backward), ""),
+        ("backward products", observed_text(ledger.backward), unseen),
         ("gradients", observed_text(ledger.of_groups("gradients")), ""),
         ("accumulated gradients", observed_text(ledger.accumulated), one_pass),
         ("reduction", observed_text(ledger.reduced), one_rank),
         ("state", observed_text(ledger.of_groups("state")), no_state or by.get("state", "")),
-        ("rounding", ledger.update, ""),
+        ("rounding", ledger.update, "" if ledger.update else skipped),
         ("loss scale", *(("", "") if scale is None else (f"{scale:g}", by.get("loss scale", "")))),
         ("update lost", "" if ledger.lost is None else f"{_percent(100 * ledger.lost)} %", ""),
         ("largest gradient", *_largest_gradient(ledger)),
@@ -199,6 +241,15 @@ def _computes(roles: Roles, types: Mapping[str, float], ledger: Ledger) -> bool:
     if roles.operands == "fp32":
         return found <= {"fp32", *ledger.frozen}
     return found <= {roles.operands, "fp32", *ledger.frozen} and (roles.operands in found or _may_keep_all(roles))
+
+
+def _others(roles: Roles, types: Mapping[str, float]) -> list[str]:
+    """Return the 16-bit types of products that are not the declared one."""
+    return [name for name in HALF if name in types and name != roles.operands and roles.operands in FLOATS]
+
+
+def _is_all_skipped(ledger: Ledger) -> bool:
+    return 0 < len(ledger.steps) <= ledger.skipped
 
 
 def _may_keep_all(roles: Roles) -> bool:

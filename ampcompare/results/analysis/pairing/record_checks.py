@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from ampcompare.base.errors import RecordError
 from ampcompare.base.files.run_files import RunFile
+from ampcompare.results.analysis.pairing.seeding import start_of, why_alike
 from ampcompare.results.records.comparison import SEEDS_ITSELF
 from ampcompare.results.records.document import read_with_source, record_checksum
 from ampcompare.results.records.run import RunRecord
@@ -68,15 +69,15 @@ def unique_runs(records: Sequence[RunRecord]) -> tuple[list[RunRecord], list[Cop
         if record.status == "completed" and (digest := record.summary.losses_sha256) is not None:
             marks["losses", record.arm, digest] = "its losses are those of seed {} to the last bit"
         if record.status in ("completed", "diverged") and script is not None and script.weights and script.batches:
-            start = (record.arm, tuple(script.weights), tuple(script.batches))
-            marks["start", *start] = "its first weights and batches are those of seed {}"
+            marks["start", record.arm, *start_of(script)] = "its first weights and batches are those of seed {}"
         is_second = (record.arm, seed) in cells
         seen = (words.format(first[mark]) for mark, words in marks.items() if first.setdefault(mark, seed) != seed)
         fault = "a second record of this cell" if is_second else next(seen, "")
         if fault:
             by_script = not is_second and script is not None
             fault += "" if is_second else ", so it is not an independent run"
-            remedy = f"; {SEEDS_ITSELF}" if by_script else ""
+            config = record.config.script
+            remedy = "" if not by_script else f"; {SEEDS_ITSELF if config is None else why_alike(config, script)}"
             copies[number] = Copy(f"{record.arm}, seed {seed}: {fault}{remedy}", by_script)
         else:
             cells.add((record.arm, seed))

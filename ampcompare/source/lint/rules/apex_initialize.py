@@ -413,3 +413,74 @@ def arguments_of_ddp(module: LintModule) -> Iterator[Finding]:
         wrong = [one.arg for one in call.keywords if one.arg in TORCH_DDP_ARGUMENTS]
         if wrong and not module.has_alternatives(call.func):
             yield module.finding("AMP116", call, f"Apex's DistributedDataParallel has no argument `{wrong[0]}`")
+
+
+@rule(
+    Mistake(
+        "AMP127",
+        "initialize-without-scale-loss",
+        "`amp.initialize` prepares model and optimizer, and the loss is never scaled",
+        "gradients below 2**-24 become 0 in fp16: layers with small gradients stop learning",
+        "write `with amp.scale_loss(loss, optimizer) as scaled_loss:` around `scaled_loss.backward()`",
+        """
+from apex import amp
+
+model, optimizer = amp.initialize(model, optimizer, opt_level="O1")  # AMP127
+for batch in loader:
+    optimizer.zero_grad()
+    loss = model(batch)
+    loss.backward()  # wrong
+    with amp.scale_loss(loss, optimizer) as scaled_loss:  # right
+        scaled_loss.backward()  # right
+    optimizer.step()
+""",
+    ),
+    Mistake(
+        "AMP128",
+        "fused-adam-max-grad-norm",
+        "`FusedAdam` of Apex is called with `max_grad_norm`",
+        "it has no such argument since 2019: a TypeError, where it once clipped",
+        "clip `amp.master_params(optimizer)` before the step",
+        """
+from apex.optimizers import FusedAdam, FusedLAMB
+
+optimizer = FusedAdam(model.parameters(), lr=1e-3, max_grad_norm=1.0)  # AMP128  # wrong
+optimizer = FusedLAMB(model.parameters(), lr=1e-3, max_grad_norm=1.0)  # right
+""",
+    ),
+)
+def never_scaled(module: LintModule) -> Iterator[Finding]:
+    """A plain backward pass and step of what `amp.initialize` got, and arguments that `FusedAdam` does not have."""
+    for call in module.calls_of("apex.optimizers.FusedAdam"):
+        if argument(call, "max_grad_norm") is not None:
+            yield module.finding("AMP128", call, "FusedAdam has no argument `max_grad_norm`")
+    if module.mentions(r"scale_loss|GradScaler|[Ss]caler\b|FP16_Optimizer|backward_by_|deepspeed"):
+        return
+    for trace, index, event in module.events(Kind.INITIALIZE):
+        optimizers, enabled = argument(event.call, "optimizers", 1), argument(event.call, "enabled")
+        level, scale = argument(event.call, "opt_level"), argument(event.call, "loss_scale")
+        if optimizers is None or (enabled is not None and literal_of(enabled) is False):
+            continue
+        if literal(level) in ("O0", "O3") or (scale is not None and literal_of(scale) in (1, 1.0, "1.0", "1")):
+            continue
+        if _trains_plainly(module, trace[index + 1 :], event, name_of(optimizers)):
+            yield module.finding("AMP127", event.call, "the loss of what this prepares is not scaled")
+
+
+def literal_of(node: ast.expr) -> object:
+    """Return the value of a literal; None for any other expression."""
+    return node.value if isinstance(node, ast.Constant) else None
+
+
+def _trains_plainly(module: LintModule, behind: Trace, event: Event, optimizer: str) -> bool:
+    """Return whether a plain backward pass and a step of an optimizer follow, where it surely is initialized."""
+    tail = optimizer.rpartition(".")[2]
+    later = [one for one in behind if one.may_follow(event)]
+    if event.scope.owner is not None:  # other methods of the object train
+        traces = [trace for trace in module.traces if trace and trace[0].scope.owner is event.scope.owner]
+        later += [one for trace in traces for one in trace if one.may_follow(event)]
+    if any(one.kind in (Kind.FOREIGN_BACKWARD, Kind.OPAQUE) for one in later):
+        return False
+    passes = [one for one in later if one.kind is Kind.BACKWARD and not one.scaler]
+    steps = [one for one in later if one.kind is Kind.STEP and one.name.rpartition(".")[2] == tail]
+    return any(one.may_follow(step) and one.loops == step.loops for one in passes for step in steps)

@@ -24,6 +24,8 @@ EMPTIES = ("zero_", "detach_", "requires_grad_")
 FLAGS = (ast.Name, ast.Attribute, ast.BoolOp, ast.UnaryOp, ast.Compare)  # values that another flag may have
 # Questions whether an optimizer is one that Apex has wrapped.
 ASKS_FOR_APEX = re.compile(r"FP16_Optimizer|clip_master_grads|_amp_stash|master_params")
+FLAG = re.compile(r"[A-Za-z_][\w.]*")  # a plain name, which stays as it is
+IN_TURN = re.compile(r"(?i)accum|micro|delay|update|sync|last|step|iter|round|skip")
 OPTIMIZER_NAME = re.compile(r"(?i)opt")
 LAST_PART = re.compile(r"\b(?:[A-Za-z_]\w*\.)+(?=[A-Za-z_])")
 
@@ -367,3 +369,72 @@ def _is_labelled(parent: ast.AST) -> bool:
     """Return whether a number goes into a call that names it the scaled loss, as in `log("scaled_loss", ...)`."""
     texts = [literal(one) or "" for one in parent.args] if isinstance(parent, ast.Call) else []
     return any("scaled" in text.lower() for text in texts)
+
+
+@rule(
+    Mistake(
+        "AMP126",
+        "scale-loss-without-step",
+        "one branch scales the loss and steps, another scales it and never steps, nor does what calls it",
+        "in that branch nothing is ever trained, without an error",
+        "step in each branch, or once below all of them",
+        """
+def update(loss):
+    optimizer.zero_grad()
+    if distributed:
+        with amp.scale_loss(loss, optimizer) as scaled_loss:
+            scaled_loss.backward()
+        optimizer.step()  # wrong
+    else:
+        with amp.scale_loss(loss, optimizer) as scaled_loss:  # AMP126
+            scaled_loss.backward()
+    optimizer.step()  # right
+
+
+for batch in loader:
+    update(model(batch))
+""",
+    )
+)
+def without_step(module: LintModule) -> Iterator[Finding]:
+    """A branch with `scale_loss` but without a step, next to one that steps the same optimizer."""
+    for call in module.calls_of("apex.amp.scale_loss"):
+        met = [(trace, event) for trace in module.traces for event in trace if event.call is call]
+        met = [(trace, event) for trace, event in met if event.kind is Kind.SCALE_LOSS]
+        if not met or argument(call, "delay_unscale") is not None or not _is_called_here(module, call):
+            continue
+        if any(_leads_to_step(trace, event) for trace, event in met):
+            continue
+        if any(_steps_otherwise(trace, event) for trace, event in met):
+            shown = f"nothing steps `{met[0][1].target.rpartition(':')[2]}` here, as another branch does"
+            yield module.finding("AMP126", call, shown)
+
+
+def _is_called_here(module: LintModule, call: ast.Call) -> bool:
+    """Return whether all that calls the function of a call is in this module, and something does."""
+    scope = module.scope_of[call]
+    if not isinstance(scope.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return isinstance(scope.node, ast.Module)
+    calls, complete = module.index.callers(scope)
+    return complete and bool(calls)
+
+
+def _leads_to_step(trace: Trace, block: Event) -> bool:
+    """Return whether a step, or something that may step, follows a block, in the next round of its loop too."""
+    kinds = (Kind.STEP, Kind.SCALER_STEP, Kind.OPAQUE, Kind.FOREIGN_BACKWARD)
+    return any(
+        one.kind in kinds and one.may_follow(block) and (trace.index(one) > trace.index(block) or one.loops)
+        for one in trace
+    )
+
+
+def _steps_otherwise(trace: Trace, block: Event) -> bool:
+    """Return whether another branch, by a flag that stays, scales a loss and steps the optimizer of a block."""
+    for step in trace:
+        if step.kind is not Kind.STEP or step.subject != block.target or step.may_follow(block):
+            continue
+        decided = [key for key, value in block.facts.items() if key in step.facts and step.facts[key] != value]
+        if decided and all(FLAG.fullmatch(key) and not IN_TURN.search(key) for key in decided):
+            if any(one.kind is Kind.SCALE_LOSS and one.may_follow(step) for one in trace):
+                return True
+    return False

@@ -4,6 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
+from ampcompare.source.index import Function, choices_of, nodes_of
 from ampcompare.source.lint.module import Finding, LintModule, Mistake, is_off, literal, name_of, rule
 from ampcompare.source.lint.update_events import Kind, plain
 from ampcompare.source.syntax import argument, argument_values
@@ -93,7 +94,8 @@ def _is_passed_to_saver(module: LintModule) -> bool:
 
 
 def _is_of_module(module: LintModule, call: ast.Call) -> bool:
-    return any(name_of(call.func) in scope.functions for scope in module.scope_of[call].enclosing())
+    found = choices_of(module.index.callee(call, module.scope_of[call]))
+    return any(isinstance(each, Function) for each in found)
 
 
 def _is_saved_elsewhere(module: LintModule, call: ast.Call) -> bool:
@@ -191,9 +193,11 @@ def _steps_without_scaler(module: LintModule, call: ast.Call, saved: ast.Dict | 
 
 def _holds_optimizer(module: LintModule, value: ast.expr, place: ast.expr) -> bool:
     """Return whether a mapping has the state of an optimizer: written in it, added to it, or returned by a function."""
-    if isinstance(value, ast.Call) and len(found := module.functions.get(name_of(value.func), [])) == 1:
-        returned = [node.value for node in ast.walk(found[0]) if isinstance(node, ast.Return)]
-        return len(returned) == 1 and returned[0] is not None and _holds_optimizer(module, returned[0], returned[0])
+    if isinstance(value, ast.Call) and value in module.scope_of:
+        found = module.index.callee(value, module.scope_of[value])
+        if isinstance(found, Function) and found.module is module and found.name != "__init__":
+            returned = [node.value for node in nodes_of(found.scope) if isinstance(node, ast.Return)]
+            return len(returned) == 1 and returned[0] is not None and _holds_optimizer(module, returned[0], returned[0])
     mapping = _mapping_of(module, value, place)
     values: list[ast.expr | None] = [] if mapping is None else [*_items(mapping)]
     if isinstance(value, ast.Name):

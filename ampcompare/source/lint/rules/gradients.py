@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from ampcompare.source.amp_names import CLIPS
 from ampcompare.source.branches import conditions, expression_of
 from ampcompare.source.edits import Edit, Edits
+from ampcompare.source.index import Function, nodes_of
 from ampcompare.source.lint.module import (
     EXITS,
     Finding,
@@ -66,8 +67,8 @@ scaler.update()
 )
 def scaled_gradients(module: LintModule) -> Iterator[Finding]:
     """Gradients that are clipped, read or changed between a scaled backward pass and `scaler.step`."""
-    for trace, _, event in module.events(Kind.CLIP, Kind.GRADIENT):
-        if event.apex_block() is not None:
+    for trace, _, event in module.events(Kind.CLIP, Kind.GRADIENT, Kind.ELSEWHERE):
+        if event.apex_block() is not None or (event.kind is Kind.ELSEWHERE and not _clips_elsewhere(module, event)):
             continue
         if event.kind is Kind.GRADIENT and not _depends_on_scale(event):
             continue
@@ -78,6 +79,22 @@ def scaled_gradients(module: LintModule) -> Iterator[Finding]:
                 near += events_between(trace, event, steps[0], Kind.UNSCALE)
                 yield _scaled_finding(module, event, last, steps, may_unscale=not near)
                 break
+
+
+def _clips_elsewhere(module: LintModule, event: Event) -> bool:
+    """Return whether a function of another file of the project surely clips, or takes norms of gradients."""
+    found = module.index_of_project.callee(event.call, event.scope)
+    return isinstance(found, Function) and found.module is not module and _reads_gradients(found)
+
+
+def _reads_gradients(function: Function) -> bool:
+    """Return whether a function clips with torch, or measures and multiplies gradients by itself."""
+    nodes = list(nodes_of(function.scope))
+    calls = [each for each in nodes if isinstance(each, ast.Call)]
+    if any(function.module.resolve(each.func) in CLIPS for each in calls):
+        return True
+    of_grad = [each for each in nodes if isinstance(each, ast.Attribute) and each.attr == "grad"]
+    return bool(of_grad) and any(last_name(each.func) in (*READS, "clamp_", "clip_") for each in calls)
 
 
 def _depends_on_scale(event: Event) -> bool:
@@ -105,7 +122,7 @@ def _latest_passes(trace: Trace, event: Event) -> list[Event]:
 def _steps_of_scaled(trace: Trace, last: Event, event: Event) -> list[Event]:
     """Return the steps that use the gradients of an event, if nothing unscales them between backward pass and event."""
     unscaling = (Kind.UNSCALE, Kind.SCALER_STEP, Kind.STEP, Kind.UPDATE, Kind.OPAQUE)
-    if events_between(trace, last, event, *unscaling):
+    if any(other.call is not event.call for other in events_between(trace, last, event, *unscaling)):
         return []
     # Which gradients are clipped, and which are unscaled below, is known only of one optimizer.
     optimizers = {other.target for other in trace if other.kind is Kind.SCALER_STEP}
@@ -123,12 +140,12 @@ def _steps_of_scaled(trace: Trace, last: Event, event: Event) -> list[Event]:
 
 def _scaled_finding(module: LintModule, event: Event, last: Event, steps: list[Event], *, may_unscale: bool) -> Finding:
     """Return the finding, with the edit that unscales unless something near it does, or will once it is corrected."""
-    code = "AMP201" if event.kind is Kind.CLIP else "AMP218"
+    code = "AMP218" if event.kind is Kind.GRADIENT else "AMP201"
     edits: tuple[Edit, ...] = ()
     names = {(plain(step.subject), plain(step.target)) for step in steps}
     same_place = steps[0].scope is event.scope and steps[0].loops == event.loops
     known = all(event.facts.get(key) == value for key, value in last.facts.items())
-    if code == "AMP201" and len(names) == 1 and same_place and known and may_unscale:
+    if event.kind is Kind.CLIP and len(names) == 1 and same_place and known and may_unscale:
         optimizer = "".join(map(module.source, steps[0].call.args[:1]))
         line = f"{module.source(steps[0].receiver)}.unscale_({optimizer})"
         unscale = Edits(module)
@@ -209,11 +226,9 @@ def _is_decided_after(module: LintModule, event: Event, key: str) -> bool:
 
 
 def _called_function(module: LintModule, event: Event, call: ast.Call) -> Scope | None:
-    """Return the function of this module, or the method of the same object, that a test calls."""
-    name = name_of(call.func)
-    if name.startswith("self.") and event.scope.owner is not None:
-        return module.method(event.scope.owner, name.removeprefix("self."))
-    return module.top.functions.get(name)
+    """Return the function of this module that a test calls."""
+    found = module.index.callee(call, event.scope)
+    return found.scope if isinstance(found, Function) and found.module is module else None
 
 
 def _ends_otherwise(module: LintModule, scope: Scope, key: str, value: object) -> bool:

@@ -5,9 +5,10 @@ import re
 from collections.abc import Iterator
 
 from ampcompare.source.amp_names import AUTOCASTS
-from ampcompare.source.lint.module import Finding, LintModule, Mistake, events_between, is_off, rule
+from ampcompare.source.index import Function, nodes_of
+from ampcompare.source.lint.module import Finding, LintModule, Mistake, events_between, is_off, name_of, rule
 from ampcompare.source.lint.update_events import Event, Kind, plain
-from ampcompare.source.syntax import argument, bound_in
+from ampcompare.source.syntax import argument, bound_in, is_literal
 
 TRIALS = re.compile(r"fold|trial|run|seed|config|model|param|stage|client|dtype|device", re.IGNORECASE)
 
@@ -31,20 +32,57 @@ with torch.autocast("cuda", dtype=torch.bfloat16):
 )
 def scaler_with_bf16(module: LintModule) -> Iterator[Finding]:
     """A scaler that is always on, where each autocast is bf16 by a literal."""
-    casts = list(module.calls_of(*AUTOCASTS))
+    casts = [call for call in module.calls_of(*AUTOCASTS) if not _is_literally_off(module, call)]
     kinds = {_dtype(module, call) for call in casts}
     if kinds != {"torch.bfloat16"} or module.mentions(r"float16\b(?<!bfloat16)|\bhalf\b|fp16"):
         return
     for call in module.new_scalers:
         choice = isinstance(module.parents[call], (ast.IfExp, ast.BoolOp, ast.Return))
-        if argument(call, "enabled") is None and not choice and not module.is_conditional(call):
+        enabled = argument(call, "enabled")
+        switches = {"" if (one := _option(module, cast, "enabled")) is None else ast.unparse(one) for cast in casts}
+        # A scaler with the switch of each autocast is on where these are.
+        is_on = enabled is None or switches == {ast.unparse(enabled)}
+        if is_on and not choice and not module.is_conditional(call):
             yield module.finding("AMP223", call, "each autocast of this module has dtype bfloat16")
 
 
 def _dtype(module: LintModule, call: ast.Call) -> str:
     position = 0 if module.resolve(call.func) == "torch.cpu.amp.autocast" else 1
-    value = argument(call, "dtype", position)
+    value = _option(module, call, "dtype", position)
     return "" if value is None else module.resolve(value) or "unknown"
+
+
+def _is_literally_off(module: LintModule, call: ast.Call) -> bool:
+    position = None if module.resolve(call.func) in ("torch.autocast", "torch.amp.autocast") else 0
+    return is_literal(argument(call, "enabled", position), False)
+
+
+def _option(module: LintModule, call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:
+    """Return the value of an argument, also one of a dict that is passed as `**` and written out in the module."""
+    value = argument(call, name, position)
+    for spread in (one.value for one in call.keywords if one.arg is None):
+        if value is None:
+            value = next((found for one in _dicts(module, spread) if (found := _entry(one, name)) is not None), None)
+    return value
+
+
+def _dicts(module: LintModule, node: ast.expr) -> list[ast.expr]:
+    """Return the dicts that an expression is: what a name holds, or what a function of the module returns."""
+    scope = module.scope_of[node]
+    if isinstance(node, (ast.Name, ast.Attribute)):
+        return module.values_of(name_of(node), scope) or []
+    if isinstance(node, ast.Call):
+        found = module.index.callee(node, scope)
+        if isinstance(found, Function) and found.module is module:
+            return [one.value for one in nodes_of(found.scope) if isinstance(one, ast.Return) and one.value is not None]
+    return [node]
+
+
+def _entry(node: ast.expr, name: str) -> ast.expr | None:
+    if isinstance(node, ast.Dict):
+        pairs = zip(node.keys, node.values, strict=True)
+        return next((value for key, value in pairs if is_literal(key, name)), None)
+    return argument(node, name) if isinstance(node, ast.Call) and name_of(node.func) == "dict" else None
 
 
 @rule(

@@ -285,12 +285,15 @@ def zero_grad_missing(module: LintModule) -> Iterator[Finding]:
         return
     clearing = [node for node in module.nodes if _clears(node)]
     for trace in module.amp_traces:
-        events = {id(event.call): event for event in trace if event.kind is Kind.ZERO_GRAD}
+        events: dict[int, list[Event]] = {}  # a function that clears may be called for several optimizers
+        for event in trace:
+            if event.kind is Kind.ZERO_GRAD:
+                events.setdefault(id(event.call), []).append(event)
         scopes = {event.scope for event in trace}
         steps = {_optimizer(event) for event in trace if event.kind in STEPS}
         for event in trace:
             optimizer = _optimizer(event)
-            seen = [one for one in events.values() if one.subject not in steps - {optimizer}]
+            seen = [one for some in events.values() for one in some if one.subject not in steps - {optimizer}]
             # A function of one step may be called by a file that clears, unless it does so itself in another branch.
             if event.kind not in STEPS or not (event.loops or seen):
                 continue
@@ -301,8 +304,8 @@ def zero_grad_missing(module: LintModule) -> Iterator[Finding]:
                 continue
             others = steps - {optimizer}
             if not any(
-                _may_clear(module, event, one.subject in others, one.facts)
-                if (one := events.get(id(node))) is not None
+                any(_may_clear(module, event, one.subject in others, one.facts) for one in events[id(node)])
+                if id(node) in events
                 else _may_clear_unseen(module, event, node, scopes)
                 for node in clearing
             ):

@@ -6,7 +6,7 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from ampcompare.source.migrate.core.scalers import CARRIED
+from ampcompare.source.migrate.read.neighbors import CARRIED, needs_scaler
 from ampcompare.source.migrate.read.sites import Initialize, Unsure
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import dotted_name, elements, is_literal, last_name, parameters
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 COPIES = re.compile(r"deepcopy|\bDataParallel\b|\b(?:[Ee]ma|EMA)\b|ModelEma|ExponentialMovingAverage|AveragedModel")
 PLURAL = re.compile(r"(?:optimizers|optims|opts)$", re.IGNORECASE)
+UNSCALED = (
+    "no file calls scale_loss, so the loss is not scaled, as with Apex: the scaler only says whether autocast is on; "
+    "gradients below 2**-24 become 0"
+)
 SUBCLASS = (
     "copies and replicas of a model share no wrapped forward, so the model gets a subclass of its class; torch.save of "
     "the whole model, rather than of its state_dict, cannot pickle that class"
@@ -26,10 +30,22 @@ def _trains_elsewhere(core: Core) -> bool:
     return not any(each.block for each in core.sites.backwards)
 
 
+def is_scaled_nowhere(core: Core) -> bool:
+    """Return whether no file around calls `scale_loss`, so that the loss is not scaled, with Apex either."""
+    if any(each.block for each in core.sites.backwards):
+        return False
+    trains_here = any(True for _ in core.module.methods("backward"))
+    known = core.around.path is not None or trains_here  # of a text alone nothing around is known
+    return known and not any(map(needs_scaler, core.index.modules))
+
+
 def carried_keys(core: Core, initialize: Initialize) -> list[str]:
     """Return the optimizers that carry the scaler to another file; none where all backward passes are in this one."""
     optimizers = initialize.arguments.get("optimizers")
     if not (core.across or _trains_elsewhere(core)) or optimizers is None:
+        return []
+    if not core.across and is_scaled_nowhere(core):
+        core.note(initialize.call, UNSCALED)
         return []
     if is_literal(optimizers, None):
         return []
@@ -104,8 +120,8 @@ def wrapped_models(core: Core, initialize: Initialize) -> list[str]:
         core.note(initialize.call, SUBCLASS)
     core.note(
         initialize.call,
-        "the forward pass is called in another place: the model itself runs under autocast; a loss outside of "
-        "the model is computed in the type of its output",
+        "the model itself runs under autocast, wherever it is called; a loss outside of it is computed in the type of "
+        "its output",
     )
     return lines
 

@@ -4,10 +4,12 @@ import ast
 from dataclasses import dataclass, field
 
 from ampcompare.source.edits import Edits
-from ampcompare.source.migrate.core.scalers import CARRIED, Scaler
+from ampcompare.source.index import Index
+from ampcompare.source.migrate.core.scalers import Scaler
 from ampcompare.source.migrate.finding import NOTE, Finding
 from ampcompare.source.migrate.read.forward import Forward
 from ampcompare.source.migrate.read.names import Names
+from ampcompare.source.migrate.read.neighbors import CARRIED, Around
 from ampcompare.source.migrate.read.order import Order
 from ampcompare.source.migrate.read.sites import Sites, Unsure
 from ampcompare.source.module import Function, Module
@@ -18,15 +20,19 @@ class Core:
     """A core that can be rewritten; `rewrite_core` fills it.
 
     Attributes:
+        around: what other modules have to do with it.
         edits: gets the changes.
         torch: the name by which the module knows torch.
         findings: notes on what differs.
         handed_on: calls of functions of other files, with their names, that get a loss and may scale it.
         across: whether functions of another module step the same optimizers.
+        unscaled: steps (by `id` of the call) above which gradients are unscaled whether it runs or not.
         local: functions in which a variable has the scaler that the optimizer carries.
     """
 
     module: Module
+    index: Index
+    around: Around
     names: Names
     edits: Edits
     torch: str
@@ -45,6 +51,7 @@ class Core:
     defaults: set[ast.stmt] = field(default_factory=set)
     bracketed: set[ast.stmt] = field(default_factory=set)
     local: dict[Function, str] = field(default_factory=dict)
+    unscaled: set[int] = field(default_factory=set)
 
     @property
     def off(self) -> str:

@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from ampcompare.source.amp_names import AUTOCASTS, SCALERS
 from ampcompare.source.branches import branches_around, is_exclusive
 from ampcompare.source.edits import Edits
+from ampcompare.source.index import Answer, choices_of
+from ampcompare.source.index import Function as Called
 from ampcompare.source.migrate.core.across_files import is_list
 from ampcompare.source.migrate.core.context import Core
 from ampcompare.source.migrate.core.initialize import create_scalers
 from ampcompare.source.migrate.core.internals import AMP_STATE, refuse_internals
-from ampcompare.source.migrate.core.scalers import CARRIED, plan_scaler
-from ampcompare.source.migrate.core.state_dict import rewrite_state
+from ampcompare.source.migrate.core.scalers import plan_scaler
+from ampcompare.source.migrate.core.state_dict import is_in_reach, rewrite_state
 from ampcompare.source.migrate.core.steps import (
     note_joint_steps,
     note_steps_apart,
@@ -22,8 +24,8 @@ from ampcompare.source.migrate.core.steps import (
 from ampcompare.source.migrate.finding import Unsure
 from ampcompare.source.migrate.read.forward import find_forward, model_keys
 from ampcompare.source.migrate.read.names import Names
-from ampcompare.source.migrate.read.neighbors import Around
-from ampcompare.source.migrate.read.order import find_order
+from ampcompare.source.migrate.read.neighbors import CARRIED, Around
+from ampcompare.source.migrate.read.order import BLOCK, Order, find_order
 from ampcompare.source.migrate.read.sites import Backward, Initialize, Sites, Step, collect_sites
 from ampcompare.source.module import Function, Module
 from ampcompare.source.syntax import argument_values, dotted_name, last_name, last_part, parameters, walk
@@ -62,25 +64,31 @@ def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, around:
     Raises:
         Unsure: something cannot be rewritten surely; the edits are incomplete then and must not be used.
     """
-    sites = collect_sites(module, names)
+    index = around.index(module)
+    sites = collect_sites(module, names, index)
     asked = next((node for node, meaning in names.uses if meaning.startswith(AMP_STATE)), None)
+    _refuse_passed_on(module, names)
     if not (sites.initializes or sites.backwards or sites.masters or sites.saves or sites.loads or asked):
         return None
     _refuse(module, names, sites)
-    _refuse_without_step(module, sites)
     _refuse_native(module, names, sites)
-    planned = plan_scaler(module, sites, across=around.across)
-    order, forward = find_order(module, sites), find_forward(module, names, sites)
-    core = Core(module, names, edits, torch, sites, planned, order, forward)
-    core.across = around.across
+    across = around.is_across(module)
+    planned = plan_scaler(module, sites, across=across)
+    order = find_order(index, sites)
+    _refuse_without_step(module, sites, order)
+    sites.backwards = [each for each in sites.backwards if id(each.node) not in order.plain]
+    forward = find_forward(index, names, sites)
+    core = Core(module, index, around, names, edits, torch, sites, planned, order, forward)
+    core.across = across
     core.handed_on = list(find_handed_on(core))
     create_scalers(core)
     _name_carried(core)
-    if planned.home == "optimizer" and not sites.initializes and sites.backwards and not around.is_given(module.text):
+    if planned.home == "optimizer" and not sites.initializes and sites.backwards and not around.is_given(module):
         core.note(sites.backwards[0].statement, CARRIED_HERE)
     if not sites.initializes:  # where the model is made it casts by itself
         for each in forward.missing:
-            core.note(each.statement, MISSING)
+            if planned.home != "optimizer" or not around.is_given(module):
+                core.note(each.statement, MISSING)  # else the model casts by itself, where it is initialized
         for call, name in core.handed_on:
             core.note(call, HANDED_ON.format(name))
     for first, last in forward.regions:
@@ -102,13 +110,17 @@ def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, around:
 def _refuse(module: Module, names: Names, sites: Sites) -> None:
     for initialize in sites.initializes if not sites.backwards else []:
         _refuse_library(module, initialize)
-    for use, name in names.uses:
-        if name in ("apex", "apex.amp") and _is_passed_on(module, use):
-            raise Unsure(use, f"{name} is passed as a value; what is called on it cannot be seen")
     for node in module.nodes:
         if isinstance(node, ast.Attribute) and node.attr in ("scale_loss", "master_params"):
             if names.meaning(node) is None and isinstance(module.parent(node), ast.Call):
                 raise Unsure(node, MAY_BE_APEX.format(node.attr))
+
+
+def _refuse_passed_on(module: Module, names: Names) -> None:
+    """Refuse a module that passes Apex on: what is called on it, and where, cannot be seen."""
+    for use, name in names.uses:
+        if name in ("apex", "apex.amp") and _is_passed_on(module, use):
+            raise Unsure(use, f"{name} is passed as a value; what is called on it cannot be seen")
 
 
 def _refuse_library(module: Module, initialize: Initialize) -> None:
@@ -153,14 +165,15 @@ def _cast_evaluation(core: Core) -> None:
         _, end = core.module.span(node.items[-1].optional_vars or node.items[-1].context_expr)
         core.edits.replace_span(end, end, f", {header}")
     trained = {each.function for each in core.sites.backwards}
-    for functions in core.module.functions.values():
-        for function in functions:
-            if function in trained or any(each in wrapped for each in walk(function)):
-                continue
-            calls = _calls(function, tails)
-            names = {each.attr for each in walk(function) if isinstance(each, ast.Attribute)}
-            if calls and names & {"eval", "no_grad", "inference_mode"}:  # it looks like evaluation
-                core.note(calls[0], "Apex cast in this forward pass too; it is in fp32 now, unless under autocast")
+    for function in (
+        node for node in core.module.scope_from if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    ):
+        if function in trained or any(each in wrapped for each in walk(function)):
+            continue
+        calls = _calls(function, tails)
+        names = {each.attr for each in walk(function) if isinstance(each, ast.Attribute)}
+        if calls and names & {"eval", "no_grad", "inference_mode"}:  # it looks like evaluation
+            core.note(calls[0], "Apex cast in this forward pass too; it is in fp32 now, unless under autocast")
 
 
 def _is_no_grad(core: Core, node: ast.With) -> bool:
@@ -353,12 +366,12 @@ def _refuse_inside(core: Core, statement: ast.With) -> None:
             raise Unsure(step.call, "the step is inside the block of scale_loss, where gradients are still scaled")
 
 
-def _refuse_without_step(module: Module, sites: Sites) -> None:
-    """Refuse a loss that is scaled for an optimizer without a step in the file."""
+def _refuse_without_step(module: Module, sites: Sites, order: Order) -> None:
+    """Refuse a loss that is scaled for an optimizer without a step in the file, or in another one that leads there."""
     stepped = {last_part(each.optimizer) for each in sites.steps}
     for backward in sites.backwards:
         for key in backward.optimizers:
-            if last_part(key) not in stepped:
+            if last_part(key) not in stepped and id(backward.node) not in order.stepped:
                 given = backward.arguments.get("optimizers")
                 is_several = not key.replace(".", "").isidentifier() or (given is not None and is_list(module, given))
                 raise Unsure(backward.statement, (ONE_BY_ONE if is_several else NO_STEP).format(key))
@@ -366,19 +379,21 @@ def _refuse_without_step(module: Module, sites: Sites) -> None:
 
 def find_handed_on(core: Core) -> Iterator[tuple[ast.Call, str]]:
     """Yield the calls of functions of other files that get a loss with an optimizer, and may scale it."""
-    scaling = {each.function.name for each in core.sites.backwards if each.function is not None}
     known = {last_part(key) for key in core.sites.optimizers} | {last_part(each.optimizer) for each in core.sites.steps}
     for node in core.module.calls:
         key = dotted_name(node.func)
-        if (
-            key is None
-            or key in core.module.functions
-            or last_part(key) in scaling
-            or core.names.meaning(node.func) is not None
-        ):
+        if key is None or core.names.meaning(node.func) is not None:
             continue
         given = {last_part(name) for each in argument_values(node) if (name := dotted_name(each)) is not None}
-        if given & known and (key in core.names.running or any("loss" in each.lower() for each in given)):
+        if not given & known:
+            continue
+        callee = core.index.callee(node, core.module.scope_of[node])
+        functions = [each for each in choices_of(callee) if isinstance(each, Called)]
+        if any(each.module is core.module for each in functions):
+            continue
+        if any(core.index.reaches(each, BLOCK) is Answer.YES for each in functions) or (
+            not functions and any("loss" in each.lower() for each in given)
+        ):
             yield node, key
 
 
@@ -388,4 +403,8 @@ def optimizer_near(core: Core, node: ast.AST) -> str | None:
     for backward in core.sites.backwards:
         if backward.optimizers and backward.function is function:
             return backward.optimizers[0]
-    return core.sites.optimizers[0] if core.sites.optimizers else None
+    if function in core.order.keys:
+        return core.order.keys[function]
+    if core.planned.home != "optimizer":
+        return core.sites.optimizers[0] if core.sites.optimizers else None
+    return next((key for key in core.sites.optimizers if is_in_reach(core, node, key)), None)

@@ -39,7 +39,7 @@ def create_scalers(core: Core) -> None:
     made = [(each, _scaler_settings(core.module, each, single=single)) for each in initializes]
     for each in initializes:
         _refuse_in_expression(core, each)
-        if varies(core.module, each):
+        if varies(core.index, each):
             raise Unsure(each.call, AT_TIMES)
     core.update = made[0][1].update if made else ""
     blocks = [each for each in core.sites.backwards if each.block]
@@ -86,6 +86,9 @@ def _create(core: Core, initialize: Initialize, settings: _ScalerSettings) -> No
         core.note(initialize.call, AGAIN)
     else:
         core.made[initialize.call] = lines
+    if conditions and not in_module and not in_class and above is not None and conditions[-1] in core.defaults:
+        bound = [each for each in carried if is_bound_above(conditions[-1], each)]
+        core.edits.before(conditions[-1], attach(core, initialize, bound))
     if conditions and not in_module and not in_class and above is None:
         default += attach(core, initialize, [each for each in carried if is_bound_above(conditions[-1], each)])
         _put_default(core, initialize, conditions[-1], default)

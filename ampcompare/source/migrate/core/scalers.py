@@ -3,12 +3,10 @@
 import ast
 from dataclasses import dataclass
 
+from ampcompare.source.index import Index
 from ampcompare.source.migrate.read.sites import Initialize, Sites
 from ampcompare.source.module import Function, Module
 from ampcompare.source.syntax import arguments, bound_in, dotted_name, walk
-
-# The attribute of an optimizer, where initialize and scale_loss stand in two files.
-CARRIED = "grad_scaler"
 
 
 @dataclass(frozen=True)
@@ -87,12 +85,12 @@ def conditions_of(module: Module, initialize: Initialize) -> list[ast.If]:
     return found
 
 
-def varies(module: Module, initialize: Initialize) -> bool:
+def varies(index: Index, initialize: Initialize) -> bool:
     """Return whether a call runs under tests that change from round to round of a loop, or from call to call.
 
     What was initialized once stays so where they do not hold, as in `if epoch == 0:`.
     """
-    return _varies_in_loop(module, initialize) or _lasts_beyond_call(module, initialize)
+    return _varies_in_loop(index.module, initialize) or _lasts_beyond_call(index, initialize)
 
 
 def _tests_around(module: Module, initialize: Initialize) -> list[ast.expr]:
@@ -111,13 +109,13 @@ def _varies_in_loop(module: Module, initialize: Initialize) -> bool:
     )
 
 
-def _lasts_beyond_call(module: Module, initialize: Initialize) -> bool:
+def _lasts_beyond_call(index: Index, initialize: Initialize) -> bool:
     """Return whether a function initializes in some of its calls only, and trains in later ones with the same scaler.
 
     Its test asks for a parameter that counts, or one that a loop binds where the function is called, or for a flag that
     the function itself sets.
     """
-    function = initialize.function
+    module, function = index.module, initialize.function
     if function is None or is_constructor(function):
         return False
     tests = _tests_around(module, initialize)
@@ -131,12 +129,12 @@ def _lasts_beyond_call(module: Module, initialize: Initialize) -> bool:
     if any(isinstance(each, ast.Compare) and _counts(each, asked) for test in tests for each in walk(test)):
         return True
     names = module.positional(function)
-    for call in module.calls:
-        if dotted_name(call.func) == module.key(function):
-            given = [value for name, value in arguments(call, names).items() if name in asked]
-            loops = [each for each in module.within_function(call) if isinstance(each, (ast.For, ast.While))]
-            if any(_keys(given) & bound_in(loop) for loop in loops):
-                return True
+    for call in index.callers(module.scope_from[function])[0]:
+        given = [value for name, value in arguments(call, names).items() if name in asked]
+        home = index.scope_of(call).module
+        loops = [each for each in home.within_function(call) if isinstance(each, (ast.For, ast.While))]
+        if any(_keys(given) & bound_in(loop) for loop in loops):
+            return True
     return False
 
 

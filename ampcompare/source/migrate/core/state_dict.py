@@ -39,12 +39,12 @@ def optimizer_of_state(core: Core, call: ast.expr) -> str | None:
     names = [each.arg for each in function.args.args] if function is not None else []
     keys = [*core.sites.optimizers, *(each.optimizer for each in core.sites.steps)]
     if keys:
-        return next((key for key in keys if _is_in_reach(core, call, key)), None)
+        return next((key for key in keys if is_in_reach(core, call, key)), None)
     own = {dotted_name(node) for node in walk(function or core.module.tree) if isinstance(node, ast.Attribute)} & {*OWN}
     return next((name for name in names if name in ("optimizer", "optim", "opt")), own.pop() if len(own) == 1 else None)
 
 
-def _is_in_reach(core: Core, call: ast.expr, key: str) -> bool:
+def is_in_reach(core: Core, call: ast.AST, key: str) -> bool:
     """Return whether a key means an optimizer where a call is: in its function, or in its class."""
     module, function = core.module, core.module.function(call)
     users = {each.function for each in core.sites.backwards if key in each.optimizers}

@@ -3,7 +3,7 @@
 import ast
 
 from ampcompare.source.amp_names import CLIPS
-from ampcompare.source.branches import branches_around, conditions_around, is_exclusive
+from ampcompare.source.branches import branches_around, conditions, conditions_around, is_exclusive
 from ampcompare.source.migrate.core.context import Core
 from ampcompare.source.migrate.finding import BY_HAND, Finding
 from ampcompare.source.migrate.read.sites import Read, Step, Unsure
@@ -23,6 +23,12 @@ MIXED = (
 TOGETHER = "after an overflow Apex skips {0}; GradScaler skips each by its own gradients, so one may step alone"
 IN_EXPRESSION = "this step is a part of another statement; write it as a statement of its own"
 HALF_LEAF = "{0} is fp16 in the optimizer, and GradScaler refuses fp16 gradients: keep it in fp32, autocast casts it"
+GUARDED = (
+    "gradients decide on this step, and nothing above it unscales them: the scale would never be lowered after an "
+    "overflow"
+)
+GUARDED_PATHS = "gradients decide on this step, whose branches leave in several ways: update the scale on each by hand"
+LEAVING = (ast.Continue, ast.Break, ast.Return)
 APART = (
     "amp.initialize does not get {0}, so its gradients stay scaled, in a clip of all parameters too, as with Apex; if "
     "its parameters get gradients of the scaled loss, call scaler.unscale_({0}) and scaler.step({0})"
@@ -34,7 +40,9 @@ def place_unscale(core: Core) -> None:
     groups: dict[tuple[str, int], tuple[Step, list[Read]]] = {}
     blocks = {each.statement for each in core.sites.backwards if each.block}
     for read in core.sites.reads:
-        if any(outer in blocks for outer in core.module.ancestors(read.statement)):
+        if id(read.node) in core.order.lifted or any(
+            outer in blocks for outer in core.module.ancestors(read.statement)
+        ):
             continue
         optimizers = read.optimizers or core.order.pending.get(id(read.node), ())
         for optimizer in optimizers:
@@ -74,8 +82,11 @@ def _place(core: Core, optimizer: str, step: Step, reads: list[Read]) -> None:
     module = core.module
     loop = _loop(module, step.statement)
     only_if: set[str] = set()
+    guards = _guards(core, step)
+    guarded = {ast.unparse(each.test) for each in guards} | {f"not ({ast.unparse(each.test)})" for each in guards}
     for read in reads:
         missing = set(conditions_around(module, step.statement, loop) - conditions_around(module, read.statement, loop))
+        missing -= guarded
         if _loop(module, read.statement) is not loop or any(_varies(test, loop) for test in missing):
             for each in reads:
                 _read_scaled(core, optimizer, step, each)
@@ -89,10 +100,25 @@ def _place(core: Core, optimizer: str, step: Step, reads: list[Read]) -> None:
         lines = [f"if {' and '.join(sorted(only_if))}:", f"{module.unit}{lines[0]}"]
     ordered = sorted(statements, key=lambda each: each.lineno)
     _insert(core, lines, ordered)
+    if not only_if:
+        core.unscaled.add(id(step.call))
     for node in ast.walk(loop) if loop is not None else ():
-        if isinstance(node, ast.Continue) and ordered[0].lineno < node.lineno < step.statement.lineno:
+        if isinstance(node, LEAVING) and ordered[0].lineno < node.lineno < step.statement.lineno:
+            if module.function(node) is not step.function:
+                continue
             if not conditions_around(module, step.statement, loop) - conditions_around(module, node, loop):
                 core.edits.before(node, [f"{scaler}.update()"])  # this step is skipped, its gradients were unscaled
+
+
+def _guards(core: Core, step: Step) -> list[ast.If]:
+    """Return the `if` statements around a step that ask for its gradients, the innermost first."""
+    asked = core.order.guards.get(id(step.call), set())
+    loop = _loop(core.module, step.statement)
+    return [
+        outer
+        for outer, holds in branches_around(core.module, step.statement, loop)
+        if asked & conditions(outer.test, holds).keys()
+    ]
 
 
 def _refuse_mixed(core: Core, optimizer: str, step: Step, reads: list[Read]) -> None:
@@ -131,7 +157,10 @@ def _read_scaled(core: Core, optimizer: str, step: Step, read: Read) -> None:
     core.edits.before(
         read.statement, [f"scaled_grads = {grads}", f"{core.torch}._foreach_div_(scaled_grads, {scaler}.get_scale())"]
     )
-    core.edits.after(read.statement, [f"{core.torch}._foreach_mul_(scaled_grads, {scaler}.get_scale())"])
+    stored = (each for each in ast.walk(read.statement) if isinstance(getattr(each, "ctx", None), ast.Store))
+    rebinds = any(last_name(each) == "grad" for each in stored)
+    again = [f"scaled_grads = {grads}"] * rebinds  # others took the place of those that were unscaled
+    core.edits.after(read.statement, [*again, f"{core.torch}._foreach_mul_(scaled_grads, {scaler}.get_scale())"])
 
 
 def _limit(core: Core, call: ast.Call) -> ast.expr | None:
@@ -226,7 +255,30 @@ def rewrite_steps(core: Core) -> None:
         scaler = core.scaler(step.call, step.optimizer)
         core.edits.replace(step.call, f"{scaler}.step({', '.join([step.optimizer, *step.options])})")
         if core.order.updates.get(id(step.call), True):
-            core.edits.after(_last(core, step), [f"{scaler}.update({core.update})"])
+            _update(core, step, f"{scaler}.update({core.update})")
+
+
+def _update(core: Core, step: Step, line: str) -> None:
+    """Update the scale behind a step, and where its gradients leave it out."""
+    last = _last(core, step)
+    if not isinstance(last, ast.If) or last not in _guards(core, step) or not _leaves(last):
+        core.edits.after(last, [line])
+        return
+    here, other = (last.body, last.orelse) if core.module.is_in(step.call, last.body) else (last.orelse, last.body)
+    if len(_guards(core, step)) > 1 or step.statement not in here:
+        raise Unsure(step.call, GUARDED_PATHS)
+    core.edits.after(step.statement, [line])
+    if other:
+        core.edits.before(other[0], [line])
+    elif isinstance(here[-1], LEAVING):
+        core.edits.after(last, [line])
+    else:
+        raise Unsure(step.call, GUARDED_PATHS)
+
+
+def _leaves(statement: ast.If) -> bool:
+    """Return whether a branch leaves its round or function."""
+    return any(isinstance(node, LEAVING) for node in ast.walk(statement))
 
 
 def _stepped_apart(core: Core, function: Function | None) -> list[tuple[ast.Call, str]]:
@@ -234,7 +286,7 @@ def _stepped_apart(core: Core, function: Function | None) -> list[tuple[ast.Call
     module, sites = core.module, core.sites
     known = {last_part(each.optimizer) for each in sites.steps}
     passes = [each.statement for each in sites.backwards if each.block and each.function is function]
-    found, kinds = [], ObjectKinds(module)
+    found, kinds = [], ObjectKinds(module, core.index)
     for node, stepped in module.methods("step"):
         key = dotted_name(stepped)
         if key is None or node.args or last_part(key) in known or module.function(node) is not function:
@@ -255,7 +307,7 @@ def note_joint_steps(core: Core) -> None:
 
 def refuse_half_leaves(core: Core) -> None:
     """Leave fp16 tensors of the script's own by hand, which an optimizer has next to, or in place of, a model's."""
-    module, kinds = core.module, ObjectKinds(core.module)
+    module, kinds = core.module, ObjectKinds(core.module, core.index)
     for call in module.calls:
         scope = module.scope_of[call]
         if not call.args or not kinds.is_new("optimizer", call, scope):
@@ -299,6 +351,10 @@ def _last(core: Core, step: Step) -> ast.stmt:
     module = core.module
     others = [each.statement for each in core.sites.steps if each.optimizer != step.optimizer]
     found: ast.stmt = step.statement
+    if guards := _guards(core, step):
+        if id(step.call) not in core.unscaled:
+            raise Unsure(step.call, GUARDED)
+        return guards[-1]
     for outer in module.ancestors(step.statement):
         if not isinstance(outer, ast.If):
             break
@@ -316,7 +372,9 @@ def _is_first(core: Core, step: Step) -> bool:
 
 
 def _is_step_scaled(core: Core, step: Step) -> bool:
-    """Return whether a step uses scaled gradients: not where all backward passes of its function are plain ones."""
-    if id(step.call) in core.order.scaled or any(each.function is step.function for each in core.sites.backwards):
+    """Return whether a step uses scaled gradients: on a way from a block, where the module has one."""
+    if id(step.call) in core.order.scaled:
         return True
+    if core.order.seen:
+        return False
     return not any(core.module.function(call) is step.function for call, _ in core.module.methods("backward"))

@@ -4,7 +4,10 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from ampcompare.source.index import Answer, Index, choices_of
+from ampcompare.source.index import Function as Called
 from ampcompare.source.migrate.read.names import Names
+from ampcompare.source.migrate.read.order import BACKWARD
 from ampcompare.source.migrate.read.sites import Backward, Sites
 from ampcompare.source.module import Block, Function, Module
 from ampcompare.source.syntax import arguments, bound_in, dotted_name, last_name, last_part, walk
@@ -65,16 +68,17 @@ def _keys_in(node: ast.AST | None) -> set[str]:
     return {key} if key is not None else set()
 
 
-def find_forward(module: Module, names: Names, sites: Sites) -> Forward:
+def find_forward(index: Index, names: Names, sites: Sites) -> Forward:
     """Return where the forward passes of the backward passes are."""
-    return _Finder(module, names, sites).find()
+    return _Finder(index, names, sites).find()
 
 
 class _Finder:
     """Marks the statements that a loss comes from, block by block."""
 
-    def __init__(self, module: Module, names: Names, sites: Sites) -> None:
-        self._module = module
+    def __init__(self, index: Index, names: Names, sites: Sites) -> None:
+        self._index = index
+        module = self._module = index.module
         self._names = names
         self._sites = sites
         self._models = model_keys(module, sites)
@@ -102,29 +106,16 @@ class _Finder:
     def _find_barriers(self) -> set[ast.AST]:
         found: set[ast.AST] = {call for call, _ in self._module.methods(*BARRIERS)}
         found |= {each.statement for each in self._sites.backwards}
-        found |= set(self._calls_with_backward(found))
+        found |= set(self._calls_with_backward())
         return found | {outer for node in found for outer in self._module.ancestors(node)}
 
-    def _calls_with_backward(self, barriers: set[ast.AST]) -> Iterator[ast.Call]:
-        """Yield the calls of functions that run a backward pass themselves, such as attacks on inputs."""
-        module = self._module
-        passes: list[ast.AST] = [each.statement for each in self._sites.backwards]
-        passes += [each for each in barriers if isinstance(each, ast.Call) and last_name(each.func) == "backward"]
-        running = {function for each in passes for function in module.functions_around(each)}
-        while True:
-            keys = {module.key(each) for each in running if each.name not in TRIVIAL}
-            keys |= {each.name for each in running if module.class_of(each) is not None and each.name != "forward"}
-            found = [
-                call
-                for call in module.calls
-                if (dotted_name(call.func) or "") in keys | self._names.running
-                or (isinstance(call.func, ast.Attribute) and call.func.attr in keys - TRIVIAL)
-            ]
-            grown = running | {function for each in found for function in module.functions_around(each)}
-            if grown == running:
-                yield from found
-                return
-            running = grown
+    def _calls_with_backward(self) -> Iterator[ast.Call]:
+        """Yield the calls of functions that surely run a backward pass themselves, such as attacks on inputs."""
+        for call in self._module.calls:
+            choices = choices_of(self._index.callee(call, self._module.scope_of[call]))
+            functions = [each for each in choices if isinstance(each, Called)]
+            if any(self._index.reaches(each, BACKWARD) is Answer.YES for each in functions):
+                yield call
 
     def _trace_loss(self, backward: Backward) -> bool:
         """Trace a loss; one that is a parameter of the function was computed by its callers, at least in part."""
@@ -198,22 +189,14 @@ class _Finder:
         module = self._module
         found = False
         given = module.positional(function)
-        for node in module.calls:
-            if module.function(node) is function or not self._is_call_of(node, function):
+        for node in self._index.callers(module.scope_from[function])[0]:
+            if node not in module.scope_of or module.function(node) is function:
                 continue
             values = [value for name, value in arguments(node, given).items() if name in needed]
             if values and not any(self._computes(value) for value in values):
                 keys = set().union(*(_loads(value) for value in values))
                 found = self._trace(module.statement(node), keys, depth + 1) or found
         return found
-
-    def _is_call_of(self, call: ast.Call, function: Function) -> bool:
-        """Return whether a call names a function, or a method of an object if only one class has it."""
-        if dotted_name(call.func) == self._module.key(function):
-            return True
-        named = [each for each in self._module.functions.values() for one in each if one.name == function.name]
-        is_method = isinstance(call.func, ast.Attribute) and self._module.class_of(function) is not None
-        return is_method and last_name(call.func) == function.name and len(named) == 1
 
     def _computes(self, node: ast.AST) -> bool:
         """Return whether a statement or expression calls a model, or else something that may call one."""

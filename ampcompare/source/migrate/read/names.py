@@ -1,7 +1,7 @@
 """Which names of a module mean something of Apex or torch, by its imports, wherever they stand."""
 
 import ast
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 
 from ampcompare.source.amp_names import APEX, ROOTS
 from ampcompare.source.module import Module
@@ -14,15 +14,13 @@ class Names:
         imports: of Apex: the statement and the alias; the alias of a star import is "*".
         uses: expressions that mean something of Apex, each the widest attribute chain, with its full name.
         modules: names of imported modules that are neither Apex nor torch.
-        running: what this file calls functions of other files that run a backward pass.
     """
 
-    def __init__(self, module: Module, running: Collection[str] = ()) -> None:
+    def __init__(self, module: Module) -> None:
         self.module = module
         self.imports: list[tuple[ast.Import | ast.ImportFrom, ast.alias]] = [
             (node, alias) for node, alias, full in module.imports if full.split(".")[0] in APEX
         ]
-        self.running = frozenset(running)
         bound = [pair for scope in module.scopes for pair in scope.imports.items()]
         self.modules = {name for name, full in bound if not any(one.split(".")[0] in ROOTS for one in full)}
         self.uses: list[tuple[ast.Name | ast.Attribute, str]] = list(self._find_uses())

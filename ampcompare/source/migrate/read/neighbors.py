@@ -1,30 +1,22 @@
 """What the files around a module say about it: whether training begins in one of them and goes on in another."""
 
+from __future__ import annotations
+
 import ast
-import os
-import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
-from functools import lru_cache
-from itertools import islice
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from ampcompare.base.files.read import FileFault
-from ampcompare.source.document import read_bytes
-from ampcompare.source.find import find_sources
+from ampcompare.source.amp_names import CORE
+from ampcompare.source.index import Index
 from ampcompare.source.module import Module
-from ampcompare.source.syntax import SourceInvalid, parse_tree
+from ampcompare.source.project import MAX_MODULES, Project
+from ampcompare.source.syntax import dotted_name, last_name
 
-IMPORT = re.compile(
-    r"^[ \t]*(?:from[ \t]+(\.*[\w.]*)[ \t]+import\b[ \t]*(\([^)]*|[^\n#]*)|import[ \t]+([\w.]+))", re.MULTILINE
-)
-# Of Apex, or of files that are migrated already.
-INITIALIZES = re.compile(r"\bamp\.initialize\(|\.grad_scaler = ")
-NEEDS = re.compile(r"\bamp\.(?:scale_loss|master_params|state_dict|load_state_dict)\(|\.grad_scaler(?:\.| if )")
-BACKWARD = re.compile(r"\.backward\(")
-LEVELS = 5  # folders above a module in which the modules that it imports are looked for
-TOP = (".git", "setup.py", "pyproject.toml", "requirements.txt", "README.md")  # next to the topmost scripts
-WIDTH = 2000  # files below a folder that are looked at
+CARRIED = "grad_scaler"  # the attribute of an optimizer in which another file finds its scaler
+INDEXES: dict[frozenset[Module], Index] = {}  # of the projects that were looked at last
+MAX_INDEXES = 4
+NEEDED = frozenset({"scale_loss", "master_params", "state_dict", "load_state_dict"})
 
 
 @dataclass(frozen=True)
@@ -32,39 +24,88 @@ class Around:
     """What other modules have to do with a module.
 
     Attributes:
-        across: whether an optimizer of the module is also stepped by functions of another one, or the other way round.
         path: of the module; None if it is text alone.
     """
 
-    across: bool = False
     path: Path | None = None
+    _projects: dict[Module, Project] = field(default_factory=dict, compare=False, repr=False)
 
-    def is_given(self, text: str) -> bool:
+    def project(self, module: Module) -> Project:
+        """Return the project in which a module is the file of this path."""
+        return self._projects.setdefault(module, Project(self.path, module))
+
+    def index(self, module: Module) -> Index:
+        """Return the calls of a module, and of those around it."""
+        project = self.project(module)
+        if project.path is None:
+            return Index(module)
+        modules = frozenset([module, *(each for _, each in project.modules_around(project.path))])
+        if modules not in INDEXES:
+            if len(INDEXES) >= MAX_INDEXES:
+                INDEXES.clear()
+            INDEXES[modules] = Index(module, project)
+        return INDEXES[modules].seen_from(module)
+
+    def parse(self, text: str) -> Module:
+        """Return the module of a text, that of the file where it is its own."""
+        return Project(self.path).parse(text)
+
+    def is_across(self, module: Module) -> bool:
+        """Return whether an optimizer that a module initializes is stepped, or saved, by functions of another one.
+
+        That is so if it imports from such a module, or if another script next to it initializes and imports from it.
+        """
+        if self.path is None or not initializes(module):
+            return False
+        project = self.project(module)
+        assert project.path is not None
+        if any(needs_scaler(each) for each in _modules_imported_by(project, module)):
+            return True
+        return needs_scaler(module) and _is_imported_by_script(project)
+
+    def is_given(self, module: Module) -> bool:
         """Return whether a module around that imports a module, or that it imports, initializes."""
         if self.path is None:
             return True
-        path = self.path
-        if any(INITIALIZES.search(_text(each)) for each in _imported_files(path, text)):
-            return True
-        return _is_imported_by_script(path)
+        project = self.project(module)
+        return any(map(initializes, _modules_imported_by(project, module))) or _is_imported_by_script(project)
 
-    def running(self, module: Module) -> set[str]:
-        """Return the functions of other files that run a backward pass, by what a module calls them."""
-        found: set[str] = set()
-        for node, alias, _ in module.imports if self.path is not None else ():
-            found |= _running_names(Path(str(self.path)), node, alias)
-        return found
+    def modules_linked_to(self, module: Module) -> Iterator[tuple[Path, Module]]:
+        """Yield the other modules with a part of Apex's core through which the same training may go.
 
-    def importers(self, names: Collection[str], *, star: bool) -> dict[str, Path]:
+        One imports the other, or a third one both.
+        """
+        if self.path is None:
+            return
+        project = self.project(module)
+        assert project.path is not None
+        around = dict(project.modules_around(project.path))
+        reached = {path: _reached_from(project, path) for path in (*around, project.path)}
+        for path, other in around.items():
+            if initializes(other) or needs_scaler(other):
+                both = {path, project.path}
+                if any(both <= {one, *theirs} for one, theirs in reached.items()):
+                    yield path, other
+
+    def modules_below(self, module: Module) -> Iterator[Module]:
+        """Yield the modules of the project that one imports, and in turn those that these do."""
+        if self.path is not None:
+            project = self.project(module)
+            assert project.path is not None
+            for path in sorted(_reached_from(project, project.path) - {project.path}):
+                if (found := project.module(path)) is not None:
+                    yield found
+
+    def importers(self, module: Module, names: Collection[str], *, star: bool) -> dict[str, Path]:
         """Return which of the names of a module another one has from it, by `import *` too, with the first of these."""
         found: dict[str, Path] = {}
         if self.path is None or not names:
             return found
-        own = {self.path.stem, self.path.parent.name}
-        for other in filter(Path.is_file, _around(self.path)):  # not a link to nothing
-            status = other.stat()
-            if own & _imported_words(other, status.st_mtime_ns, status.st_size):
-                for name in _names_taken(self.path, other, names, star=star):
+        project = self.project(module)
+        assert project.path is not None
+        for other in project.importers(project.path):
+            if (theirs := project.module(other)) is not None:
+                for name in _names_taken(project, other, theirs, names, star=star):
                     found.setdefault(name, other)
         return found
 
@@ -72,133 +113,83 @@ class Around:
 ALONE = Around()
 
 
-def _running_names(path: Path, node: ast.Import | ast.ImportFrom, alias: ast.alias) -> set[str]:
-    """Return what a module calls those functions that run a backward pass and that one name of an import gives it."""
-    text = f"import {alias.name}"
-    if isinstance(node, ast.ImportFrom):
-        text = f"from {'.' * node.level}{node.module or ''} import {alias.name}"
-    found: set[str] = set()
-    own = alias.asname or alias.name
-    for place in _imported_files(path, text):
-        names = _running_in(_text(place))
-        if isinstance(node, ast.Import) or place.stem == alias.name:
-            found |= {f"{own}.{name}" for name in names}
-        elif alias.name == "*":
-            found |= names
-        elif alias.name in names:
-            found.add(own)
+def initializes(module: Module) -> bool:
+    """Return whether a module initializes Apex, or makes an optimizer carry a scaler, as migrated files do."""
+    for call in module.calls:
+        if last_name(call.func) == "initialize" and _is_of_amp(module, call):
+            return True
+    return any(
+        isinstance(node, ast.Attribute) and node.attr == CARRIED and isinstance(node.ctx, ast.Store)
+        for node in module.nodes
+    )
+
+
+def needs_scaler(module: Module) -> bool:
+    """Return whether a module scales a loss by Apex, saves its state, or asks an optimizer for its scaler."""
+    if any(last_name(call.func) in NEEDED and _is_of_amp(module, call) for call in module.calls):
+        return True
+    return any(
+        isinstance(node, ast.Attribute) and node.attr == CARRIED and isinstance(node.ctx, ast.Load)
+        for node in module.nodes
+    )
+
+
+def _is_of_amp(module: Module, call: ast.Call) -> bool:
+    full = module.resolve(call.func) or ""
+    if full.startswith("apex.amp.") and full.removeprefix("apex.amp.") in CORE:
+        return True
+    return isinstance(call.func, ast.Attribute) and last_name(call.func.value) == "amp" and not full
+
+
+def _reached_from(project: Project, path: Path) -> set[Path]:
+    """Return the files that one imports, and in turn those that these do."""
+    found: set[Path] = set()
+    waiting = [path]
+    while waiting and len(found) < MAX_MODULES:
+        current = waiting.pop()
+        module = project.module(current)
+        for each in [] if module is None else project.imported_by(module, current):
+            if each not in found:
+                found.add(each)
+                waiting.append(each)
     return found
 
 
-def _running_in(content: str) -> set[str]:
-    try:
-        functions = parse_tree(content).body if BACKWARD.search(content) is not None else []
-    except SourceInvalid:
-        return set()
-    return {
-        node.name
-        for node in functions
-        if isinstance(node, ast.FunctionDef) and BACKWARD.search(ast.unparse(node)) is not None
-    }
+def _modules_imported_by(project: Project, module: Module) -> Iterator[Module]:
+    assert project.path is not None
+    for place in project.imported_by(module, project.path):
+        if (found := project.module(place)) is not None:
+            yield found
 
 
-def look_around(path: Path, text: str) -> Around:
-    """Return what the files around a module have to do with it."""
-    return Around(INITIALIZES.search(text) is not None and _trains_elsewhere(path, text), path)
+def _is_imported_by_script(project: Project) -> bool:
+    """Return whether a module near the one of a project initializes and imports it."""
+    assert project.path is not None
+    near = (project.path.parent, project.path.parent.parent)
+    for other in project.importers(project.path):
+        if other.parent in near and (module := project.module(other)) is not None and initializes(module):
+            return True
+    return False
 
 
-def _trains_elsewhere(path: Path, text: str) -> bool:
-    """Return whether a module that initializes gives its optimizer to functions of another module that need the scaler.
-
-    They train, or save it. That is so if it imports from such a module, or if another script next to it initializes and
-    imports from it.
-    """
-    if any(NEEDS.search(_text(each)) for each in _imported_files(path, text)):
-        return True
-    if NEEDS.search(text) is None:
-        return False
-    return _is_imported_by_script(path)
-
-
-def _is_imported_by_script(path: Path) -> bool:
-    """Return whether a module near another one initializes and imports it."""
-    near = (other for folder in (path.parent, path.parent.parent) for other in folder.glob("*.py") if other != path)
-    return any(INITIALIZES.search(text := _text(other)) and path in _imported_files(other, text) for other in near)
-
-
-def _around(path: Path) -> list[Path]:
-    """Return the other files of the project of a module, those next to it first."""
-    top = path.parent
-    while (top / "__init__.py").is_file():
-        top = top.parent
-    if top == path.parent and not any((top / name).exists() for name in TOP):
-        top = top.parent
-    near, wide = find_sources([str(path.parent)]), find_sources([str(top)])
-    return [each for each in dict.fromkeys([*islice(near, WIDTH), *islice(wide, WIDTH)]) if each != path]
-
-
-@lru_cache(maxsize=2 * WIDTH)
-def _imported_words(path: Path, modified: int, size: int) -> frozenset[str]:
-    """Return the parts of names in the imports of a file, as it is at a time."""
-    return frozenset(word for match in IMPORT.finditer(_text(path)) for word in re.findall(r"\w+", match.group()))
-
-
-def _names_taken(path: Path, other: Path, names: Collection[str], *, star: bool) -> Iterator[str]:
-    """Yield the names of a module that another one imports from it, or reads from it as attributes."""
-    content = _text(other)
-    for match in IMPORT.finditer(content):
-        if path not in _imported_files(other, match.group()):
+def _names_taken(project: Project, path: Path, module: Module, names: Collection[str], *, star: bool) -> Iterator[str]:
+    """Yield the names of the module of a project that another one imports from it, or reads from it as attributes."""
+    own: set[str] = set()  # what the module is called there
+    for statement, alias, full in module.imports:
+        place, name = project.resolve(path, full) or (None, "")
+        if place != project.path:
             continue
-        imported = re.findall(r"\w+|\*", match.group(2) or "")
-        for name in names:
-            by_star = star and "*" in imported and re.search(rf"\b{name}\b", content) is not None
-            imported += re.findall(rf"\b{path.stem}[ \t]+as[ \t]+(\w+)", content)
-            module = rf"\b(?:{path.stem}|{'|'.join(imported) or path.stem})\.{name}\b".replace("*", r"\*")
-            if name in imported or by_star or re.search(module, content) is not None:
-                yield name
+        if name == "*" and star:
+            yield from {node.id for node in module.nodes if isinstance(node, ast.Name)} & set(names)
+        elif name in names:
+            yield name
+        elif not name:
+            own.add(alias.asname or (full if isinstance(statement, ast.Import) else alias.name))
+    for node in module.nodes if own else ():
+        if isinstance(node, ast.Attribute) and node.attr in names and dotted_name(node.value) in own:
+            yield node.attr
 
 
-def _imported_files(path: Path, text: str) -> Iterator[Path]:
-    """Yield the files around a module that it imports."""
-    held: dict[Path, set[str]] = {}  # a look at a folder is cheaper than one at each name
-    for match in IMPORT.finditer(text):
-        name = match.group(1) or match.group(3)
-        parts = [part for part in name.split(".") if part]
-        folders = [path.parent, *path.parent.parents][:LEVELS]
-        if name.startswith(".") and len(name) - len(name.lstrip(".")) <= len(folders):
-            folders = [folders[len(name) - len(name.lstrip(".")) - 1]]
-        for folder in folders:
-            if folder not in held:
-                held[folder] = _names(folder)
-            if parts and not held[folder] & {parts[0], f"{parts[0]}.py"}:
-                continue
-            found = list(_modules(folder.joinpath(*parts), match.group(2)))
-            yield from (each for each in found if each != path)
-            if found:
-                break
-
-
-def _modules(place: Path, names: str | None) -> Iterator[Path]:
-    """Yield the module at a place, or the package there with those of its modules that are imported by name."""
-    if place.name and (module := place.with_name(f"{place.name}.py")).is_file():
-        yield module
-        return
-    if names and (package := place / "__init__.py").is_file():
-        yield package
-    for name in re.findall(r"(\w+)(?:[ \t]+as[ \t]+\w+)?", names or ""):
-        if (module := place / f"{name}.py").is_file():
-            yield module
-
-
-def _names(folder: Path) -> set[str]:
-    try:
-        return set(os.listdir(folder))
-    except OSError:
-        return set()
-
-
-def _text(path: Path) -> str:
-    try:
-        return read_bytes(path).decode("utf-8", errors="replace")
-    except FileFault:
-        return ""
+def look_around(path: Path) -> Around:
+    """Return what the files around a module have to do with it."""
+    return Around(path)

@@ -1,12 +1,67 @@
-"""In which order backward passes, reads of gradients and steps happen, across the functions of a module."""
+"""In which order backward passes, reads of gradients and steps happen, across the functions and files of a project.
+
+What the index cannot follow between a scaled backward pass and the step of its optimizer is not proven, and refused.
+"""
+
+from __future__ import annotations
 
 import ast
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from ampcompare.source.branches import Facts, contradict, expression_of, narrow
 from ampcompare.source.call_order import DEFINITIONS, CallFollower, Frame
-from ampcompare.source.migrate.read.sites import Backward, Read, Sites, Step, Unsure
+from ampcompare.source.index import Answer, Event, Function, Imported, Index, Unknown, choices_of, nodes_of
+from ampcompare.source.migrate.finding import Unsure
+from ampcompare.source.migrate.read.neighbors import initializes
+from ampcompare.source.migrate.read.sites import Backward, Read, Sites, Step, clips, reads_grad
 from ampcompare.source.module import Module, Scope
-from ampcompare.source.syntax import dotted_name
+from ampcompare.source.object_kinds import SCHEDULER
+from ampcompare.source.syntax import (
+    argument,
+    argument_values,
+    arguments,
+    dotted_name,
+    elements,
+    last_name,
+    last_part,
+    walk,
+)
+
+SCALE_LOSS = "apex.amp.scale_loss"
+CLEARS = ("zero_grad", "clear_grad", "clear_gradients", "reset_grad")
+# Of an optimizer or a model, none of which reads a gradient.
+QUIET = frozenset({
+    "state_dict", "load_state_dict", "add_param_group", "parameters", "named_parameters", "modules", "named_modules",
+    "children", "train", "eval", "cuda", "to", "keys", "items", "values", "get", "append", "update_lr", "get_lr",
+    "set_lr", "no_sync", "buffers", "get_last_lr", "current_lr", "lr",
+})  # fmt: skip
+# What a method of any object does by its name, where nothing else is known of it: it shows, measures or keeps numbers.
+SHOWS = re.compile(
+    r"^_?(?:log|logs|logging|print|info|debug|warn\w*|error|write|writelines|report|record|display|show|add_scalars?|"
+    r"add_\w+|set_\w+|get_\w+|is_\w+|has_\w+|format|append|extend|items?|keys|values|join|split|item|tolist|numpy|cpu|"
+    r"detach|float|mean|sum|size|dim|view|time|tic|toc|start|stop|elapsed|now|refresh|close|flush|step_lr|sleep|"
+    r"synchronize|empty_cache|len|range|max|min|abs|round|int|str|list|dict|tuple|zip|enumerate|sorted|isinstance|"
+    r"update\w*|log_\w+|save\w*|write_\w+|all_reduce|reduce\w*|barrier|clone|pop|copy|next|state_dict)$"
+)
+OBJECTS = re.compile(
+    r"^_*(?:model|net|network|module|optim\w*|opt|param\w*|grads?|gradients?|trainer|runner|engine)s?$"
+)
+CARRIES_ALL = re.compile(r"^_*(?:self|trainer|runner|engine|state|ctx|context|learner|solver)$")
+OF_GRADIENTS = re.compile(r"grad|clip|norm|unscale|backward|optim|step|hook|callback", re.IGNORECASE)
+OPTIMIZERS = re.compile(r"^_*opt(?:im\w*)?\d*$|(?:^|_)optim\w*$")
+JOINING = frozenset(
+    {"list", "tuple", "iter", "filter", "chain", "sorted", "map", "zip", "vars", "reversed", "enumerate"}
+)
+ASKS_GRADIENTS = re.compile(r"^(?:\w*_)?(?:g?norm|grad_?norm|gradients?|grads?|overflow)s?$", re.IGNORECASE)
+NEAR = 3  # levels of calls that are followed whatever they hold; deeper only what surely has an event
+MAX_CHOICES = 6  # of functions that one call may name
+KEPT = (
+    "gradients are cleared only{0}: what is kept over a step, or over one that is left out, would be unscaled by the "
+    "scaler a second time"
+)
+SPELLED = "text of "  # before the name of a parameter: what the first function calls its argument
 
 
 @dataclass
@@ -17,92 +72,785 @@ class Order:
         updates: steps (by `id` of the call) after which the scale is updated.
         scaled: steps (by `id` of the call) that a backward pass for their optimizer precedes.
         pending: optimizers whose gradients are scaled and not yet used, at each read (by `id` of its node).
+        stepped: blocks (by `id` of the call) whose gradients another file steps with, and is rewritten too.
+        seen: whether a block was met at all.
+        keys: what functions that lead to a block, and have none, call its optimizer.
+        guards: steps (by `id` of the call) with the tests of gradients that decide on them.
+        lifted: reads (by `id` of the node) in functions that a statement calls, which counts as the read.
+        plain: backward passes (by `id` of the node) whose steps stay as they are, and so do they.
     """
 
     updates: dict[int, bool] = field(default_factory=dict)
     scaled: set[int] = field(default_factory=set)
     pending: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    keys: dict[ast.AST, str] = field(default_factory=dict)
+    guards: dict[int, set[str]] = field(default_factory=dict)
+    plain: set[int] = field(default_factory=set)
+    stepped: set[int] = field(default_factory=set)
+    lifted: set[int] = field(default_factory=set)
+    seen: bool = False
 
 
-def find_order(module: Module, sites: Sites) -> Order:
-    """Return the order of events."""
-    order = Order()
-    events = _Events(module, sites)
-    called = {dotted_name(call.func) for call in module.calls}
-    by_key = [(key, module.scope_from[each]) for key, named in module.functions.items() for each in named]
-    scopes = [module.top, *(scope for _, scope in by_key)]
-    roots = [module.top, *(scope for key, scope in by_key if key not in called)]
-    for scope in [*roots, *(each for each in scopes if each not in roots)]:
-        found = events.of(scope)
-        if scope not in roots and all(id(each.call) in order.updates for each in found if isinstance(each, Step)):
-            continue
-        _simulate(found, order, sites)
-    return order
+@dataclass(eq=False)
+class Happening:
+    """Something that happens to gradients.
+
+    Attributes:
+        kind: `backward`, `step`, `read`, `clear`, or `unknown` for a call that may do any of these.
+        site: of the module that is rewritten; None for what is elsewhere, or no part of it.
+        names: one text for each optimizer, the same in all functions; empty where it is not known.
+        calls: the function and the call in it on each level down to this, the outermost first.
+    """
+
+    kind: str
+    node: ast.AST
+    scope: Scope
+    site: Backward | Step | Read | None
+    names: tuple[str, ...]
+    facts: Facts
+    loops: tuple[ast.AST, ...]
+    calls: tuple[tuple[Scope, ast.AST], ...]
+    block: bool = False
+    text: str = ""
+
+    def may_follow(self, other: Happening) -> bool:
+        """Return whether one run can meet both."""
+        return not contradict(self.facts, other.facts)
+
+
+def find_order(index: Index, sites: Sites) -> Order:
+    """Return the order of events, of all that the index follows.
+
+    Raises:
+        Unsure: what happens between a scaled backward pass and its step is not proven.
+    """
+    return _Proof(index, sites).find()
+
+
+def is_block(module: Module, node: ast.AST) -> bool:
+    """Return whether a node is a call of `scale_loss`."""
+    return isinstance(node, ast.Call) and module.resolve(node.func) == SCALE_LOSS
+
+
+def is_backward(module: Module, node: ast.AST) -> bool:
+    """Return whether a node is a backward pass."""
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward"
+
+
+def is_read(module: Module, node: ast.AST) -> bool:
+    """Return whether a node reads or changes gradients."""
+    return clips(node) or reads_grad(module, node)
+
+
+def is_step(module: Module, node: ast.AST) -> bool:
+    """Return whether a node is a step of something that is no scheduler by its name."""
+    if not isinstance(node, ast.Call) or last_name(node.func) != "step" or not isinstance(node.func, ast.Attribute):
+        return False
+    owner = node.func.value.value if isinstance(node.func.value, ast.Subscript) else node.func.value
+    return SCHEDULER.search(last_name(owner).strip("_").lower()) is None
+
+
+def is_known_by_name(module: Module, call: ast.Call) -> bool:
+    """Return whether a call of an unknown function surely touches no gradient, by its name and arguments."""
+    return not _may_touch(module, call)
+
+
+BLOCK = Event("scale_loss", is_block, lambda module, call: True)
+BACKWARD = Event("backward", is_backward, is_known_by_name)
+READ = Event("read", is_read, is_known_by_name)
+STEP = Event("step", is_step, is_known_by_name)
+
+
+def is_of_interest(module: Module, node: ast.AST) -> bool:
+    """Return whether a node is an event of any kind."""
+    if isinstance(node, ast.Call) and last_name(node.func) in (*CLEARS, "backward"):
+        return True
+    return is_step(module, node) or is_read(module, node) or is_block(module, node)
+
+
+OF_INTEREST = Event("of interest", is_of_interest, is_known_by_name)
+
+
+def _may_touch(module: Module, call: ast.Call) -> bool:
+    """Return whether a call that nothing is known of may read gradients, step or run a backward pass."""
+    return bool(_carried_to(module, call)) or bool(OF_GRADIENTS.search(last_name(call.func)))
+
+
+def _carried_to(module: Module, call: ast.Call) -> set[str]:
+    """Return what a call gets that has gradients: `all`, `optimizer`, `parameters`, `gradients`."""
+    found: set[str] = set()
+    waiting = argument_values(call)
+    while waiting:
+        node = waiting.pop()
+        name = last_name(node)
+        if isinstance(node, ast.Call):
+            maker = last_name(node.func)
+            if maker in ("parameters", "named_parameters", "modules", "named_modules", "master_params", "children"):
+                found.add("parameters")
+            elif maker in JOINING:
+                waiting += argument_values(node)
+        elif isinstance(node, (ast.Name, ast.Attribute)):
+            if name == "param_groups" or (name == "grad" and reads_grad(module, node)):
+                found.add("gradients")
+            elif CARRIES_ALL.search(name):
+                found.add("all")
+            elif OPTIMIZERS.search(name):
+                found.add("optimizer")
+            elif OBJECTS.search(name):
+                found.add("parameters")
+        elif isinstance(node, (ast.ListComp, ast.GeneratorExp)):
+            waiting += [node.elt, node.generators[0].iter]
+        elif isinstance(node, ast.Subscript):
+            waiting.append(node.value)
+        elif isinstance(node, ast.Lambda):
+            waiting.append(node.body)
+        elif isinstance(node, (ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Starred, ast.IfExp, ast.BoolOp)):
+            waiting += [each for each in ast.iter_child_nodes(node) if isinstance(each, ast.expr)]
+    return found
 
 
 class _Events(CallFollower):
-    """The events of a function, with those of the functions that it calls."""
+    """The events of a function, with those of the functions that it calls, in whatever file they are."""
 
     kinds = (ast.Call, ast.Attribute)
     apart = (*DEFINITIONS, ast.Name, ast.Constant)
+    max_reached = 40_000
+    max_depth = 12
 
-    def __init__(self, module: Module, sites: Sites) -> None:
-        super().__init__(module)
-        self._local: dict[int, Backward | Step | Read] = {}
-        self._scaling = {each.function for each in sites.backwards if module.class_of(each.function) is not None}
+    def __init__(self, index: Index, sites: Sites) -> None:
+        super().__init__(index)
+        self._sites: dict[int, Backward | Step | Read] = {}
         for backward in sites.backwards:
-            self._local[id(backward.node)] = backward
+            self._sites[id(backward.node)] = backward
         for step in sites.steps:
-            self._local[id(step.call)] = step
+            self._sites[id(step.call)] = step
         for read in sites.reads:
-            self._local[id(read.node)] = read
+            self._sites[id(read.node)] = read
+        self._calls: tuple[tuple[Scope, ast.AST], ...] = ()
+        self.texts: dict[tuple[Scope, str], str] = {}  # what a function calls an object that it passes on
+        self._tails = {last_part(key) for key in sites.optimizers} | {last_part(each.optimizer) for each in sites.steps}
 
-    def of(self, scope: Scope) -> list[Backward | Step | Read]:
+    def of(self, scope: Scope) -> list[Happening]:
         """Return the events of a function or of the module."""
-        self._found: list[Backward | Step | Read] = []
+        self.found: list[Happening] = []
+        self._calls = ()
         self.follow(scope)
-        return self._found
+        return self.found
 
     def reach(self, node: ast.AST, statement: ast.stmt, frame: Frame) -> None:
-        event = self._local.get(id(node))
-        if event is not None:
-            self._found.append(event)
-        elif isinstance(node, ast.Call):
-            self.inline(node.func, frame, node)
+        module = frame.scope.module
+        site = self._sites.get(id(node))
+        if isinstance(site, Backward):
+            self._add("backward", node, frame, site, self._optimizers_of(site, frame), block=site.block)
+        elif isinstance(site, Step):
+            self._add("step", node, frame, site, (self.canonical(_receiver(node), frame),))
+        elif isinstance(site, Read):
+            self._add("read", node, frame, site, tuple(self._canonical_key(key, frame) for key in site.optimizers))
+        elif is_block(module, node):
+            assert isinstance(node, ast.Call)
+            given = argument(node, "optimizers", 1)
+            names = tuple(self.canonical(each, frame) for each in (elements(given) if given is not None else ()))
+            self._add("backward", node, frame, None, names, block=True)
+        elif isinstance(node, ast.Attribute):
+            if reads_grad(module, node):
+                self._add("read", node, frame)
+        elif isinstance(node, ast.Call) and not self._follow_call(node, frame):
+            self._reach_call(node, frame)
 
-    def callee(self, node: ast.expr, frame: Frame) -> Scope | None:
-        """Return also a method that only another class has: one of a base, or of an object that scales a loss."""
-        found, call = super().callee(node, frame), self.module.parent(node)
-        named = self.module.functions.get(dotted_name(node) or "", []) if found is None else []
-        if found is None and not named and isinstance(node, ast.Attribute) and isinstance(call, ast.Call) and call.args:
-            named = [each for each in self._scaling if each is not None and each.name == node.attr]
-        return self.module.scope_from[named[0]] if len(named) == 1 else found
+    def _follow_call(self, call: ast.Call, frame: Frame) -> bool:
+        """Follow all functions that a call may name; return whether it names functions of the project alone."""
+        callee = self.index.callee(call, frame.scope, frame.receiver)
+        functions = [each for each in choices_of(callee) if isinstance(each, Function)]
+        answers = {each: self.index.reaches(each, OF_INTEREST) for each in functions}
+        known = not isinstance(callee, Unknown) and all(isinstance(each, Function) for each in choices_of(callee))
+        functions = [each for each in functions if answers[each] is not Answer.NO]
+        deep = len(frame.active) > NEAR and all(answers[each] is Answer.UNKNOWN for each in functions)
+        if functions and (deep or len(functions) > MAX_CHOICES):
+            self._add("unknown", call, frame, text="all")
+            return True
+        if not functions and answers and known:
+            return True
+        followed = False
+        for number, each in enumerate(functions):
+            inner = frame
+            if len(functions) > 1:
+                key = f"call at {call.lineno}:{call.col_offset}"
+                inner = Frame(**{**vars(frame), "facts": {**frame.facts, key: number}})
+            for value in argument_values(call):
+                if (text := dotted_name(value)) is not None:
+                    self.texts.setdefault((frame.scope, self.canonical(value, frame)), text)
+            before, self._calls = self._calls, (*self._calls, (frame.scope, call))
+            followed = self.enter_function(each, inner, call) or followed
+            self._calls = before
+        return bool(functions) and known
 
-
-def _beside(plain: Backward, sites: Sites) -> list[str]:
-    """Return the optimizers of the blocks in the function of a plain backward pass, whose other branch it is."""
-    near = [each for each in sites.backwards if each.block and each.function is plain.function]
-    return [key for each in near for key in each.optimizers]
-
-
-def _simulate(events: list[Backward | Step | Read], order: Order, sites: Sites) -> None:
-    pending: list[str] = []
-    for index, event in enumerate(events):
-        if isinstance(event, Backward):
-            pending += [key for key in event.optimizers or _beside(event, sites) if key not in pending]
-        elif isinstance(event, Read):
-            if pending:
-                order.pending[id(event.node)] = tuple(pending)
+    def _reach_call(self, call: ast.Call, frame: Frame) -> None:
+        """Record a call of something outside of the project, or of something that nobody knows."""
+        module, name = frame.scope.module, last_name(call.func)
+        owner = call.func.value if isinstance(call.func, ast.Attribute) else None
+        callee = self.index.callee(call, frame.scope, frame.receiver)
+        if name in CLEARS:
+            self._add("clear", call, frame, names=(self.canonical(owner, frame),) if owner is not None else ())
+        elif name == "backward" and owner is not None:
+            inside = any(
+                isinstance(each, ast.With) and any(is_block(module, one.context_expr) for one in each.items)
+                for each in module.ancestors(call)
+            )
+            if not inside:
+                self._add("backward", call, frame)
+        elif is_step(module, call) and owner is not None:
+            key = self.canonical(owner, frame)
+            if last_part(key).rstrip("[]") in self._tails or OPTIMIZERS.search(last_name(owner)):
+                self._add("step", call, frame, names=(key,))
+        elif is_read(module, call):
+            self._add("read", call, frame)
         else:
-            tail = event.optimizer.rpartition(".")[2]
-            if any(key.rpartition(".")[2] == tail for key in pending):
-                order.scaled.add(id(event.call))
-            if event.optimizer in pending:
-                pending.remove(event.optimizer)
+            known = isinstance(callee, Imported) and callee.name.partition(".")[0] in KNOWN_PACKAGES
+            carried = _carried_to(module, call)
+            of_object = owner is not None and OBJECTS.search(last_name(owner)) and name not in QUIET
+            of_self = owner is not None and isinstance(owner, ast.Name) and owner.id == "self"
+            if known and not carried - {"gradients"}:
+                return
+            if known and _is_harmless_name(callee):
+                return
+            if carried or ((of_object or of_self or isinstance(call.func, ast.Name)) and not SHOWS.search(name)):
+                if carried or OF_GRADIENTS.search(name) or (of_self and isinstance(callee, Unknown)):
+                    if not (
+                        SHOWS.search(name) and not carried & {"all", "optimizer", "gradients"} and name != "update"
+                    ):
+                        what = carried or {"all"}
+                        self._add("unknown", call, frame, text=",".join(sorted(what)))
+
+    def _add(
+        self,
+        kind: str,
+        node: ast.AST,
+        frame: Frame,
+        site: Backward | Step | Read | None = None,
+        names: tuple[str, ...] = (),
+        block: bool = False,
+        text: str = "",
+    ) -> None:
+        calls = (*self._calls, (frame.scope, node))
+        self.found.append(Happening(kind, node, frame.scope, site, names, frame.facts, frame.loops, calls, block, text))
+
+    def _optimizers_of(self, backward: Backward, frame: Frame) -> tuple[str, ...]:
+        if not backward.block:
+            return ()
+        given = backward.arguments.get("optimizers")
+        return tuple(self.canonical(each, frame) for each in (elements(given) if given is not None else ()))
+
+    def _canonical_key(self, key: str, frame: Frame) -> str:
+        return self.canonical(ast.parse(key, mode="eval").body, frame) if key.replace(".", "").isidentifier() else key
+
+    def canonical(self, node: ast.AST | None, frame: Frame, depth: int = 0) -> str:
+        """Return one text for an object, the same in all functions that it is passed to."""
+        if isinstance(node, ast.Subscript):
+            return f"{self.canonical(node.value, frame, depth)}[]"
+        text = dotted_name(node)
+        if text is None or depth > 8:
+            return ast.unparse(node) if isinstance(node, ast.expr) else ""
+        head, dot, rest = text.partition(".")
+        if head in frame.names:
+            return frame.names[head] + dot + rest
+        if head == "self" and frame.scope.owner is not None:
+            return f"<{id(self.index.family(frame.receiver or frame.scope.owner))}>{dot}{rest}"
+        for one in frame.scope.enclosing():
+            if head in one.parameters:
+                return f"{id(one)}:{text}"
+            values = one.values.get(head)
+            if values:
+                alias = dotted_name(values[0])
+                if len(values) == 1 and alias is not None and alias.partition(".")[0] != head:
+                    return self.canonical(values[0], Frame(**{**vars(frame), "scope": one}), depth + 1) + dot + rest
+                if len(values) == 1 and isinstance(values[0], ast.Starred) and dotted_name(values[0].value) is not None:
+                    inner = Frame(**{**vars(frame), "scope": one})
+                    return f"{self.canonical(values[0].value, inner, depth + 1)}[]{dot}{rest}"
+                return f"{id(one)}:{text}"
+        return f"{id(frame.scope.module.top)}:{text}"
+
+    def bind_arguments(self, function: Function, call: ast.Call, frame: Frame) -> dict[str, str]:
+        node = function.scope.node
+        assert isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        names = function.module.positional(node)
+        found = {}
+        for given in (*function.given, call):
+            values = list(given.args[1:]) if given is not call else list(given.args)
+            for name, value in zip(names, values, strict=False):
+                found[name] = self.canonical(value, frame)
+            names = names[len(values) :]
+            found |= {one.arg: self.canonical(one.value, frame) for one in given.keywords if one.arg is not None}
+        for name, value in arguments(call, function.module.positional(node)).items():
+            if dotted_name(value) is not None or isinstance(value, ast.Constant):
+                found[SPELLED + name] = ast.unparse(self.spelled_out(value, frame))
+        return found
+
+    def spelled_out(self, test: ast.expr, frame: Frame) -> ast.expr:
+        """Return a condition in the words of the function that was begun with: a parameter as its argument."""
+        if isinstance(test, ast.UnaryOp):
+            return ast.UnaryOp(test.op, self.spelled_out(test.operand, frame))
+        if isinstance(test, ast.BoolOp):
+            return ast.BoolOp(test.op, [self.spelled_out(value, frame) for value in test.values])
+        if isinstance(test, ast.Compare):
+            return ast.Compare(self.spelled_out(test.left, frame), test.ops, test.comparators)
+        head, dot, rest = (dotted_name(test) or "").partition(".")
+        text = frame.names.get(SPELLED + head)
+        return test if text is None else expression_of(text + dot + rest) or test
+
+
+KNOWN_PACKAGES = frozenset({
+    "torch", "numpy", "np", "time", "logging", "os", "sys", "math", "json", "tqdm", "random", "datetime", "builtins",
+    "print", "len", "range", "float", "int", "str", "max", "min", "sum", "isinstance", "getattr", "hasattr", "round",
+    "list", "dict", "tuple", "set", "zip", "enumerate", "sorted", "abs", "any", "all", "format", "repr", "type", "iter",
+    "next", "open", "vars", "id", "super", "object", "collections", "functools", "itertools", "re", "warnings", "copy",
+    "apex", "tensorboardX", "wandb", "torchvision", "PIL", "cv2", "matplotlib", "pandas", "scipy", "sklearn", "pathlib",
+    "contextlib", "argparse", "pickle", "gc", "psutil", "threading", "shutil", "map", "filter", "reversed", "bool",
+    "setattr", "delattr", "callable", "slice", "divmod", "pow", "input", "exit", "quit", "bytes", "ord", "chr",
+})  # fmt: skip
+READERS = ("clip_grad", "total_norm", "all_reduce_coalesced", "parameters_to_vector", "foreach")
+
+
+def _is_harmless_name(callee: object) -> bool:
+    return isinstance(callee, Imported) and not any(each in callee.name for each in READERS)
+
+
+def _receiver(node: ast.AST) -> ast.expr | None:
+    return node.func.value if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else None
+
+
+class _Proof:
+    """Goes through all ways that lead to a scaled backward pass, and refuses those that it cannot follow."""
+
+    def __init__(self, index: Index, sites: Sites) -> None:
+        self._index = index
+        self._sites = sites
+        self._module = index.module
+        self._order = Order()
+        self._met: set[int] = set()
+        self._steps_fed: dict[int, set[bool]] = {}
+
+    def find(self) -> Order:
+        events = _Events(self._index, self._sites)
+        seen: set[int] = set()
+        if not self._sites.backwards and not self._sites.steps:
+            return self._order
+        traces = []
+        for scope in self._roots():
+            found = events.of(scope)
+            if events.cut and (block := next((each for each in found if each.block), None)) is not None:
+                raise Unsure(self._own(block), "what comes before and after this block is too much to be followed")
+            traces.append(found)
+            seen |= {id(each.node) for each in found}
+            for block in (each for each in found if each.block):
+                for home, _ in block.calls[:-1]:
+                    key = next((text for name in block.names if (text := events.texts.get((home, name)))), None)
+                    if key is not None and home.module is self._module and home.function is not None:
+                        self._order.keys.setdefault(home.function, key)
+        for scope in self._module.scopes:
+            if isinstance(scope.node, (ast.ClassDef, ast.Lambda)):
+                continue
+            own: list[Backward | Step | Read] = [*self._sites.backwards, *self._sites.steps, *self._sites.reads]
+            if any(self._module.scope_of[_node_of(each)] is scope and id(_node_of(each)) not in seen for each in own):
+                found = events.of(scope)
+                traces.append(found)
+                seen |= {id(each.node) for each in found}
+        self._keep_plain(traces)
+        for trace in traces:
+            self._prove(trace)
+        for trace in traces:
+            self._refuse_mixed_steps(trace)
+        for step in self._sites.steps:
+            self._order.updates.setdefault(id(step.call), True)
+        return self._order
+
+    def _roots(self) -> Iterator[Scope]:
+        """Yield the modules and functions that lead to a site of this module and that nothing is known to call."""
+        own: list[Backward | Step | Read] = [*self._sites.steps, *self._sites.backwards]
+        waiting = [self._module.scope_of[_node_of(each)] for each in own]
+        seen: set[Scope] = set()
+        roots: list[Scope] = []
+        while waiting:
+            scope = waiting.pop(0)
+            if scope in seen:
+                continue
+            seen.add(scope)
+            if isinstance(scope.node, ast.Module):
+                roots.append(scope)
+                continue
+            if isinstance(scope.node, ast.ClassDef):
+                waiting.append(scope.module.top)
+                continue
+            calls, complete = self._index.callers(scope)
+            outer = [self._index.scope_of(call) for call in calls]
+            waiting += outer
+            if not outer or not complete:
+                roots.append(scope)
+        return iter(roots)
+
+    # What follows from one way.
+
+    def _keep_plain(self, traces: list[list[Happening]]) -> None:
+        """Find plain backward passes whose only steps are not rewritten: in a branch of their own they stay."""
+        for trace in traces:
+            blocks = [each for each in trace if each.block]
+            for each in trace:
+                if each.kind != "backward" or each.block or each.site is None:
+                    continue
+                others = [one for one in self._steps_behind(trace, each) if one.site is None]
+                if not others or any(one.site is not None for one in self._steps_behind(trace, each)):
+                    if others:
+                        raise Unsure(
+                            each.node, f"{self._place(others[0])} may step with this loss, and is not rewritten"
+                        )
+                    continue
+                if all(not each.may_follow(one) for one in blocks):
+                    self._order.plain.add(id(each.node))
+                else:
+                    raise Unsure(each.node, f"{self._place(others[0])} steps with this loss, and is not rewritten")
+
+    def _steps_behind(self, trace: list[Happening], backward: Happening) -> list[Happening]:
+        """Return the next steps, or calls that may step, that a backward pass leads to: one for each branch."""
+        found: list[Happening] = []
+        for each in self._behind(trace, backward):
+            # Behind a step that may run, what nobody knows belongs to the next round.
+            steps = each.kind == "step" or (each.kind == "unknown" and "optimizer" in each.text and not found)
+            if steps and each.may_follow(backward):
+                found.append(each)
+                if set(each.facts.items()) <= set(backward.facts.items()):
+                    break
+        return found
+
+    @staticmethod
+    def _behind(trace: list[Happening], event: Happening) -> list[Happening]:
+        """Return what comes behind an event, and in a loop what comes before it in the next round."""
+        place = trace.index(event)
+        behind = trace[place + 1 :]
+        if event.loops:
+            inside = [each for each in behind if each.loops[: len(event.loops)] == event.loops]
+            rest = [each for each in behind if each not in inside]
+            again = [each for each in trace[:place] if each.loops[: len(event.loops)] == event.loops]
+            return [*inside, *again, *rest]
+        return behind
+
+    def _prove(self, trace: list[Happening]) -> None:
+        order = self._order
+        order.seen |= any(each.block for each in trace)
+        for block in (each for each in trace if each.block and each.site is not None):
+            for name in block.names:
+                self._prove_block(trace, block, name)
+        pending: list[tuple[str, Happening]] = []
+        for place, event in enumerate(trace):
+            if event.kind == "backward" and event.block:
+                pending += [(name, event) for name in event.names]
+            elif event.kind == "backward" and isinstance(event.site, Backward) and id(event.node) not in order.plain:
+                near = [each for each in trace if each.block and each.scope is event.scope]
+                same = [each for each in near if each.calls[:-1] == event.calls[:-1]]
+                pending += [(name, event) for each in same or near for name in each.names]
+            elif event.kind == "read" and isinstance(event.site, Read):
+                texts = dict.fromkeys(self._key_at(name, event) for name, one in pending if one.may_follow(event))
+                if texts:
+                    order.pending[id(event.node)] = tuple(texts)
+            elif event.kind == "step" and isinstance(event.site, Step):
+                if any(name == event.names[0] for name, _ in pending):
+                    order.scaled.add(id(event.node))
+                pending = [one for one in pending if one[0] != event.names[0]]
+                later = {each.names[0] for each in trace[place + 1 :] if each.kind == "step" and each.names}
+                waits = any(name in later for name, _ in pending)
+                if order.updates.setdefault(id(event.node), not waits) != (not waits):
+                    raise Unsure(event.node, "this step comes last in one place and not in another; split it in two")
+        for event in trace:  # of the round before
+            if event.kind == "step" and isinstance(event.site, Step) and event.loops:
+                behind = trace[trace.index(event) + 1 :]
+                if any(
+                    each.block and event.names[0] in each.names and each.loops[: len(event.loops)] == event.loops
+                    for each in behind
+                ):
+                    order.scaled.add(id(event.node))
+
+    def _is_rewritten(self, event: Happening) -> bool:
+        """Return whether the loss of a backward pass is scaled in the result, here or in another file."""
+        if event.scope.module is self._module:
+            return event.site is not None and id(event.node) not in self._order.plain
+        return event.block or any(is_block(event.scope.module, node) for node in nodes_of(event.scope))
+
+    def _own(self, block: Happening) -> ast.AST:
+        """Return the node of this module that leads to a block."""
+        return next((node for scope, node in reversed(block.calls) if scope.module is self._module), self._module.tree)
+
+    def _refuse_mixed_steps(self, trace: list[Happening]) -> None:
+        """Refuse a step that goes through the scaler and elsewhere follows a backward pass that is not scaled."""
+        passes: list[Happening] = []
+        for event in trace:
+            if event.kind == "backward":
+                passes.append(event)
+            elif event.kind == "step" and isinstance(event.site, Step):
+                mine = [each for each in passes if each.may_follow(event)]
+                scaled = [each for each in mine if event.names[0] in each.names]
+                plain = [each for each in mine if not self._is_rewritten(each)]
+                if id(event.node) in self._order.scaled and plain and not scaled:
+                    raise Unsure(
+                        event.node, f"this step also follows {self._place(plain[-1])}, whose loss is not scaled"
+                    )
+                passes = [each for each in passes if not each.may_follow(event)]
+
+    def _key_at(self, name: str, event: Happening) -> str:
+        """Return an optimizer as the module spells it."""
+        tail = last_part(name.rpartition(":")[2])
+        for step in self._sites.steps:
+            if last_part(step.optimizer) == tail and step.function is event.scope.function:
+                return step.optimizer
+        return next((step.optimizer for step in self._sites.steps if last_part(step.optimizer) == tail), tail)
+
+    def _prove_block(self, trace: list[Happening], block: Happening, name: str) -> None:
+        """Refuse a block for an optimizer whose gradients meet anything that is not known before its step."""
+        window: list[Happening] = []
+        steps: list[Happening] = []
+        for event in self._behind(trace, block):
+            if not event.may_follow(block):
+                continue
+            if event.kind == "step" and event.names and event.names[0] == name:
+                steps.append(event)
+                if event.site is None:
+                    if event.scope.module is self._module or not _is_of_apex(event.scope.module):
+                        raise Unsure(block.node, f"{self._place(event)} steps {_plain(name)}, and is not rewritten")
+                    self._order.stepped.add(id(block.node))
+                if not (set(event.facts.items()) - set(block.facts.items())) or len(event.loops) < len(block.loops):
+                    break
+                continue
+            window.append(event)
+        if not steps:
+            self._refuse_without_step(trace, block, name)
+            return
+        between = window if steps else []
+        last = max(self._behind(trace, block).index(step) for step in steps)
+        inside = self._behind(trace, block)[: last + 1]
+        for event in between:
+            if event in inside and self._is_before_step(inside, event, steps):
+                self._check_between(block, event, steps, name, inside)
+        for step in steps:
+            self._check_conditions(trace, block, step, name)
+
+    def _is_before_step(self, inside: list[Happening], event: Happening, steps: list[Happening]) -> bool:
+        place = inside.index(event)
+        return any(inside.index(step) > place and step.may_follow(event) for step in steps)
+
+    def _refuse_without_step(self, trace: list[Happening], block: Happening, name: str) -> None:
+        unknown = [each for each in self._behind(trace, block) if each.kind == "unknown" and each.may_follow(block)]
+        if unknown:
+            raise Unsure(block.node, f"what {self._place(unknown[0])} does with these gradients cannot be seen")
+        if isinstance(block.calls[0][0].node, ast.Module):
+            return  # a script that ends without a step
+        tail = last_part(_plain(name))
+        elsewhere = [each for each in self._sites.steps if last_part(each.optimizer) == tail]
+        if elsewhere:
+            raise Unsure(
+                block.node,
+                f"the way from here to a step of {_plain(name)} cannot be followed: write the step where the block is",
+            )
+
+    @staticmethod
+    def _is_forward(event: Happening, inside: list[Happening]) -> bool:
+        """Return whether a call of something unknown computes the loss of a backward pass that comes next."""
+        module, place = event.scope.module, inside.index(event)
+        following = next((each for each in inside[place + 1 :] if each.kind in ("backward", "step")), None)
+        if following is None or following.kind != "backward":
+            return False
+        statement = module.statement(event.node)
+        return isinstance(statement, (ast.Assign, ast.AugAssign)) or statement is module.statement(following.node)
+
+    def _check_between(
+        self, block: Happening, event: Happening, steps: list[Happening], name: str, inside: list[Happening]
+    ) -> None:
+        if event.kind == "unknown":
+            if event.text in ("parameters", "gradients,parameters") and self._is_forward(event, inside):
+                return
+            if event.text in ("parameters", "gradients", "gradients,parameters") and self._has_frame(event, steps):
+                self._add_read(event, steps)
             else:
-                pending = [key for key in pending if key.rpartition(".")[2] != tail]
-            # What is never stepped in this order, such as a list of optimizers, must not hold the update back.
-            later = {each.optimizer for each in events[index + 1 :] if isinstance(each, Step)}
-            waits = any(key in later for key in pending)
-            if order.updates.setdefault(id(event.call), not waits) != (not waits):
-                raise Unsure(event.call, "this step comes last in one place and not in another; split it in two")
+                raise Unsure(
+                    block.node, f"what {self._place(event)} does with the gradients, before the step, cannot be seen"
+                )
+        elif event.kind == "read" and (event.site is None or event.scope is not steps[0].scope):
+            if self._has_frame(event, steps):
+                self._add_read(event, steps)
+                self._order.lifted.add(id(event.node))
+            elif event.site is not None:
+                return
+            else:
+                raise Unsure(block.node, f"{self._place(event)} reads gradients that are still scaled")
+        elif event.kind == "step" and event.names and event.names[0] != name and event.site is None:
+            tail = last_part(event.names[0])
+            if tail == last_part(name):
+                raise Unsure(block.node, f"{self._place(event)} may step the same optimizer, and is not rewritten")
+        elif event.kind == "backward" and event.site is None and not self._is_rewritten(event):
+            raise Unsure(
+                block.node, f"the backward pass of {self._place(event)} adds to these gradients, and is not rewritten"
+            )
+        elif event.kind == "backward" and id(event.node) in self._order.plain:
+            raise Unsure(event.node, "its step is not rewritten, and it may run with a scaled loss")
+
+    def _place(self, event: Happening) -> str:
+        """Return what an event is, and where."""
+        line = getattr(event.node, "lineno", 0)
+        what = f"{ast.unparse(event.node.func)}()" if isinstance(event.node, ast.Call) else ast.unparse(event.node)
+        file = "" if event.scope.module is self._module else f" of {self._index.name_of(event.scope.module)}"
+        return f"{what} in line {line}{file}"
+
+    def _has_frame(self, event: Happening, steps: list[Happening]) -> bool:
+        """Return whether the function of each step calls what leads to an event, or holds it, in this module."""
+        return all(
+            step.scope.module is self._module and any(scope is step.scope for scope, _ in event.calls) for step in steps
+        )
+
+    def _add_read(self, event: Happening, steps: list[Happening]) -> None:
+        """Let the statement of a step's function that leads to a read of gradients count as the read."""
+        scope = steps[0].scope
+        node = next(node for one, node in event.calls if one is scope)
+        if any(read.node is node for read in self._sites.reads):
+            return
+        within = {id(each) for each in walk(self._module.statement(node))}
+        if any(id(read.node) in within and read.function is scope.function for read in self._sites.reads):
+            return
+        statement = self._module.statement(node)
+        self._sites.reads.append(Read(node, statement, scope.function, ()))
+        self._order.pending[id(node)] = tuple(
+            dict.fromkeys(each.site.optimizer for each in steps if isinstance(each.site, Step))
+        )
+
+    def _check_conditions(self, trace: list[Happening], block: Happening, step: Happening, name: str) -> None:
+        """Refuse a step that may run without a backward pass, and gradients that a step leaves behind."""
+        if not isinstance(step.site, Step):
+            return
+        feeders = [
+            each
+            for each in trace
+            if each.kind == "backward"
+            and each.may_follow(step)
+            and (name in each.names if each.block else self._is_rewritten(each))
+        ]
+        if not _covers(feeders, dict(step.facts)):
+            test = next(iter(_missing(block, step)), "")
+            raise Unsure(
+                step.node,
+                f"the backward pass runs only if `{test}`, and this step always: scaler.step fails without one",
+            )
+        guards = {key for key in step.facts if all(key not in each.facts for each in feeders) and self._asks(step, key)}
+        if guards:
+            self._order.guards.setdefault(id(step.node), set()).update(guards)
+        clears = [each for each in trace if each.kind == "clear" and _shares_round(each, step)]
+        of_it = [
+            each
+            for each in clears
+            if each.names and (each.names[0] == name or not OPTIMIZERS.search(last_part(each.names[0])))
+        ]
+        following = [each for each in of_it if each.may_follow(step)]
+        in_turn = any("%" in key for key in step.facts)
+        if guards:  # where the step is left out, gradients that are unscaled stay
+            known = {key: value for key, value in step.facts.items() if key not in guards}
+            kept = not _covers(of_it, known)
+        else:
+            kept = bool(of_it) and not _covers(following, {**step.facts, **block.facts}, loose=in_turn)
+        if kept:
+            test = next(iter(_missing(of_it[0], step)), "") if of_it else ""
+            raise Unsure(step.node, KEPT.format(f" if `{test}`" if test else " in some rounds"))
+
+    def _asks(self, step: Happening, key: str) -> bool:
+        """Return whether a condition asks for something that is read from gradients."""
+        try:
+            test = ast.parse(key, mode="eval").body
+        except SyntaxError:
+            return False
+        if any(isinstance(each, ast.Mod) for each in ast.walk(test)):
+            return False
+        names = {each.id for each in ast.walk(test) if isinstance(each, ast.Name)}
+        names |= {str(dotted_name(each)) for each in ast.walk(test) if isinstance(each, ast.Attribute)}
+        read = [each for each in self._sites.reads if each.function is step.scope.function]
+        for each in read:
+            for node in ast.walk(each.statement):
+                if isinstance(getattr(node, "ctx", None), ast.Store) and dotted_name(node) in names:
+                    return True
+        called = [each for each in ast.walk(test) if isinstance(each, ast.Call)]
+        if any(clips(each) for each in called):
+            return True
+        for name in names:
+            for value in step.scope.values.get(name, []):
+                if isinstance(value, ast.expr) and any(
+                    clips(each) or reads_grad(self._module, each) for each in walk(value)
+                ):
+                    return True
+                texts = {str(dotted_name(each)) for each in walk(value) if isinstance(each, (ast.Name, ast.Attribute))}
+                if texts & {
+                    str(dotted_name(one))
+                    for each in read
+                    for one in ast.walk(each.statement)
+                    if isinstance(getattr(one, "ctx", None), ast.Store)
+                }:
+                    return True
+        return any(ASKS_GRADIENTS.search(last_part(name)) for name in names)
+
+
+def _covers(events: Iterable[Happening], known: dict[str, object], *, loose: bool = False, depth: int = 0) -> bool:
+    """Return whether one of some events surely runs where conditions hold.
+
+    Args:
+        loose: whether a condition on a remainder counts as met: what is cleared or kept in turn belongs together.
+    """
+    events = [each for each in events if not contradict(each.facts, known)]
+    keys: list[str] = []
+    for each in events:
+        left = [
+            key
+            for key in each.facts
+            if key not in known
+            and not key.endswith("==")
+            and not (loose and "%" in key)
+            and not key.startswith("call at")
+        ]
+        if not left:
+            return True
+        keys += left
+    if depth > 6 or not keys:
+        return False
+    found = {key: {each.facts[key] for each in events if key in each.facts} for key in keys}
+    key = next((each for each in keys if len(found[each]) > 1), None)
+    if key is None:
+        return False
+    values = found[key]
+    return all(_covers(events, _with(known, key, value), loose=loose, depth=depth + 1) for value in values)
+
+
+def _with(known: dict[str, object], key: str, value: object) -> dict[str, object]:
+    """Return facts with another one, and with what follows from it."""
+    test = expression_of(key)
+    if isinstance(value, bool) and test is not None:
+        return dict(narrow({**known, key: value}, test, value))
+    return {**known, key: value}
+
+
+def _missing(event: Happening, step: Happening) -> list[str]:
+    return [
+        key if value is True else f"not ({key})"
+        for key, value in event.facts.items()
+        if key not in step.facts and not key.endswith("==") and isinstance(value, bool)
+    ]
+
+
+def _shares_round(one: Happening, other: Happening) -> bool:
+    """Return whether two events are in the same innermost loop, or one of them in a loop of the other's round."""
+    short, long = sorted((one.loops, other.loops), key=len)
+    return long[: len(short)] == short
+
+
+def _is_of_apex(module: Module) -> bool:
+    """Return whether a module has a part of the core of Apex, so that its steps are rewritten too."""
+    return any(is_block(module, call) for call in module.calls) or initializes(module)
+
+
+def _plain(name: str) -> str:
+    head, _, rest = name.rpartition(":")
+    text = rest if head else name
+    return re.sub(r"^<\d+>", "self", text)
+
+
+def _node_of(site: Backward | Step | Read) -> ast.AST:
+    return site.call if isinstance(site, Step) else site.node

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 from ampcompare.source.amp_names import CORE
 from ampcompare.source.branches import is_exclusive
+from ampcompare.source.index import Function as Called
+from ampcompare.source.index import Index, choices_of
 from ampcompare.source.migrate.finding import Unsure
 from ampcompare.source.migrate.read.names import Names
 from ampcompare.source.migrate.read.options import UNSEEN, bind
@@ -104,7 +106,7 @@ class Sites:
         return tuple(dict.fromkeys(key for each in self.backwards for key in each.optimizers))
 
 
-def collect_sites(module: Module, names: Names) -> Sites:
+def collect_sites(module: Module, names: Names, index: Index) -> Sites:
     """Return the sites of a module."""
     sites = Sites()
     for node, meaning in names.uses:
@@ -128,8 +130,8 @@ def collect_sites(module: Module, names: Names) -> Sites:
             (sites.saves if what == "state_dict" else sites.loads).append(call)
     known = set(sites.optimizers) | {key for each in sites.initializes for key in _optimizers_of(each)}
     _add_steps(module, sites, known)
-    _add_plain_backwards(module, sites, known, names)
-    _add_reads(module, sites)
+    _add_plain_backwards(module, sites, known, names, index)
+    _add_reads(module, sites, index)
     sites.backwards.sort(key=lambda each: each.statement.lineno)
     return sites
 
@@ -183,14 +185,13 @@ def _add_steps(module: Module, sites: Sites, known: set[str]) -> None:
         sites.steps.append(Step(node, module.statement(node), module.function(node), key, options))
 
 
-def _add_plain_backwards(module: Module, sites: Sites, known: set[str], names: Names) -> None:
+def _add_plain_backwards(module: Module, sites: Sites, known: set[str], names: Names, index: Index) -> None:
     """Add each `loss.backward()` in a function that also has a block of `scale_loss`, for the same optimizers.
 
     So does one that calls such a function, or one that leads to it, and steps itself.
     """
     functions = {each.function for each in sites.backwards}
-    scaling = {module.key(each) for each in functions if each is not None}
-    callers = _find_callers(module, functions)
+    callers = _find_callers(index, functions)
     functions |= {each.function for each in sites.steps if each.function in callers}
     bodies = {each.statement: each.name for each in sites.backwards}
     for node, loss in module.methods("backward"):
@@ -202,8 +203,8 @@ def _add_plain_backwards(module: Module, sites: Sites, known: set[str], names: N
             continue  # of the scaled loss
         if receiver is not None and last_part(receiver).startswith("optim"):
             continue  # FP16_Optimizer
-        if dotted_name(node.func) in scaling:
-            continue  # a method of this object with a block
+        if not functions.isdisjoint(_functions_of_call(index, node)):
+            continue  # a method with a block
         if _is_of_another(node, known, names):
             if all(is_exclusive(module, node, each.statement) for each in sites.backwards if each.block):
                 continue
@@ -250,10 +251,12 @@ def _next_step(module: Module, backward: ast.Call) -> str | None:
     return str(min(below)[1]) if below else None
 
 
-def _add_reads(module: Module, sites: Sites) -> None:
+def _add_reads(module: Module, sites: Sites, index: Index) -> None:
     masters = {id(call): call for call in sites.masters}
     functions = {each.function for each in sites.backwards} | {each.function for each in sites.steps}
-    functions |= _called_in(module, functions)
+    functions |= {
+        each for call in module.calls if module.function(call) in functions for each in _functions_of_call(index, call)
+    }
     for node in module.nodes:
         if isinstance(node, ast.Call) and id(node) in masters:
             argument = dotted_name(node.args[0]) if len(node.args) == 1 else None
@@ -262,27 +265,31 @@ def _add_reads(module: Module, sites: Sites) -> None:
             if _copies_weights(module, node):
                 continue
             sites.reads.append(Read(node, _reading(module, node), module.function(node), (argument,)))
-        elif module.function(node) in functions and (_clips(node) or _reads_grad(module, node)):
+        elif module.function(node) in functions and (clips(node) or reads_grad(module, node)):
             if any(isinstance(each, ast.Call) and id(each) in masters for each in walk(node)):
                 continue
             sites.reads.append(Read(node, _reading(module, node), module.function(node), ()))
 
 
-def _find_callers(module: Module, functions: set[Function | None]) -> set[Function | None]:
-    """Return the functions that call some functions of the module, or methods of the same object, or their callers."""
-    found: set[Function | None] = set()
-    while True:
-        keys = {module.key(each) for each in functions | found if each is not None}
-        grown = {module.function(call) for call in module.calls if dotted_name(call.func) in keys}
-        if grown == found:
-            return found
-        found = grown
+def _find_callers(index: Index, functions: set[Function | None]) -> set[Function | None]:
+    """Return the functions of the module that call some functions of it, or their callers."""
+    module, found = index.module, set[Function | None]()
+    waiting = [each for each in functions if each is not None]
+    while waiting:
+        calls, _ = index.callers(module.scope_from[waiting.pop()])
+        for call in calls:
+            caller = module.function(call) if call in module.scope_of else None
+            if call in module.scope_of and caller not in found:
+                found.add(caller)
+                waiting += [] if caller is None else [caller]
+    return found
 
 
-def _called_in(module: Module, functions: set[Function | None]) -> set[Function | None]:
-    """Return the functions of the module, and methods of the same object, that some functions call."""
-    called = {dotted_name(call.func) for call in module.calls if module.function(call) in functions}
-    return {each for key, named in module.functions.items() if key in called for each in named}
+def _functions_of_call(index: Index, call: ast.Call) -> set[Function | None]:
+    """Return the functions of the module that a call may name."""
+    choices = choices_of(index.callee(call, index.module.scope_of[call]))
+    found = {each.scope.node for each in choices if isinstance(each, Called) and each.module is index.module}
+    return {each for each in found if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))}
 
 
 def _copies_weights(module: Module, call: ast.Call) -> bool:
@@ -303,13 +310,15 @@ def _copies_weights(module: Module, call: ast.Call) -> bool:
     )
 
 
-def _clips(node: ast.AST) -> bool:
+def clips(node: ast.AST) -> bool:
+    """Return whether a node clips gradients or takes their norm, by its name."""
     if not isinstance(node, ast.Call):
         return False
     return last_name(node.func).startswith(("clip_grad", "get_grad_norm", "dispatch_clip_grad"))
 
 
-def _reads_grad(module: Module, node: ast.AST) -> bool:
+def reads_grad(module: Module, node: ast.AST) -> bool:
+    """Return whether a node reads or changes the gradient of a tensor that the script does not make itself."""
     if isinstance(node, ast.Attribute) and node.attr == "grad":
         owner = node.value
     elif isinstance(node, ast.Call) and _names_grad(node):

@@ -5,13 +5,14 @@ from typing import Any
 import pytest
 
 from ampcompare.backends.arm import Arm
-from ampcompare.results.analysis.pairing.declared import observed_text, options_without_effect, roles_next_to
+from ampcompare.results.analysis.pairing.declared import observed_text, options_without_effect, own_types, roles_next_to
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.ledger import GroupTypes, Ledger
 from ampcompare.results.report.document import Figure, Table
 from ampcompare.results.report.ledger import ledger_blocks
 from ampcompare.results.report.markdown import Markdown
+from ampcompare.results.report.overview import row_notes
 from ampcompare.results.report.terminal import Terminal
 from ampcompare.testing import make_comparison, make_record
 
@@ -84,7 +85,10 @@ def test_nothing_is_compared_with_a_reference_that_ran_as_another() -> None:
         ("native:fp16", ledger("fp16"), ["loss scale"]),
         ("native:fp16", ledger("fp16", loss_scale=1024.0), []),
         ("apex:O4", ledger("bf16", loss_scale=1.0), []),
-        ("apex:O5", ledger("bf16", "bf16", "bf16"), ["masters", "gradients", "state"]),
+        ("apex:O5", ledger("bf16", "bf16", "bf16"), ["masters", "gradients"]),
+        ("half:bf16", ledger("bf16", "fp32", "bf16"), []),  # the optimizer keeps it so by itself
+        ("native:bf16", ledger(state="bf16"), []),
+        ("native:bf16,state=bf16", ledger(), ["state"]),
         ("half:bf16", ledger("bf16", "bf16", "bf16", reduced={"fp32": 1.0}), ["reduction"]),
         ("half:bf16,keep_fp32=*", ledger("fp32"), []),
         ("fp8:tensorwise", ledger("bf16"), ["forward products", "backward products"]),
@@ -124,6 +128,13 @@ def test_which_parts_differ(arm: str, seen: Ledger, differing: list[str]) -> Non
             Ledger(groups=[WITH_MASTERS], forward={"bf16": 1.0}, accumulated={"fp32": 1.0}),
             [],
         ),
+        (
+            "native:bf16,reduce=fp16",
+            ledger(),
+            ["reduce=fp16 has no effect on this training: one process, or no reduction was seen"],
+        ),
+        ("native:bf16,reduce=fp16", ledger(reduced={"fp16": 1.0}), []),
+        ("native:bf16,state=bf16", Ledger(steps=[0], skipped=1, groups=[GroupTypes(name="SGD 0")]), []),
         ("half:bf16,state=bf16", ledger("bf16", "bf16", "bf16"), []),  # not as declared: gradients of a step are fp32
         ("native:bf16,state=bf16", Ledger(), []),  # nothing was seen
         ("fp32", ledger("fp32"), []),
@@ -132,6 +143,40 @@ def test_which_parts_differ(arm: str, seen: Ledger, differing: list[str]) -> Non
 )
 def test_which_options_have_no_effect(arm: str, seen: Ledger, texts: list[str]) -> None:
     assert options_without_effect(Arm.parse(arm), seen) == texts
+
+
+@pytest.mark.parametrize(
+    ("arm", "seen", "notes"),
+    [
+        ("half:bf16", ledger("bf16", "fp32", "bf16"), ["the optimizer keeps its state in fp32"]),
+        (
+            "fp32",
+            Ledger(forward={"bf16": 0.96, "fp32": 0.04}, backward={"fp32": 1.0}, frozen={"bf16": 1.0}),
+            ["96 % of forward products in bf16: frozen weights"],
+        ),
+        ("native:bf16", ledger(frozen={"bf16": 1.0}), []),
+        ("fp32", ledger("bf16"), []),  # that is not as declared
+        ("fp8:tensorwise", Ledger(forward={"fp8": 0.9, "bf16": 0.1}), []),
+        ("script", Ledger(forward={"bf16": 1.0}, unseen="torch.compile"), ["products not seen: torch.compile"]),
+    ],
+)
+def test_what_an_arm_leaves_to_the_training_is_named(arm: str, seen: Ledger, notes: list[str]) -> None:
+    assert own_types(Arm.parse(arm).roles, seen) == notes
+
+
+def test_frozen_16_bit_weights_stand_in_the_row_and_in_parentheses() -> None:
+    """The run has its verdict all the same."""
+    seen = Ledger(
+        groups=[GroupTypes(name="SGD 0", parameters=1, weights={"fp32": 1.0})],
+        forward={"bf16": 0.96, "fp32": 0.04},
+        frozen={"bf16": 1.0},
+    )
+    comparison = compared({"script": seen, "fp32": seen}, "script")
+    assert "not as declared" not in str(comparison.arms[1].quality)
+    assert row_notes(comparison)[1][-1] == "96 % of forward products in bf16: frozen weights"
+    table = ledger_blocks(comparison)[0]
+    assert isinstance(table, Table)
+    assert any("bf16 96 %, fp32 4 % (fp32)" in texts for texts in table.texts)
 
 
 def test_a_comparison_names_options_without_effect() -> None:

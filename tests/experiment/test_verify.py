@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,18 @@ import pytest
 
 from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.base.processes.sandbox import can_sandbox
-from ampcompare.source.migrate import verify
+from ampcompare.experiment import verify
+from ampcompare.experiment.verify import (
+    DIFFERENT,
+    EQUAL,
+    WITHIN,
+    Run,
+    compare_runs,
+    differ_more_than_twin,
+    run_script,
+    verify_script,
+)
 from ampcompare.source.migrate.project import migrate_file
-from ampcompare.source.migrate.verify import DIFFERENT, EQUAL, WITHIN, Run, compare_runs, run_script, verify_script
 
 RUN = Run([1.0, 0.5], [65536.0, 65536.0], [(0, True), (0, True)], {"0": [["a", "b"], ["c", "d"]]})
 SCRIPT = """
@@ -130,6 +140,8 @@ def test_a_rewrite_that_trains_as_o1_is_right_where_o2_trains_otherwise(
         asked: list[dict[str, object]] = []
 
         def run(*_: object, asked: Any = asked, runs: Any = runs, **how: object) -> Run:
+            if how.get("twin"):
+                return grown(0.001)
             asked.append(how)
             result: Run = next(runs)
             return result
@@ -207,7 +219,7 @@ def test_wrong_migrations_of_o2_are_different(tmp_path: Path, monkeypatch: pytes
     assert migration is not None
     known: dict[str, Run] = {}
 
-    def run(path: Path, arguments: list[str], *, rewrite: bool = False, **how: Any) -> Run:
+    def run(path: Path, arguments: list[str], *, rewrite: str | None = None, **how: Any) -> Run:
         if rewrite:
             return run_script(other, arguments, rewrite=rewrite, **how)
         if str(how) not in known:
@@ -358,3 +370,132 @@ def test_what_the_script_writes_is_said_and_reaches_no_file_of_the_user(
     assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == [
         *("checkpoint.pt", "logs", "train.py")
     ]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "verdict"),
+    [
+        (("float32", "float16"), ("float32", "float16"), EQUAL),
+        (("float32", "float32"), ("float32", "float16"), DIFFERENT),
+        (("float32", "float16"), ("float32", "float32"), WITHIN),
+    ],
+)
+@pytest.mark.parametrize("what", ["reads", "evaluations"])
+def test_an_evaluation_in_fewer_bits_is_different(
+    what: str, before: tuple[str, ...], after: tuple[str, ...], verdict: str
+) -> None:
+    runs = (dataclasses.replace(RUN, **{what: types}) for types in (before, after))  # type: ignore[arg-type]
+    assert compare_runs(*runs)[0] == verdict
+
+
+def test_another_scale_is_different_where_each_step_has_one_pass() -> None:
+    """Apex moves a scale at each pass of a step, a GradScaler once."""
+    other = dataclasses.replace(RUN, scales=[65536.0, 32768.0])
+    assert compare_runs(RUN, other)[0] == DIFFERENT
+    more = [dataclasses.replace(each, applied=[(0, True)], digests={"0": [["a", "b"]]}) for each in (RUN, other)]
+    assert compare_runs(*more)[0] == WITHIN
+
+
+@pytest.mark.parametrize(
+    ("change", "beyond"),
+    [
+        ({"losses": [1.0, 0.5015]}, ""),
+        ({"losses": [1.0, 0.504]}, "losses: different; at backward pass 2 by 0.0079"),
+        ({"norms": {"0": [1.0, 1.08]}}, ""),
+        ({"norms": {"0": [1.0, 1.3]}}, "gradients: different; their norm at step 2"),
+    ],
+)
+def test_what_is_more_than_a_twin_shows_is_different(change: dict[str, Any], beyond: str) -> None:
+    run = dataclasses.replace(RUN, norms={"0": [1.0, 1.0]})
+    twin = dataclasses.replace(run, losses=[1.0, 0.5002], norms={"0": [1.0, 1.001]})
+    lines = differ_more_than_twin(run, dataclasses.replace(run, **change), twin)
+    assert [line.startswith(beyond) for line in lines] == [True] * bool(beyond)
+    calm = dataclasses.replace(run, losses=[1.0, 0.6], norms={"0": [1.0, 1.5]})
+    assert not differ_more_than_twin(run, dataclasses.replace(run, **change), calm)
+
+
+LOOP = """
+for step in range(4):
+    x, y = torch.randn(4, 8).cuda(), torch.randint(2, (4,)).cuda()
+    loss = torch.nn.functional.cross_entropy(model(x), y)
+    optimizer.zero_grad()
+    if fp16:
+        with amp.scale_loss(loss, optimizer) as scaled_loss:
+            scaled_loss.backward()
+    else:
+        loss.backward()
+    optimizer.step()
+"""
+GUARDS = {
+    "sys.modules": "fp16 = 'apex' in sys.modules",
+    "find_spec": "fp16 = importlib.util.find_spec('apex') is not None",
+    "except": "fp16 = True\ntry:\n    importlib.import_module('apex')\nexcept ModuleNotFoundError:\n    fp16 = False",
+}
+
+
+@pytest.mark.usefixtures("forked_runs")
+@pytest.mark.integration
+@pytest.mark.parametrize("guard", GUARDS.values(), ids=GUARDS)
+def test_a_switch_that_asks_for_apex_finds_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, guard: str) -> None:
+    """A result that is left with such a switch trains in fp32, without an error."""
+    build = "model = torch.nn.Linear(8, 2).cuda()\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+    head = f"import importlib.util\nimport sys\nimport torch\nfrom apex import amp\n{guard}\n{build}"
+    script, other = tmp_path / "train.py", tmp_path / "rewritten.py"
+    start = "if fp16:\n    model, optimizer = amp.initialize(model, optimizer)"
+    script.write_text(head + start + LOOP, encoding="utf-8")
+    fields = {"from apex import amp\n": "", start: "scaler = torch.amp.GradScaler('cuda', enabled=fp16)"}
+    loop = LOOP.replace(
+        "with amp.scale_loss(loss, optimizer) as scaled_loss:\n            scaled_loss.backward()", "pass"
+    )
+    text = head + start + loop
+    for old, new in fields.items():
+        text = text.replace(old, new)
+    other.write_text(text, encoding="utf-8")
+
+    def run(path: Path, arguments: list[str], *, rewrite: str | None = None, **how: Any) -> Run:
+        return run_script(other if rewrite else path, arguments, rewrite=rewrite, **how)
+
+    monkeypatch.setattr(verify, "run_script", run)
+    monkeypatch.setattr(verify, "_migrate_whole", lambda paths, adapter: [])
+    said: list[str] = []
+    assert verify_script(str(script), [], steps=4, say=said.append) == 1
+    assert "scaled no loss in 4 steps and 4 backward passes: its switch for fp16 did not act" in said[-2]
+
+
+@pytest.mark.usefixtures("forked_runs")
+@pytest.mark.integration
+def test_the_adapter_is_verified_as_a_rewrite(tmp_path: Path) -> None:
+    """At O2 too, which it has; with a skipped step, and several files."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.replace("from apex import amp", "from steps import amp"), encoding="utf-8")
+    (tmp_path / "steps.py").write_text("from apex import amp\n", encoding="utf-8")
+    for level in ("O1", "O2"):
+        said: list[str] = []
+        assert verify_script(str(script), [level, "1e4"], steps=6, say=said.append, adapter=True) == 0
+        assert said[1] == "with the adapter, on torch: 6 steps, 1 skipped, 6 backward passes"
+        assert said[-2] == f"verdict: {EQUAL}; you can go on with the rewritten files:"
+        assert said[-1].split() == ["ampcompare", "migrate", "--adapter", "--write", str(tmp_path / "steps.py")]
+
+
+@pytest.mark.usefixtures("forked_runs")
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("start", "words"),
+    [
+        ("fp16 = False", "made 4 steps and 4 backward passes and ended, .* It never called amp.initialize"),
+        (
+            "fp16 = False\nmodel, optimizer = amp.initialize(model, optimizer, enabled=False)",
+            "It called amp.initialize with enabled=False",
+        ),
+    ],
+)
+def test_nothing_to_compare_says_what_the_script_did(tmp_path: Path, start: str, words: str) -> None:
+    script = tmp_path / "train.py"
+    build = "model = torch.nn.Linear(8, 2).cuda()\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+    script.write_text(f"import torch\nfrom apex import amp\n{build}{start}{LOOP}", encoding="utf-8")
+    said: list[str] = []
+    try:
+        verify_script(str(script), [], steps=4, say=said.append, adapter=True)
+    except LaunchError as error:
+        said.append(str(error))
+    assert re.search(words, "\n".join(said))

@@ -16,8 +16,9 @@ from ampcompare.base.environment.gpus import visible_gpus
 from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, open_sandbox
 from ampcompare.base.processes.start import kill_group, start_command
+from ampcompare.source.migrate.adapter.project import plan_adapters
 from ampcompare.source.migrate.finding import NOTE
-from ampcompare.source.migrate.project import FileMigration, migrate_file
+from ampcompare.source.migrate.project import FileMigration, find_mistakes, migrate_file
 
 # Relative; fp16 keeps 11 bits, and some steps of training make more of a rounding.
 ROUNDING = 0.01
@@ -32,6 +33,12 @@ EQUAL, WITHIN, DIFFERENT = "equal to the last bit", "within rounding", "differen
 # amplifies it. O1 is what they are rewritten to: it shows whether the rewrite is at fault, or the level.
 WITHOUT_EQUIVALENT = {"O2", "O3"}
 MAX_NAMES = 3  # of files, in a line
+# What a rewrite may differ from the original, in differences of a twin, whose weights are a unit in the last place of
+# fp16 apart; and how much it may where the twin is equal. Of losses, and of norms of gradients.
+OF_TWIN, WITHOUT_TWIN, NORMS_WITHOUT_TWIN = 8.0, 2.0**-9, 0.1
+HALVES = ("float16", "bfloat16")
+# Mistakes of the original that make its training different from torch.amp's, whatever few steps show.
+MISTAKES = ("AMP230",)
 TIME_LIMIT = 3600.0  # of a run
 # The factor between the norms of gradients that steps use: one that was not unscaled is a loss scale apart. Smaller
 # norms than the last are roundings of what cancels out.
@@ -61,6 +68,10 @@ class Run:
         files: of the script that use Apex, from its folder.
         written: files that the script wrote, in copies that are gone: the user's are as they were.
         limits: for which files that does not hold; "" if it holds for all.
+        plain_steps: how often an optimizer stepped, whether or not a loss was scaled.
+        initialize: what became of `amp.initialize`: "called", "disabled" or "".
+        evaluations: the types of what models returned without gradients.
+        reads: the types in which values came to the host by `cpu()`.
     """
 
     losses: list[float | None]
@@ -75,6 +86,10 @@ class Run:
     files: tuple[str, ...] = ()
     written: list[str] = field(default_factory=list)
     limits: str = ""
+    plain_steps: int = 0
+    initialize: str = ""
+    evaluations: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
 
     def sums(self) -> str:
         """Return the counts in words."""
@@ -83,7 +98,13 @@ class Run:
 
 
 def verify_script(
-    path: str, arguments: list[str], *, steps: int, say: Callable[[str], None], check: Callable[[], None] = lambda: None
+    path: str,
+    arguments: list[str],
+    *,
+    steps: int,
+    say: Callable[[str], None],
+    check: Callable[[], None] = lambda: None,
+    adapter: bool = False,
 ) -> int:
     """Run a script twice and print the comparison; return the exit code.
 
@@ -91,6 +112,7 @@ def verify_script(
         arguments: of the script.
         steps: at most, of one optimizer.
         say: prints a line.
+        adapter: the script is not rewritten, but imports the adapter in the place of Apex.
         check: called once the rewrite is known to be whole, before the script runs; what it raises is passed on.
 
     Raises:
@@ -100,11 +122,14 @@ def verify_script(
     script = Path(path)
     if not script.is_file():
         raise ConfigError(f"{path} is a folder; name a script" if script.is_dir() else f"there is no script {path}")
-    first = _migrate_whole(script)
+    how = "adapter" if adapter else "torch"
+    _migrate_whole([script], adapter=adapter)
     check()
     original = run_script(script, arguments, steps=steps)
+    if not original.applied:
+        raise LaunchError(_why_nothing(original))
     others = [script.parent / each for each in original.files if each != script.name]
-    migrations = [first, *map(_migrate_whole, others)]
+    migrations = _migrate_whole([script, *others], adapter=adapter)
     say(f"unchanged, on ampcompare's engine: {original.sums()}")
     if original.limits:
         say(original.limits)
@@ -112,10 +137,15 @@ def verify_script(
         names = ", ".join(os.path.relpath(path) for path in original.written[:MAX_NAMES])
         more = f" and {len(original.written) - MAX_NAMES} more" * (len(original.written) > MAX_NAMES)
         say(f"the script writes {names}{more}: here into a copy that is gone afterwards; your files stay as they are")
-    rewritten = run_script(script, arguments, steps=steps, rewrite=True)
-    say(f"rewritten, on torch: {rewritten.sums()}")
-    verdict, lines = compare_runs(original, rewritten)
-    without = sorted(WITHOUT_EQUIVALENT.intersection(original.levels))
+    rewritten = run_script(script, arguments, steps=steps, rewrite=how)
+    say(f"{'with the adapter' if adapter else 'rewritten'}, on torch: {rewritten.sums()}")
+    if not rewritten.applied and not rewritten.losses:
+        made = f"{rewritten.plain_steps} steps and {len(rewritten.passes)} backward passes"
+        say(f"fp16: {DIFFERENT}; the rewritten script scaled no loss in {made}: its switch for fp16 did not act")
+        say(f"verdict: {DIFFERENT}; keep the original until the first difference above is explained")
+        return 1
+    verdict, lines = _compare(script, arguments, steps, original, rewritten)
+    without = [] if adapter else sorted(WITHOUT_EQUIVALENT.intersection(original.levels))
     is_of_level = bool(without) and verdict == DIFFERENT
     of_level = f" of O1; {' and '.join(without)} has no equivalent in torch.amp" * is_of_level
     for line in lines:
@@ -123,13 +153,15 @@ def verify_script(
     if is_of_level:
         at_o1 = run_script(script, arguments, steps=steps, opt_level="O1")
         say(f"unchanged, at O1: {at_o1.sums()}")
-        verdict, lines = compare_runs(at_o1, rewritten)
+        verdict, lines = _compare(script, arguments, steps, at_o1, rewritten, opt_level="O1")
         for line in lines:
             say(f"against O1: {line}")
     for result in migrations if verdict != EQUAL or is_of_level else []:
         for place, kind, message in result.rows():
             if kind == NOTE:
                 say(f"known difference, {result.path}:{place}: {message}")
+    for line in _known_mistakes(migrations):
+        say(line)
     if verdict == DIFFERENT:
         say(f"verdict: {verdict}; keep the original until the first difference above is explained")
         return 1
@@ -141,40 +173,99 @@ def verify_script(
         say(f"  {shlex.join([*compare, *arguments])}")
     else:
         say(f"verdict: {verdict}; you can go on with the rewritten files:")
-    write = ["ampcompare", "migrate", "--write", *(str(each.path) for each in migrations if each.changed)]
+    write = [
+        "ampcompare",
+        "migrate",
+        *["--adapter"] * adapter,
+        "--write",
+        *(str(each.path) for each in migrations if each.changed),
+    ]
     say(f"  {shlex.join(write)}")
     return 0
 
 
-def _migrate_whole(path: Path) -> FileMigration:
-    """Return what becomes of a file."""
-    result = migrate_file(path)
-    if result.fault is not None:
-        raise ConfigError(result.lines()[0])
-    if result.by_hand:
-        raise ConfigError(
-            f"{result.by_hand} line{'s' * (result.by_hand != 1)} of {path} must be rewritten by hand first; "
-            f"see them with: ampcompare migrate {path}"
-        )
-    return result
+def _why_nothing(run: Run) -> str:
+    """Return why there is nothing to compare, from what the unchanged script did."""
+    did = f"made {run.plain_steps} steps and {len(run.passes)} backward passes and ended"
+    amp = {
+        "": "never called amp.initialize: pass the argument that switches mixed precision on, as in -- --fp16",
+        "disabled": "called amp.initialize with enabled=False: pass the argument that switches mixed precision on",
+        "called": "called amp.initialize, but no scale_loss or no step came before its end",
+    }
+    unseen = "took no step that a loss scaler or apex.amp saw"
+    return f"there is nothing to compare: the unchanged script {did}, and {unseen}. It {amp[run.initialize]}"
+
+
+def _compare(
+    script: Path, arguments: list[str], steps: int, original: Run, rewritten: Run, *, opt_level: str | None = None
+) -> tuple[str, list[str]]:
+    """Return the verdict and its lines; where roundings differ, a twin of the original shows what they make."""
+    verdict, lines = compare_runs(original, rewritten)
+    if verdict == WITHIN:
+        twin = run_script(script, arguments, steps=steps, opt_level=opt_level, twin=True)
+        beyond = differ_more_than_twin(original, rewritten, twin)
+        if beyond:
+            return DIFFERENT, [*lines, *beyond]
+    return verdict, lines
+
+
+def _known_mistakes(migrations: list[FileMigration]) -> list[str]:
+    """Return the mistakes of the original that few steps do not show."""
+    found = []
+    for result in migrations:
+        if result.document is not None:
+            mistakes = (each for each in find_mistakes(result.document.text) if each[1] in MISTAKES)
+            found += [f"{result.path}:{line}: {code}: {message}" for line, code, message in mistakes]
+    return found
+
+
+def _migrate_whole(paths: list[Path], *, adapter: bool) -> list[FileMigration]:
+    """Return what becomes of files."""
+    if adapter:
+        plans, faults = plan_adapters(paths)
+        results = [*faults, *(each for plan in plans for each in plan.files)]
+    else:
+        results = [migrate_file(path) for path in paths]
+    for result in results:
+        if result.fault is not None:
+            raise ConfigError(result.lines()[0])
+        if result.by_hand:
+            raise ConfigError(
+                f"{result.by_hand} line{'s' * (result.by_hand != 1)} of {result.path} must be rewritten by hand first; "
+                f"see them with: ampcompare migrate {'--adapter ' * adapter}{result.path}"
+            )
+    return results
 
 
 def run_script(
-    script: Path, arguments: list[str], *, steps: int, rewrite: bool = False, opt_level: str | None = None
+    script: Path,
+    arguments: list[str],
+    *,
+    steps: int,
+    rewrite: str | None = None,
+    opt_level: str | None = None,
+    twin: bool = False,
 ) -> Run:
     """Run a script in a child process on the CPU.
 
     Args:
-        rewrite: whether it is rewritten, with the files that it imports.
+        rewrite: how it is rewritten, with the files that it imports: for "torch" or the "adapter"; None as it is.
         opt_level: instead of the script's.
+        twin: whether its weights change by a unit in the last place of fp16 behind the first step.
 
     Raises:
-        LaunchError: it failed, or no step went through the loss scaler.
+        LaunchError: it failed.
     """
     with tempfile.TemporaryDirectory(prefix="ampcompare-verify-") as outer:
         folder = Path(outer, "run")
         folder.mkdir()
-        request = {"arguments": arguments, "steps": steps, "rewrite": rewrite, "opt_level": opt_level}
+        request = {
+            "arguments": arguments,
+            "steps": steps,
+            "rewrite": rewrite,
+            "opt_level": opt_level,
+            "twin": twin,
+        }
         with open_sandbox(Path(outer, "store"), shared=[folder], roots=[script.parent]) as sandbox:
             words = json.dumps({**request, "script": sandbox.at(str(script)), "folder": str(folder)})
             environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", **sandbox.environment}
@@ -187,8 +278,6 @@ def run_script(
         if code:
             raise LaunchError(f"{which} ended with exit code {code}: {errors[-1] if errors else ''}")
         run = _read_run(folder)
-        if not run.applied:
-            raise LaunchError(f"{which} took no step that a loss scaler or apex.amp saw; there is nothing to compare")
         limits = WITHOUT_OVERLAYS if sandbox.is_partial else ""
         return dataclasses.replace(run, written=[one.path for one in sandbox.written], limits=limits)
 
@@ -215,7 +304,9 @@ def _wait_for(command: list[str], environment: dict[str, str]) -> tuple[int | No
 
 def _read_run(folder: Path) -> Run:
     trace = json.loads((folder / "trace.json").read_text(encoding="utf-8"))
-    rows = [json.loads(line) for line in (folder / "record.jsonl").read_text(encoding="utf-8").splitlines()]
+    record = folder / "record.jsonl"  # missing where nothing was recorded
+    lines = record.read_text(encoding="utf-8").splitlines() if record.exists() else []
+    rows = [json.loads(line) for line in lines]
     count = max((len(each) for each in trace["digests"].values()), default=0)
     stepped = [number for number, row in enumerate(rows) if row.get("kind") == "step" and row["step"] < count]
     steps = [rows[number] for number in stepped]
@@ -242,6 +333,10 @@ def _read_run(folder: Path) -> Run:
         trace["norms"],
         [{name: (half, wide) for name, (half, wide) in each.items()} for each in trace["passes"]],
         tuple(trace["files"]),
+        plain_steps=trace["plain_steps"],
+        initialize=trace["initialize"],
+        evaluations=tuple(trace["evaluations"]),
+        reads=tuple(trace["reads"]),
     )
 
 
@@ -253,11 +348,58 @@ def compare_runs(original: Run, rewritten: Run) -> tuple[str, list[str]]:
         _compare_steps(original, rewritten),
         _compare_weights(original, rewritten),
     ]
+    compared += _compare_types(original, rewritten)
     # Different whatever roundings do: gradients that are not unscaled, no autocast.
     beyond = (_other_gradients(original, rewritten), _other_precision(original, rewritten))
     compared += [(DIFFERENT, line) for line in beyond if line]
     order = (EQUAL, WITHIN, DIFFERENT)
     return max((verdict for verdict, _ in compared), key=order.index), [line for _, line in compared]
+
+
+def _compare_types(original: Run, rewritten: Run) -> list[tuple[str, str]]:
+    """Return where an evaluation, or what comes to the host, has other types: fewer bits, or more."""
+    found = []
+    for what, before, after in (
+        ("what a model returns without gradients", original.evaluations, rewritten.evaluations),
+        ("what comes to the host by cpu()", original.reads, rewritten.reads),
+    ):
+        for number, (first, second) in enumerate(zip(before, after, strict=False), 1):
+            if (first in HALVES) != (second in HALVES):
+                verdict = DIFFERENT if second in HALVES else WITHIN
+                found.append((verdict, f"types: {verdict}; {what} is {second}, not {first}, at the {number}. call"))
+                break
+    return found
+
+
+def differ_more_than_twin(original: Run, rewritten: Run, twin: Run) -> list[str]:
+    """Return where a rewrite differs by more than roundings make, as a twin of the original shows them."""
+    lines = []
+    largest = 0.0
+    apart = _differences(original, twin)
+    for number, difference in enumerate(_differences(original, rewritten), 1):
+        largest = max(largest, apart[number - 1] if number <= len(apart) else float("inf"))
+        if difference > max(OF_TWIN * largest, WITHOUT_TWIN):
+            lines.append(_beyond(f"losses: {DIFFERENT}; at backward pass {number}", difference, largest))
+            break
+    for name, norms in original.norms.items():
+        largest = 0.0
+        others = zip(norms, rewritten.norms.get(name, []), twin.norms.get(name, []), strict=False)
+        for number, (first, second, third) in enumerate(others, 1):
+            if first is None or second is None or third is None or max(first, second) < MIN_NORM:
+                continue
+            largest = max(largest, _difference(first, third))
+            if _difference(first, second) > max(OF_TWIN * largest, NORMS_WITHOUT_TWIN):
+                where = f"gradients: {DIFFERENT}; their norm at step {number} of optimizer {int(name) + 1}"
+                lines.append(_beyond(where, _difference(first, second), largest))
+                break
+    return lines
+
+
+def _beyond(where: str, difference: float, largest: float) -> str:
+    return (
+        f"{where} by {difference:.2g}, where a twin of the unchanged script, its weights moved by one unit in the last "
+        f"place of fp16, differs by {largest:.2g}"
+    )
 
 
 def _differences(original: Run, rewritten: Run) -> list[float]:
@@ -316,7 +458,10 @@ def _compare_scales(original: Run, rewritten: Run) -> tuple[str, str]:
         if first != second:
             if index == 1:
                 return DIFFERENT, f"loss scales: {DIFFERENT} from the start: {first:g} against {second:g}"
-            # A power of two changes no bit of what does not overflow; what it skips is compared below.
+            if len(original.losses) == len(original.applied) == len(rewritten.losses):
+                return DIFFERENT, f"loss scales: {DIFFERENT} at backward pass {index}: {first:g} against {second:g}"
+            # Apex moves a scale at each of the passes of a step, a GradScaler once. A power of two changes no bit of
+            # what does not overflow; what it skips is compared below.
             return WITHIN, f"loss scales: first different at backward pass {index}: {first:g} against {second:g}"
     return EQUAL, "loss scales: equal"
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ampcompare.source.migrate.verify import EQUAL, verify_script
+from ampcompare.experiment.verify import EQUAL, verify_script
 
 HEAD = """
 import sys

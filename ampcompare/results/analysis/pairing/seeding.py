@@ -1,0 +1,101 @@
+"""What is known of how a script seeds its generators: in a report, and why runs of several seeds are alike."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from ampcompare.base.formatting import few
+from ampcompare.results.records.comparison import SEEDS_ITSELF
+from ampcompare.results.records.run import RunRecord, ScriptFacts, SeedCall
+from ampcompare.settings.script import SEED_STRIDE, ScriptConfig
+
+
+def start_of(facts: ScriptFacts) -> tuple[object, ...]:
+    """Return what two runs have in common that began alike: first weights, batches, and what dropout drew there.
+
+    Later draws are left out: how many numbers a layer draws may depend on its type.
+    """
+    return tuple(facts.weights), tuple(facts.batches), tuple(facts.draws[:1])
+
+
+def why_alike(script: ScriptConfig, facts: ScriptFacts | None, seed_option: str = "") -> str:
+    """Return why runs of several seeds are one run, and what helps.
+
+    Args:
+        facts: what was seen of the script.
+        seed_option: of the script, if it has one.
+    """
+    calls = (None if facts is None else facts.seeds) or []
+    fixed = [call for call in calls if call.kind == "global" and call.seed]
+    pass_on = f"--seed-arg={seed_option} passes it on" if seed_option else "pass it on with --seed-arg, or as {seed}"
+    if script.shift_seeds is None:
+        if facts is None or facts.seeds is None:
+            return SEEDS_ITSELF
+        if not fixed:
+            return (
+                "the script seeds no global generator, so its first weights and batches come from files, fixed "
+                f"numbers or generators of its own, which --shift-seeds all shifts; or {pass_on}"
+            )
+        return f"the script seeds {few(lines_of_seeds(fixed))}: --shift-seeds shifts that for each seed, or {pass_on}"
+    own = [call for call in calls if call.kind == "own"]
+    if own and script.shift_seeds == "global":
+        return f"the script seeds generators of its own, {few(lines_of_seeds(own))}, which --shift-seeds all shifts"
+    loaded = [f"{call.function} in {call.place}" for call in calls if call.kind == "load"]
+    shifted = [call for call in calls if call.used] or fixed
+    said = f"{few(lines_of_seeds(shifted))} decides" if shifted else "the script seeds no generator that decides"
+    where = f" ({few(loaded)})" if loaded else ""
+    state = [f"{call.function} in {call.place}" for call in calls if call.kind == "state"]
+    where += f"; {few(state)} sets the state of a generator" if state else ""
+    neither = "neither first weights nor batches" if shifted else "first weights or batches"
+    return f"{said} {neither}, which come from files{where} or from fixed numbers in a fixed order"
+
+
+def seed_sentences(records: Sequence[RunRecord]) -> Iterator[str]:
+    """Yield which seeds of a script were shifted, by how much, and which were not."""
+    shifting = [
+        record
+        for record in records
+        if record.config.script is not None and record.config.script.shift_seeds is not None
+    ]
+    calls = _distinct(call for record in shifting if record.script is not None for call in record.script.seeds or ())
+    if not shifting:
+        return
+    fixed = [call for call in calls if call.seed]
+    is_all = any(record.config.script is not None and record.config.script.shift_seeds == "all" for record in shifting)
+    shifted = [call for call in fixed if call.kind == "global" or is_all]
+    if shifted:
+        yield (
+            f"Shifted seeds: seed k adds {SEED_STRIDE} k to {few(lines_of_seeds(shifted))}; seed 0 is the script as "
+            "written."
+        )
+    else:
+        yield "Shifted seeds: the script seeds nothing that could be shifted."
+    if left := [call for call in fixed if call not in shifted]:
+        yield f"Not shifted, in all seeds as written: {few(lines_of_seeds(left))}; --shift-seeds all shifts them too."
+
+
+def unlike_seeds(arm: RunRecord, reference: RunRecord) -> str:
+    """Return which line seeds two runs of one seed with different numbers, as by the time; "" if none does."""
+    if arm.script is None or reference.script is None:
+        return ""
+    theirs = {(call.place, call.function): call for call in reference.script.seeds or ()}
+    for call in arm.script.seeds or ():
+        other = theirs.get((call.place, call.function))
+        if call.kind == "global" and not call.seed:
+            return f"{call.place} seeds {call.function} with the system's entropy"
+        if other is not None and other.seed != call.seed and call.kind in ("global", "own"):
+            return f"{call.place} seeds {call.function} with another number in each run"
+    return ""
+
+
+def _distinct(calls: Iterable[SeedCall]) -> list[SeedCall]:
+    found: dict[tuple[str, str], SeedCall] = {}
+    for call in calls:
+        found.setdefault((call.place, call.function), call)
+    return list(found.values())
+
+
+def lines_of_seeds(calls: Sequence[SeedCall]) -> list[str]:
+    """Return lines with what each of them seeds: functions that get one number together, as `set_seed` calls them."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for call in calls:
+        groups.setdefault((call.place, call.seed, call.kind), []).append(call.function)
+    return [f"{'/'.join(functions)}({seed}) in {place}" for (place, seed, _), functions in groups.items()]

@@ -1,0 +1,1144 @@
+"""Which function a call names, who calls a function, and what it reaches, in a module or over a project.
+
+A name stands for all that its scope binds it to, an attribute for all that its class, or anything else, puts there.
+What no line of the project says is unknown, and an answer that only may be right is never given as the one.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import copy
+import os
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Generic, NamedTuple, TypeAlias, TypeVar, cast
+
+from ampcompare.source.amp_names import STARS, WRAPPERS, public_name
+from ampcompare.source.module import Module, Scope
+from ampcompare.source.project import Project
+from ampcompare.source.syntax import argument_values, child_nodes, dotted_name, last_name
+
+T = TypeVar("T")
+MAX_DEPTH = 24
+MAX_VALUES = 24  # that an expression may have; beyond it nothing is known
+# Functions that give back what they get, as far as calls of it go.
+SAME = frozenset({
+    *WRAPPERS, "torch.compile", "torch.jit.script", "copy.copy", "copy.deepcopy", "functools.wraps", "typing.cast",
+    "apex.parallel.convert_syncbn_model", "torch.nn.SyncBatchNorm.convert_sync_batchnorm", "weakref.proxy",
+})  # fmt: skip
+# Methods that give back their object.
+CHAINED = frozenset({
+    "cuda", "to", "cpu", "float", "half", "double", "bfloat16", "train", "eval", "type", "share_memory",
+    "requires_grad_",
+})  # fmt: skip
+LISTS = frozenset({"list", "tuple", "iter", "reversed", "sorted", "set", "collections.OrderedDict", "dict"})
+PROPERTIES = ("property", "functools.cached_property", "cached_property")
+ADDING = ("append", "add", "insert", "extend", "update", "setdefault")
+# What tensors, optimizers and schedulers are called, whose methods have names such as `backward` and `step`.
+NO_PROJECT_CLASS = re.compile(r"^_*(?:\w*loss\w*|err\w*|opt\w*|\w*optim\w*|\w*sched\w*|scaler)$", re.IGNORECASE)
+OF_OBJECT = frozenset(dir(object))
+BUILTINS = frozenset(dir(builtins))
+
+
+class Answer(Enum):
+    """Whether something is so."""
+
+    YES = "yes"
+    NO = "no"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function, method or lambda of the project.
+
+    Attributes:
+        scope: that it makes.
+        receiver: the class of the object whose method it is; None where none is known.
+        given: calls of `functools.partial` that have bound arguments of it, the first one first.
+    """
+
+    scope: Scope
+    receiver: Scope | None = None
+    given: tuple[ast.Call, ...] = ()
+
+    @property
+    def module(self) -> Module:
+        """The module in which it is."""
+        return self.scope.module
+
+    @property
+    def name(self) -> str:
+        """Its name; that of a lambda is empty."""
+        return getattr(self.scope.node, "name", "")
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What no file of the project defines: a function, class or object of another package, by its full name."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Several:
+    """One of some functions, all of which are known."""
+
+    choices: tuple[Function | Imported, ...]
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A function that no line of the project names, or one of some that are known in part.
+
+    Attributes:
+        candidates: those that are.
+    """
+
+    candidates: tuple[Function | Imported, ...] = ()
+
+
+Callee: TypeAlias = Function | Imported | Several | Unknown
+
+
+@dataclass(frozen=True)
+class _Class:
+    scope: Scope
+
+
+@dataclass(frozen=True)
+class _Instance:
+    """An object of a class of the project, or what calls of another package's function give."""
+
+    of: Scope | Imported
+
+
+@dataclass(frozen=True)
+class _Package:
+    """A module of the project."""
+
+    module: Module
+
+
+@dataclass(frozen=True)
+class _Container:
+    """A list, tuple, set or dict that is written out.
+
+    Attributes:
+        node: of it.
+        name: the last part of the name that it is bound to, by which elements are added.
+        level: how often it must be taken apart before its elements come.
+    """
+
+    node: ast.expr
+    scope: Scope
+    receiver: Scope | None
+    name: str = ""
+    level: int = 0
+
+
+class _Nothing(Enum):
+    UNKNOWN = "unknown"
+
+
+UNKNOWN = _Nothing.UNKNOWN
+Value: TypeAlias = Function | Imported | _Class | _Instance | _Package | _Container | _Nothing
+Values: TypeAlias = frozenset[Value]
+NOT_KNOWN: Values = frozenset({UNKNOWN})
+
+
+class _Binding(NamedTuple):
+    """Something that binds a name in a scope.
+
+    Attributes:
+        place: line and column.
+        always: whether it runs whenever its scope does.
+        what: the expression that is assigned, the scope of a definition, or the full name of an import.
+    """
+
+    place: tuple[int, int]
+    always: bool
+    node: ast.AST
+    what: ast.expr | Scope | str
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that functions do.
+
+    Attributes:
+        name: of the event.
+        is_at: returns whether a node of a module is it.
+        harmless: returns whether an unknown call surely is not it.
+    """
+
+    name: str
+    is_at: Callable[[Module, ast.AST], bool]
+    harmless: Callable[[Module, ast.Call], bool] = lambda module, call: False
+
+
+class _shared(Generic[T]):
+    """A table of an index that is made once, for all modules that it can be looked at from."""
+
+    def __init__(self, make: Callable[[Index], T]) -> None:
+        self._make = make
+
+    def __get__(self, index: Index, owner: type[Index]) -> T:
+        tables = index.tables
+        if self not in tables:
+            tables[self] = self._make(index)
+        return cast(T, tables[self])
+
+
+class Index:
+    """The calls of a module, or of all modules of a project.
+
+    Attributes:
+        module: from which it is looked at.
+        tables: what is made once.
+        modules: all that are looked at.
+    """
+
+    def __init__(self, module: Module, project: Project | None = None, *, alone: bool = False) -> None:
+        self.module = module
+        self._alone = alone  # whether nobody else is asked who calls its functions
+        self.tables: dict[object, object] = {}
+        self._project = project if project is not None and project.path is not None else None
+        self._values: dict[tuple[ast.AST, Scope | None], Values] = {}
+        self._meanwhile: dict[tuple[ast.AST, Scope | None], Values] = {}
+        self._active: set[tuple[ast.AST, Scope | None]] = set()
+        self._asked: set[tuple[Module, str]] = set()
+        self._cut = 0
+        self._bindings: dict[Scope, dict[str, list[_Binding]]] = {}
+        self._reached: dict[tuple[str, Scope, Scope | None], Answer] = {}
+        self._orders: dict[Scope, tuple[list[Scope], str | None]] = {}
+
+    @_shared
+    def modules(self) -> list[Module]:
+        """The module itself and those around it."""
+        if self._project is None or self._project.path is None or self._alone:
+            return [self.module]
+        return [self.module, *(each for _, each in self._project.modules_around(self._project.path))]
+
+    def seen_from(self, module: Module) -> Index:
+        """Return the same index, as it is looked at from another one of its modules."""
+        view = copy.copy(self)
+        view.module = module
+        return view
+
+    # Questions.
+
+    def callee(self, call: ast.Call, scope: Scope, receiver: Scope | None = None) -> Callee:
+        """Return which function a call names.
+
+        Args:
+            scope: in which the call stands.
+            receiver: the class of the object that `self` is there, where it is known.
+        """
+        return _answer(self._callables(self.values(call.func, scope, receiver)))
+
+    def of_expression(self, node: ast.expr, scope: Scope, receiver: Scope | None = None) -> Callee:
+        """Return which function an expression is, such as one that is passed to be called."""
+        return _answer(self._callables(self.values(node, scope, receiver)))
+
+    def full_names(self, node: ast.expr, scope: Scope) -> set[str]:
+        """Return the full names of other packages that an expression may have; "" stands for anything else."""
+        return {each.name if isinstance(each, Imported) else "" for each in self.values(node, scope)}
+
+    def callers(self, function: Scope) -> tuple[list[ast.Call], bool]:
+        """Return the calls that may be of a function, and whether these are all.
+
+        They are not where the function is passed on, or where a call of its name cannot be resolved.
+        """
+        return self._callers.get(function, []), function not in self._passed_on
+
+    def name_of(self, module: Module) -> str:
+        """Return the path of a module from the folder of the one that is looked at; empty for text alone."""
+        path = None if self._project is None else self._project.path_of(module)
+        own = None if self._project is None else self._project.path_of(self.module)
+        return "" if path is None or own is None else os.path.relpath(path, own.parent)
+
+    def scope_of(self, call: ast.Call) -> Scope:
+        """Return the scope in which a call of any of the modules stands."""
+        return self._scope_of_call[call]
+
+    def reaches(self, function: Function, event: Event) -> Answer:
+        """Return whether a call of a function leads to an event, in it or in what it calls."""
+        key = (event.name, function.scope, function.receiver)
+        if key not in self._reached:
+            self._reached[key] = Answer.NO  # for a function that calls itself
+            self._reached[key] = self._reach(function, event)
+        return self._reached[key]
+
+    def _reach(self, function: Function, event: Event) -> Answer:
+        found = Answer.NO
+        for node in nodes_of(function.scope):
+            if event.is_at(function.module, node):
+                return Answer.YES
+            if not isinstance(node, ast.Call):
+                continue
+            callee = self.callee(node, function.scope, function.receiver)
+            for each in choices_of(callee):
+                answer = self.reaches(each, event) if isinstance(each, Function) else Answer.NO
+                if answer is Answer.YES:
+                    return answer
+                found = answer if answer is Answer.UNKNOWN else found
+            if isinstance(callee, Unknown) and not event.harmless(function.module, node):
+                found = Answer.UNKNOWN
+        return found
+
+    def is_subclass(self, scope: Scope, *names: str) -> bool:
+        """Return whether a class has a base of another package, by one of some full names."""
+        return any(
+            isinstance(base, Imported) and base.name in names
+            for each in self._order_of(scope)[0]
+            for expr in getattr(each.node, "bases", [])
+            for base in self.values(expr, each.parent or each)
+        )
+
+    def family(self, scope: Scope) -> Scope:
+        """Return the topmost class of the project that a class comes from, itself where it has no base there."""
+        return self._order_of(scope)[0][-1]
+
+    # Values.
+
+    def values(self, node: ast.AST, scope: Scope, receiver: Scope | None = None) -> Values:
+        """Return all that an expression may be; `UNKNOWN` among it says that it may be something else too."""
+        key = (node, receiver)
+        if key in self._values:
+            return self._values[key]
+        if key in self._meanwhile:
+            return self._meanwhile[key]
+        if key in self._active:
+            self._cut += 1
+            return frozenset()
+        if len(self._active) > MAX_DEPTH:
+            self._cut += 1
+            return NOT_KNOWN
+        self._active.add(key)
+        cut = self._cut
+        found = self._evaluate(node, scope, receiver)
+        if len(found) > MAX_VALUES:
+            found = NOT_KNOWN
+        self._active.discard(key)
+        # What is found in a circle holds for the question alone that led into it.
+        (self._values if cut == self._cut or not self._active else self._meanwhile)[key] = found
+        if not self._active:
+            self._meanwhile.clear()
+        return found
+
+    def _evaluate(self, node: ast.AST, scope: Scope, receiver: Scope | None) -> Values:
+        if isinstance(node, ast.Name):
+            return self._of_name(node, scope, receiver)
+        if isinstance(node, ast.Attribute):
+            return self._of_attribute(node, scope, receiver)
+        if isinstance(node, ast.Call):
+            return self._of_call(node, scope, receiver)
+        if isinstance(node, ast.Lambda):
+            return frozenset({Function(scope.module.scope_from[node], receiver)})
+        if isinstance(node, ast.Constant):
+            return frozenset() if node.value is None else _outside(f"builtins.{type(node.value).__name__}")
+        if isinstance(node, ast.IfExp):
+            return self.values(node.body, scope, receiver) | self.values(node.orelse, scope, receiver)
+        if isinstance(node, ast.BoolOp):
+            return frozenset().union(*(self.values(each, scope, receiver) for each in node.values))
+        if isinstance(node, (ast.NamedExpr, ast.Await)):
+            return self.values(node.value, scope, receiver)
+        if isinstance(node, ast.Starred):
+            inside = self.values(node.value, scope, receiver)
+            return frozenset().union(*(self._elements(each) for each in inside)) if inside else frozenset()
+        if isinstance(node, ast.Subscript):
+            return self._of_subscript(node, scope, receiver)
+        if isinstance(node, (ast.Dict, ast.List, ast.Tuple, ast.Set, ast.ListComp, ast.GeneratorExp, ast.DictComp)):
+            return frozenset({_Container(node, scope, receiver)})
+        if isinstance(node, ast.JoinedStr):
+            return _outside("builtins.str")
+        if isinstance(node, ast.Compare):
+            return _outside("builtins.bool")
+        return NOT_KNOWN
+
+    def _of_name(self, node: ast.Name, scope: Scope, receiver: Scope | None) -> Values:
+        for one in scope.enclosing():
+            bindings = self._bindings_of(one).get(node.id)
+            if node.id in one.parameters:
+                known = self._of_parameter(one, node.id, receiver)
+                return known | self._of_bindings(bindings, node, one, scope, receiver) if bindings else known
+            if bindings:
+                return _with_name(self._of_bindings(bindings, node, one, scope, receiver), node.id)
+        if node.id in BUILTINS:
+            return frozenset({Imported(node.id)})
+        return NOT_KNOWN
+
+    def _of_bindings(
+        self, bindings: list[_Binding], use: ast.AST, home: Scope, scope: Scope, receiver: Scope | None
+    ) -> Values:
+        kept = _bindings_at(bindings, use if scope is home else None, home)
+        if not kept:
+            return NOT_KNOWN
+        inner = receiver if home.owner is scope.owner else None
+        return frozenset().union(*(self._of_binding(each, home, inner) for each in kept))
+
+    def _of_binding(self, binding: _Binding, home: Scope, receiver: Scope | None) -> Values:
+        what = binding.what
+        if isinstance(what, Scope):
+            return self._of_definition(what, receiver if isinstance(home.node, ast.ClassDef) else None)
+        if isinstance(what, str):
+            return self._of_import(home.module, what)
+        holder = home.module.scope_of.get(_without_star(what), home)
+        return self.values(what, holder, receiver)
+
+    def _of_definition(self, scope: Scope, receiver: Scope | None) -> Values:
+        node = scope.node
+        if isinstance(node, ast.ClassDef):
+            return frozenset({_Class(scope)})
+        assert isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        own = Function(scope, receiver)
+        found: Values = frozenset({own})
+        for decorator in reversed(node.decorator_list):
+            made = self._callables(self.values(decorator, scope.parent or scope))
+            inner = [each for each in made if isinstance(each, Function)]
+            if inner:  # what it returns is called, and calls the function
+                found = frozenset().union(*(self._values_returned_by(each) for each in inner)) - {UNKNOWN} | (
+                    found if any(_returns_parameter(each.scope) for each in inner) else frozenset()
+                )
+        return found or frozenset({own})
+
+    def _of_import(self, module: Module, full: str) -> Values:
+        path = None if self._project is None else self._project.path_of(module)
+        if self._project is None or path is None:
+            return NOT_KNOWN if full.startswith(".") else frozenset({Imported(public_name(full))})
+        found = self._project.resolve(path, full)
+        if found is None:
+            return NOT_KNOWN if full.startswith(".") else frozenset({Imported(public_name(full))})
+        place, name = found
+        target = None if place == path else self._project.module(place)
+        if target is None:
+            return NOT_KNOWN
+        return self._of_module(target, name) if name else frozenset({_Package(target)})
+
+    def _of_module(self, module: Module, name: str) -> Values:
+        """Return what a name at the top of a module is, as other modules see it."""
+        if (module, name) in self._asked:  # modules that import a name from each other
+            return frozenset()
+        self._asked.add((module, name))
+        try:
+            return self._of_top(module, name)
+        finally:
+            self._asked.discard((module, name))
+
+    def _of_top(self, module: Module, name: str) -> Values:
+        bindings = self._bindings_of(module.top).get(name)
+        stored = self._stored_on(name, lambda value: isinstance(value, _Package) and value.module is module)
+        if bindings:
+            kept = _bindings_at(bindings, None, module.top)
+            return frozenset(stored).union(*(self._of_binding(each, module.top, None) for each in kept))
+        path = None if self._project is None else self._project.path_of(module)
+        if self._project is not None and path is not None and path.name == "__init__.py":
+            place = self._project.find(path, f".{name}")
+            if place is not None and (found := self._project.module(place)) is not None:
+                return frozenset({_Package(found)})
+        return NOT_KNOWN
+
+    def _of_parameter(self, scope: Scope, name: str, receiver: Scope | None) -> Values:
+        node = scope.node
+        assert not isinstance(node, (ast.Module, ast.ClassDef))
+        owner = scope.parent if scope.parent is not None and isinstance(scope.parent.node, ast.ClassDef) else None
+        first = [each.arg for each in (*node.args.posonlyargs, *node.args.args)][:1]
+        if owner is not None and first == [name] and not self._is_static(scope):
+            return self._self_of(owner, receiver, is_class=_has_decorator(node, "classmethod"))
+        found: set[Value] = set()
+        calls, complete = self.callers(scope)
+        if not complete or isinstance(node, ast.Lambda):
+            found.add(UNKNOWN)
+        if not calls and scope not in self._decorators:
+            found.add(UNKNOWN)
+        positional = [each.arg for each in (*node.args.posonlyargs, *node.args.args)]
+        if owner is not None and not self._is_static(scope):
+            positional = positional[1:]
+        defaults = dict(zip(reversed(positional), reversed(node.args.defaults), strict=False))
+        defaults |= {
+            each.arg: value
+            for each, value in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
+            if value is not None
+        }
+        for call in calls:
+            home = self._scope_of_call[call]
+            value = _argument_of(call, positional, name)
+            if value is Ellipsis:
+                found.add(UNKNOWN)
+            elif isinstance(value, ast.expr):
+                found |= self.values(value, home)
+            elif name in defaults:
+                found |= self.values(defaults[name], scope.parent or scope)
+            else:
+                found.add(UNKNOWN)
+        if positional[:1] == [name]:
+            found |= {Function(each) for each in self._decorators.get(scope, ())}
+        return frozenset(found)
+
+    def _is_static(self, scope: Scope) -> bool:
+        return _has_decorator(scope.node, "staticmethod")
+
+    def _self_of(self, owner: Scope, receiver: Scope | None, *, is_class: bool = False) -> Values:
+        make: Callable[[Scope], Value] = _Class if is_class else _Instance
+        if receiver is not None and owner in self._order_of(receiver)[0]:
+            return frozenset({make(receiver)})
+        return frozenset({make(owner), *map(make, self._subclasses.get(owner, ()))})
+
+    def _of_attribute(self, node: ast.Attribute, scope: Scope, receiver: Scope | None) -> Values:
+        if isinstance(node.value, ast.Call) and dotted_name(node.value.func) == "super":
+            return self._of_super(node.attr, scope, receiver)
+        inside = self.values(node.value, scope, receiver)
+        if not inside:
+            return NOT_KNOWN
+        return _with_name(frozenset().union(*(self._member(each, node.attr) for each in inside)), node.attr)
+
+    def _member(self, value: Value, name: str) -> Values:
+        if isinstance(value, Imported):
+            stored = self._stored_on(name, lambda other: other == value)
+            return frozenset(stored) | {Imported(public_name(f"{value.name}.{name}"))}
+        if isinstance(value, _Package):
+            return self._of_module(value.module, name)
+        if isinstance(value, _Instance) and isinstance(value.of, Imported):
+            return frozenset({Imported(f"{value.of.name}.{name}")})
+        if isinstance(value, (_Class, _Instance)):
+            holder = value.scope if isinstance(value, _Class) else value.of
+            assert isinstance(holder, Scope)
+            return self._of_class(holder, name)
+        if isinstance(value, _Container):
+            if name in ("items", "values", "get", "pop", "copy", "keys"):
+                return frozenset({replace(value, level=value.level, name=f"{value.name}:{name}")})
+            return frozenset({Imported(f"builtins.{name}")})
+        return NOT_KNOWN
+
+    def _of_super(self, name: str, scope: Scope, receiver: Scope | None) -> Values:
+        owner = scope.owner
+        if owner is None:
+            return NOT_KNOWN
+        order = self._order_of(receiver if receiver is not None else owner)[0]
+        behind = order[order.index(owner) + 1 :] if owner in order else self._order_of(owner)[0][1:]
+        for each in behind:
+            if (bindings := self._bindings_of(each).get(name)) is not None:
+                kept = _bindings_at(bindings, None, each)
+                return frozenset().union(*(self._of_binding(one, each, receiver) for one in kept))
+        outside = self._order_of(owner)[1]
+        return frozenset({Imported(f"{outside}.{name}")}) if outside else NOT_KNOWN
+
+    def _of_class(self, scope: Scope, name: str) -> Values:
+        """Return what an attribute of an object of a class is, by its methods and by what is assigned to it."""
+        order, outside = self._order_of(scope)
+        found: set[Value] = set(self._stored_on(name, lambda value: _is_of(value, order)))
+        for each in order:
+            for value in each.values.get(f"self.{name}", ()):
+                home = each.module.scope_of.get(_without_star(value), each)
+                found |= self.values(value, home, scope)
+        for each in order:
+            if (bindings := self._bindings_of(each).get(name)) is None:
+                continue
+            for one in _bindings_at(bindings, None, each):
+                if isinstance(one.what, Scope) and _is_property(one.what.node):
+                    found |= self._values_returned_by(Function(one.what, scope))
+                else:
+                    found |= self._of_binding(one, each, scope)
+            return frozenset(found)
+        if found:
+            return frozenset(found)
+        if outside == "":
+            return NOT_KNOWN
+        if outside is not None:
+            return frozenset({Imported(f"{outside}.{name}")})
+        return frozenset({Imported(f"object.{name}")}) if name in OF_OBJECT else NOT_KNOWN
+
+    def _order_of(self, scope: Scope) -> tuple[list[Scope], str | None]:
+        """Return a class with its bases in the project, in the order of look-ups, and the first base outside.
+
+        That is "" where a base is unknown.
+        """
+        if scope not in self._orders:
+            self._orders[scope] = ([scope], None)  # for a class that names itself
+            order, outside = [scope], None
+            for expr in getattr(scope.node, "bases", []):
+                for base in self.values(expr, scope.parent or scope):
+                    if isinstance(base, _Class):
+                        inner, theirs = self._order_of(base.scope)
+                        order += [each for each in inner if each not in order]
+                        outside = theirs if outside is None else outside
+                    elif isinstance(base, Imported):
+                        outside = base.name if outside is None and base.name not in ("object", "abc.ABC") else outside
+                    else:
+                        outside = ""
+            self._orders[scope] = (order, outside)
+        return self._orders[scope]
+
+    def _of_call(self, node: ast.Call, scope: Scope, receiver: Scope | None) -> Values:
+        inside = self.values(node.func, scope, receiver)
+        found: set[Value] = set()
+        for each in inside:
+            if isinstance(each, _Class):
+                found.add(_Instance(each.scope))
+            elif isinstance(each, Function):
+                found |= self._values_returned_by(each)
+            elif isinstance(each, Imported):
+                found |= self._from_outside(each.name, node, scope, receiver)
+            elif isinstance(each, _Container):
+                found |= self._from_container(each, node, scope, receiver)
+            elif isinstance(each, _Instance) and isinstance(each.of, Scope):
+                for one in self._callables(frozenset({each})):
+                    found |= self._values_returned_by(one) if isinstance(one, Function) else NOT_KNOWN
+            else:
+                found.add(UNKNOWN)
+        return frozenset(found)
+
+    def _from_outside(self, name: str, node: ast.Call, scope: Scope, receiver: Scope | None) -> Values:
+        first = node.args[0] if node.args and not isinstance(node.args[0], ast.Starred) else None
+        if name in ("functools.partial", "functools.partialmethod") and first is not None:
+            inside = self.values(first, scope, receiver)
+            return frozenset(
+                replace(each, given=(*each.given, node)) if isinstance(each, Function) else each for each in inside
+            )
+        if name in SAME and first is not None:
+            return self.values(first, scope, receiver)
+        if name in LISTS and first is not None:
+            return self.values(first, scope, receiver)
+        if name.rpartition(".")[2] in CHAINED and isinstance(node.func, ast.Attribute):
+            return self.values(node.func.value, scope, receiver)
+        if name == "apex.amp.initialize":  # models and optimizers, as they are
+            return frozenset({_Container(ast.Tuple(node.args[:2]), scope, receiver)}) if node.args else NOT_KNOWN
+        if name == "getattr" and len(node.args) > 1:
+            if isinstance(node.args[1], ast.Constant) and isinstance(node.args[1].value, str):
+                inside = self.values(node.args[0], scope, receiver)
+                found = (
+                    frozenset().union(*(self._member(each, node.args[1].value) for each in inside))
+                    if inside
+                    else NOT_KNOWN
+                )
+                return found | (self.values(node.args[2], scope, receiver) if len(node.args) > 2 else frozenset())
+            return NOT_KNOWN
+        if name in (
+            "setattr",
+            "globals",
+            "locals",
+            "vars",
+            "__import__",
+            "eval",
+            "next",
+            "map",
+            "filter",
+            "zip",
+            "enumerate",
+        ):
+            return NOT_KNOWN
+        return _outside(name)
+
+    def _from_container(self, container: _Container, node: ast.Call, scope: Scope, receiver: Scope | None) -> Values:
+        """Return what a method of a container gives."""
+        name, _, method = container.name.rpartition(":")
+        base = replace(container, name=name)
+        if method == "items":
+            return frozenset({replace(base, level=base.level + 1)})
+        if method in ("values", "copy"):
+            return frozenset({base})
+        if method in ("get", "pop"):
+            key = node.args[0] if node.args else None
+            default = self.values(node.args[1], scope, receiver) if len(node.args) > 1 else frozenset()
+            return self._elements(base, key) | default
+        return NOT_KNOWN
+
+    def _of_subscript(self, node: ast.Subscript, scope: Scope, receiver: Scope | None) -> Values:
+        inside = self.values(node.value, scope, receiver)
+        if not inside:
+            return NOT_KNOWN
+        return frozenset().union(*(self._elements(each, node.slice) for each in inside))
+
+    def _elements(self, value: Value, key: ast.expr | None = None) -> Values:
+        """Return the elements of a value, or the one under a key that is written out."""
+        if not isinstance(value, _Container):
+            return NOT_KNOWN
+        if value.level:
+            return frozenset({replace(value, level=value.level - 1)})
+        node, asked = value.node, key.value if isinstance(key, ast.Constant) else None
+        chosen: list[ast.expr] = []
+        added = self._additions.get(value.name, [])
+        if isinstance(node, ast.Dict):
+            for name, one in zip(node.keys, node.values, strict=True):
+                if asked is None or not isinstance(name, ast.Constant) or name.value == asked:
+                    chosen.append(one if name is not None else ast.Starred(one))
+        elif isinstance(node, (ast.List, ast.Tuple, ast.Set)):
+            chosen = list(node.elts)
+            if isinstance(asked, int) and not added and -len(chosen) <= asked < len(chosen):
+                chosen = [chosen[asked]]
+        elif isinstance(node, (ast.ListComp, ast.GeneratorExp)):
+            chosen = [node.elt]
+        elif isinstance(node, ast.DictComp):
+            chosen = [node.value]
+        found: set[Value] = set()
+        for one in chosen:
+            home = value.scope.module.scope_of.get(_without_star(one), value.scope)
+            found |= self.values(one, home, value.receiver)
+        for one, home in added:
+            if not any(one is each for each in chosen):
+                found |= self.values(one, home)
+        return frozenset(found) if found else NOT_KNOWN
+
+    def _values_returned_by(self, function: Function) -> Values:
+        node, scope = function.scope.node, function.scope
+        if isinstance(node, ast.Lambda):
+            return self.values(node.body, scope, function.receiver)
+        assert isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        found: set[Value] = set()
+        for each in nodes_of(scope):
+            if isinstance(each, (ast.Yield, ast.YieldFrom)):
+                return NOT_KNOWN
+            if isinstance(each, ast.Return) and each.value is not None:
+                found |= self.values(each.value, scope, function.receiver)
+        return frozenset(found)
+
+    def _callables(self, values: Iterable[Value]) -> list[Function | Imported | _Nothing]:
+        """Return the functions that run where values are called."""
+        found: list[Function | Imported | _Nothing] = []
+        for each in values:
+            if isinstance(each, (Function, Imported)):
+                found.append(each)
+            elif isinstance(each, _Class):
+                found += self._constructors(each.scope)
+            elif isinstance(each, _Instance) and isinstance(each.of, Scope):
+                found += self._called_object(each.of)
+            elif isinstance(each, _Instance) and isinstance(each.of, Imported):
+                found.append(Imported(f"{each.of.name}.__call__"))
+            elif isinstance(each, _Container) and ":" in each.name:
+                found.append(Imported(f"builtins.{each.name.rpartition(':')[2]}"))
+            else:
+                found.append(UNKNOWN)
+        return found
+
+    def _constructors(self, scope: Scope) -> list[Function | Imported | _Nothing]:
+        order, outside = self._order_of(scope)
+        for each in order:
+            if (bindings := self._bindings_of(each).get("__init__")) is not None:
+                return [Function(one.what, scope) for one in bindings if isinstance(one.what, Scope)]
+        return [UNKNOWN] if outside == "" else [Imported(outside or "object")]
+
+    def _called_object(self, scope: Scope) -> list[Function | Imported | _Nothing]:
+        for name in ("__call__", "forward"):
+            for each in self._order_of(scope)[0]:
+                if (bindings := self._bindings_of(each).get(name)) is not None:
+                    return [Function(one.what, scope) for one in bindings if isinstance(one.what, Scope)] or [UNKNOWN]
+        return [UNKNOWN]
+
+    # Tables, each made once.
+
+    def _bindings_of(self, scope: Scope) -> dict[str, list[_Binding]]:
+        if scope not in self._bindings:
+            self._bindings |= _read_bindings(scope.module)
+            self._read_stars(scope.module.top)
+        return self._bindings[scope]
+
+    def _read_stars(self, top: Scope) -> None:
+        """Add what `import *` from modules of the project binds."""
+        module = top.module
+        for statement, alias, full in module.imports:
+            if alias.name != "*":
+                continue
+            path = None if self._project is None else self._project.path_of(module)
+            found = None if self._project is None or path is None else self._project.resolve(path, full)
+            place = None if found is None else found[0]
+            target = None if place is None or self._project is None else self._project.module(place)
+            if target is None or target is module:
+                continue
+            always = _runs_always(module, statement, top)
+            for name in self._public_names_of(target):
+                prefix = full.removesuffix("*")
+                binding = _Binding((statement.lineno, statement.col_offset), always, statement, prefix + name)
+                known = self._bindings[top].setdefault(name, [])
+                known.append(binding)
+                known.sort(key=lambda each: each.place)
+
+    def _public_names_of(self, module: Module) -> set[str]:
+        lists = (each for each in module.top.values.get("__all__", []) if isinstance(each, (ast.List, ast.Tuple)))
+        listed = {str(one.value) for each in lists for one in each.elts if isinstance(one, ast.Constant)}
+        return listed or {name for name in self._bindings_of(module.top) if not name.startswith("_")}
+
+    @_shared
+    def _subclasses(self) -> dict[Scope, list[Scope]]:
+        found: dict[Scope, list[Scope]] = defaultdict(list)
+        for module in self.modules:
+            for scope in module.scopes:
+                if isinstance(scope.node, ast.ClassDef) and scope.node.bases:
+                    for base in self._order_of(scope)[0][1:]:
+                        found[base].append(scope)
+        return found
+
+    @_shared
+    def _stores(self) -> dict[str, list[tuple[ast.expr, ast.expr, Scope]]]:
+        """What is assigned to attributes of other objects than `self`: by name, the object and the value."""
+        found: dict[str, list[tuple[ast.expr, ast.expr, Scope]]] = defaultdict(list)
+        for module in self.modules:
+            for node in module.nodes:
+                if isinstance(node, ast.Assign):
+                    for target in node.targets:
+                        if isinstance(target, ast.Attribute) and dotted_name(target.value) != "self":
+                            found[target.attr].append((target.value, node.value, module.scope_of[node]))
+                elif isinstance(node, ast.Call) and last_name(node.func) == "setattr" and len(node.args) == 3:
+                    if isinstance(node.args[1], ast.Constant):
+                        found[str(node.args[1].value)].append((node.args[0], node.args[2], module.scope_of[node]))
+        return found
+
+    def _stored_on(self, name: str, fits: Callable[[Value], bool]) -> set[Value]:
+        """Return what is assigned to an attribute of an object from outside of it, where the object may be that one."""
+        found: set[Value] = set()
+        for owner, value, scope in self._stores.get(name, ()):
+            if isinstance(value, ast.Constant):
+                continue
+            owners = self.values(owner, scope)
+            if any(fits(each) for each in owners):
+                found |= self.values(value, scope)
+        return found
+
+    @_shared
+    def _additions(self) -> dict[str, list[tuple[ast.expr, Scope]]]:
+        """What is added to lists and dicts, by the last part of their names."""
+        found: dict[str, list[tuple[ast.expr, Scope]]] = defaultdict(list)
+        for module in self.modules:
+            for call, owner in module.methods(*ADDING):
+                for value in argument_values(call):
+                    found[last_name(owner)].append((value, module.scope_of[call]))
+            for node in module.nodes:
+                if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
+                    found[last_name(node.targets[0].value)].append((node.value, module.scope_of[node]))
+        found.pop("", None)
+        return found
+
+    @_shared
+    def _decorators(self) -> dict[Scope, list[Scope]]:
+        """The functions that each function of the project decorates, itself or by what it returns."""
+        found: dict[Scope, list[Scope]] = defaultdict(list)
+        for module in self.modules:
+            for scope in module.scopes:
+                for decorator in getattr(scope.node, "decorator_list", []):
+                    for each in self._callables(self.values(decorator, scope.parent or scope)):
+                        if isinstance(each, Function):
+                            found[each.scope].append(scope)
+        return found
+
+    @_shared
+    def _scope_of_call(self) -> dict[ast.Call, Scope]:
+        return {call: module.scope_of[call] for module in self.modules for call in module.calls}
+
+    @_shared
+    def _names_called(self) -> tuple[dict[str, list[ast.Call]], set[str]]:
+        """All calls by the last part of the name of their function, and the names that are used otherwise."""
+        calls: dict[str, list[ast.Call]] = defaultdict(list)
+        passed: set[str] = set()
+        for module in self.modules:
+            called = {id(call.func) for call in module.calls}
+            called |= {id(each) for scope in module.scopes for each in getattr(scope.node, "decorator_list", [])}
+            for call in module.calls:
+                calls[last_name(call.func)].append(call)
+            for node in module.nodes:
+                if isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load):
+                    if id(node) not in called and not isinstance(module.parent(node), ast.Attribute):
+                        passed.add(last_name(node))
+        return calls, passed
+
+    @_shared
+    def _aliases(self) -> dict[str, set[str]]:
+        """What imports call a name instead."""
+        found: dict[str, set[str]] = defaultdict(set)
+        for module in self.modules:
+            for _, alias, _ in module.imports:
+                if alias.asname is not None:
+                    found[alias.name].add(alias.asname)
+        return found
+
+    @_shared
+    def _calls_of_variables(self) -> list[ast.Call]:
+        """All calls by a name that holds a value, such as a parameter, an attribute or what a decorator made."""
+        names = {""}
+        for module in self.modules:
+            for scope in module.scopes:
+                names |= scope.parameters | {name.rpartition(".")[2] for name in scope.values}
+                if getattr(scope.node, "decorator_list", ()):
+                    names.add(scope.node.name)  # type: ignore[union-attr]
+        names |= self._stores.keys()
+        return [call for name in sorted(names) for call in self._names_called[0].get(name, ())]
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a question is being answered, so that answers to others may be incomplete."""
+        return bool(self._active)
+
+    @_shared
+    def _callers(self) -> _Callers:
+        return _Callers(self)
+
+    @property
+    def _passed_on(self) -> _PassedOn:
+        return _PassedOn(self)
+
+
+class _Callers:
+    """The calls of each function, found when they are asked for."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self._known: dict[Scope, list[ast.Call]] = {}
+        self._called: dict[ast.Call, frozenset[Scope]] = {}
+        self._meanwhile: dict[Scope, list[ast.Call]] = {}
+        self._called_meanwhile: dict[ast.Call, frozenset[Scope]] = {}
+
+    def get(self, scope: Scope, default: list[ast.Call]) -> list[ast.Call]:
+        """Return the calls that name a function."""
+        if scope in self._known:
+            return self._known[scope] or default
+        if not self._index.is_busy:
+            self._meanwhile.clear()
+            self._called_meanwhile.clear()
+        if scope not in self._meanwhile:
+            self._meanwhile[scope] = []  # for a function that calls itself
+            self._meanwhile[scope] = self._find(scope)
+            if not self._index.is_busy:
+                self._known[scope] = self._meanwhile[scope]
+        return self._meanwhile[scope] or default
+
+    def _find(self, scope: Scope) -> list[ast.Call]:
+        index, name = self._index, getattr(scope.node, "name", "")
+        by_name, passed = index._names_called
+        names = {name} | index._aliases.get(name, set())
+        if name in ("__init__", "__call__", "forward") and scope.owner is not None:
+            names = {getattr(each.node, "name", "") for each in (scope.owner, *index._subclasses.get(scope.owner, ()))}
+            names |= {name}
+        calls = [call for each in names for call in by_name.get(each, ())]
+        if names & passed or name in ("__call__", "forward") or not name or _is_decorated(scope):
+            calls = list(dict.fromkeys([*calls, *index._calls_of_variables]))  # it may go by the name of any variable
+        return [call for call in calls if scope in self._scopes_called(call)]
+
+    def _scopes_called(self, call: ast.Call) -> frozenset[Scope]:
+        known = self._called.get(call, self._called_meanwhile.get(call))
+        if known is None:
+            callee = self._index.callee(call, self._index._scope_of_call[call])
+            known = frozenset(each.scope for each in choices_of(callee) if isinstance(each, Function))
+            # What is found within a question may lack what that question is about.
+            (self._called_meanwhile if self._index.is_busy else self._called)[call] = known
+        return known
+
+
+class _PassedOn:
+    """The functions that may be called where no call of the project names them."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+
+    def __contains__(self, scope: Scope) -> bool:
+        index, name = self._index, getattr(scope.node, "name", "")
+        if not name or any(_is_outside_decorator(each) for each in getattr(scope.node, "decorator_list", [])):
+            return True
+        if name in index._names_called[1]:
+            return True
+        if isinstance(scope.parent, Scope) and isinstance(scope.parent.node, ast.ClassDef):
+            return any(
+                isinstance(index.callee(call, index._scope_of_call[call]), Unknown)
+                for call in index._names_called[0].get(name, ())
+                if _may_be_call_of(call, scope)
+            )
+        return False
+
+
+def _may_be_call_of(call: ast.Call, method: Scope) -> bool:
+    """Return whether a call gives a method of its name what that needs, and is none of a loss or an optimizer."""
+    node = method.node
+    assert isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    owner = last_name(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+    if NO_PROJECT_CLASS.search(owner):
+        return False
+    if any(isinstance(each, ast.Starred) for each in call.args) or any(one.arg is None for one in call.keywords):
+        return True
+    needed = len(node.args.posonlyargs) + len(node.args.args) - len(node.args.defaults) - 1
+    most = len(node.args.posonlyargs) + len(node.args.args) - 1
+    given = len(call.args) + len(call.keywords)
+    return needed <= given and (given <= most or node.args.kwarg is not None or node.args.vararg is not None)
+
+
+def choices_of(callee: Callee) -> tuple[Function | Imported, ...]:
+    """Return all that a call may name, as far as it is known."""
+    if isinstance(callee, Several):
+        return callee.choices
+    return callee.candidates if isinstance(callee, Unknown) else (callee,)
+
+
+def nodes_of(scope: Scope) -> Iterator[ast.AST]:
+    """Yield the nodes that run when a function does, or a module: without those of functions in it."""
+    node = scope.node
+    waiting: list[ast.AST] = [node.body] if isinstance(node, ast.Lambda) else list(node.body)
+    for each in waiting:  # which grows meanwhile
+        if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            continue
+        yield each
+        waiting += child_nodes(each)
+
+
+def _answer(found: list[Function | Imported | _Nothing]) -> Callee:
+    known = tuple(dict.fromkeys(each for each in found if not isinstance(each, _Nothing)))
+    if len(known) < len(set(found)) or not known:
+        return Unknown(known)
+    return known[0] if len(known) == 1 else Several(known)
+
+
+def _outside(name: str) -> Values:
+    return frozenset({_Instance(Imported(name))})
+
+
+def _with_name(values: Values, name: str) -> Values:
+    """Return values in which containers know the name that they are bound to."""
+    if not any(isinstance(each, _Container) and not each.name for each in values):
+        return values
+    return frozenset(
+        replace(each, name=name) if isinstance(each, _Container) and not each.name else each for each in values
+    )
+
+
+def _without_star(node: ast.expr) -> ast.expr:
+    while isinstance(node, ast.Starred):
+        node = node.value
+    return node
+
+
+def _is_of(value: Value, order: list[Scope]) -> bool:
+    holder = value.of if isinstance(value, _Instance) else value.scope if isinstance(value, _Class) else None
+    return holder in order or value is UNKNOWN
+
+
+def _is_property(node: ast.AST) -> bool:
+    return any(dotted_name(each) in PROPERTIES for each in getattr(node, "decorator_list", []))
+
+
+def _has_decorator(node: ast.AST, name: str) -> bool:
+    return any(dotted_name(each) == name for each in getattr(node, "decorator_list", []))
+
+
+def _is_decorated(scope: Scope) -> bool:
+    plain = {"staticmethod", "classmethod", *PROPERTIES}
+    return any(dotted_name(each) not in plain for each in getattr(scope.node, "decorator_list", []))
+
+
+def _is_outside_decorator(node: ast.expr) -> bool:
+    """Return whether a decorator may register the function, so that others call it."""
+    name = dotted_name(node.func if isinstance(node, ast.Call) else node) or ""
+    return "regist" in name.lower() or name.endswith((".command", ".main", ".connect", ".on", ".hook"))
+
+
+def _returns_parameter(scope: Scope) -> bool:
+    """Return whether a decorator gives back the function itself."""
+    return any(
+        isinstance(each, ast.Return) and isinstance(each.value, ast.Name) and each.value.id in scope.parameters
+        for each in nodes_of(scope)
+    )
+
+
+def _argument_of(call: ast.Call, positional: list[str], name: str) -> ast.expr | object | None:
+    """Return what a call gives for a parameter: None for nothing, an ellipsis where that cannot be seen."""
+    for one in call.keywords:
+        if one.arg == name:
+            return one.value
+    for place, value in enumerate(call.args):
+        if isinstance(value, ast.Starred):
+            return Ellipsis
+        if place < len(positional) and positional[place] == name:
+            return value
+    return Ellipsis if any(one.arg is None for one in call.keywords) else None
+
+
+def _bindings_at(bindings: list[_Binding], use: ast.AST | None, home: Scope) -> list[_Binding]:
+    """Return the bindings that a use may see: none that another one, which always runs, has replaced.
+
+    Args:
+        use: that stands in the scope of the bindings; None for one that runs later than all of them.
+    """
+    module = home.module
+    if use is not None and hasattr(use, "lineno"):
+        place = (use.lineno, use.col_offset)  # type: ignore[attr-defined]
+        loops = [each for each in module.within_function(use) if isinstance(each, (ast.For, ast.AsyncFor, ast.While))]
+        again = [each for each in bindings if any(_is_inside(module, each.node, loop) for loop in loops)]
+        before = [each for each in bindings if each.place < place]
+        kept = before[_last_always(before) :]
+        return [*kept, *(each for each in again if each not in kept)] or bindings
+    return bindings[_last_always(bindings) :]
+
+
+def _is_inside(module: Module, node: ast.AST, outer: ast.AST) -> bool:
+    return any(each is outer for each in (node, *module.ancestors(node)))
+
+
+def _last_always(bindings: list[_Binding]) -> int:
+    return max((place for place, each in enumerate(bindings) if each.always), default=0)
+
+
+def _read_bindings(module: Module) -> dict[Scope, dict[str, list[_Binding]]]:
+    """Return what binds each name in each scope of a module, in the order of the source."""
+    found: dict[Scope, dict[str, list[_Binding]]] = {scope: {} for scope in module.scopes}
+
+    def add(
+        scope: Scope, name: str, node: ast.AST, what: ast.expr | Scope | str, value: ast.expr | None = None
+    ) -> None:
+        holder = module.top if name in scope.globals else scope
+        always = holder is scope and _runs_always(module, node, scope)
+        place = (getattr(node, "lineno", 0), getattr(node, "col_offset", 0))
+        if value is not None:  # a name in the value is still what it was before
+            place = (getattr(value, "end_lineno", 0), getattr(value, "end_col_offset", 0))
+        found[holder].setdefault(name, []).append(_Binding(place, always, node, what))
+
+    for statement, alias, full in module.imports:
+        scope = module.scope_of[statement]
+        if alias.name == "*":
+            source = full.removesuffix("*").removesuffix(".")
+            for name in STARS.get(source, ()):
+                add(scope, name, statement, f"{source}.{name}")
+        elif isinstance(statement, ast.Import) and alias.asname is None:
+            head = full.partition(".")[0]
+            add(scope, head, statement, head)
+        else:
+            add(scope, alias.asname or alias.name, statement, full)
+    for node, scope in module.scope_from.items():
+        if scope.parent is not None and not isinstance(node, ast.Lambda):
+            add(scope.parent, node.name, node, scope)  # type: ignore[attr-defined]
+    for scope in module.scopes:
+        for name, values in scope.values.items():
+            if "." not in name:
+                for value in values:
+                    inner = _without_star(value)
+                    home = module.statement(inner) if inner in module.parents else inner
+                    add(scope, name, home, _element_for(home, name, value), inner)
+    for table in found.values():
+        for bindings in table.values():
+            bindings.sort(key=lambda each: each.place)
+    return found
+
+
+def _element_for(statement: ast.AST, name: str, value: ast.expr) -> ast.expr:
+    """Return the element of a value that a name gets, by its place among the targets, where that is seen."""
+    if (
+        isinstance(value, ast.Starred)
+        and not isinstance(value.value, ast.Starred)
+        and isinstance(statement, ast.Assign)
+    ):
+        target = statement.targets[0]
+        if isinstance(target, (ast.Tuple, ast.List)) and not any(isinstance(one, ast.Starred) for one in target.elts):
+            for place, one in enumerate(target.elts):
+                if isinstance(one, ast.Name) and one.id == name:
+                    return ast.Subscript(value.value, ast.Constant(place), ast.Load())
+    return value
+
+
+def _runs_always(module: Module, node: ast.AST, scope: Scope) -> bool:
+    """Return whether a statement runs whenever its scope does."""
+    if node is scope.node:
+        return False
+    for outer in module.ancestors(node):
+        if outer is scope.node:
+            return True
+        if not isinstance(outer, (ast.With, ast.AsyncWith)):
+            return False
+    return True

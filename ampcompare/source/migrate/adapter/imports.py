@@ -1,0 +1,214 @@
+"""Change the imports of one module from Apex to the adapter: text in, text and findings out."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ampcompare.source.amp_names import APEX, STARS
+from ampcompare.source.edits import Edits
+from ampcompare.source.migrate.finding import BY_HAND, Finding
+from ampcompare.source.migrate.read.names import Names
+from ampcompare.source.migrate.rewrite import Migration, may_use_apex
+from ampcompare.source.module import Module
+
+ADAPTER = "torch_amp_adapter"
+TEMPLATE = Path(__file__).with_name(f"{ADAPTER}.py.txt")
+# What the adapter has, by the module of Apex that shows it.
+OFFERED = {
+    "amp": frozenset({
+        "initialize", "scale_loss", "master_params", "state_dict", "load_state_dict", "disable_casts", "half_function",
+        "float_function", "promote_function", "register_half_function", "register_float_function",
+        "register_promote_function", "_amp_state",
+    }),
+    "parallel": frozenset({"DistributedDataParallel", "SyncBatchNorm", "convert_syncbn_model"}),
+    "optimizers": frozenset({"FusedAdam", "FusedSGD"}),
+    "normalization": frozenset({"FusedLayerNorm"}),
+    "fp16_utils": frozenset(),
+}  # fmt: skip
+# Functions that look a module up by its name, which is their first argument.
+LOOKUPS = frozenset({"find_spec", "import_module", "__import__", "find_loader"})
+OF_EVERY_MODULE = frozenset({"__name__", "__file__", "__doc__"})
+VERSIONS = frozenset({"get_distribution", "version", "distribution"})
+MISSING = "the adapter has no {}, so this stays; Apex is needed for it"
+LEFT = "the adapter has no {}, so the file stays as it is, on Apex"
+ASKS = "this asks for the installed package apex, which the adapter is not: change or remove it"
+
+
+def adapter_text() -> str:
+    """Return the text of the adapter."""
+    return TEMPLATE.read_text(encoding="utf-8")
+
+
+def twin(full: str) -> str | None:
+    """Return the name in the adapter for a full name of Apex: "" for a module, None for what the adapter lacks."""
+    parts = full.split(".")
+    if parts[0] != "apex":
+        return None
+    if len(parts) == 1 or (len(parts) == 2 and parts[1] in OFFERED):
+        return ""
+    if parts[-1] in OF_EVERY_MODULE:
+        return parts[-1]
+    offered = OFFERED.get(parts[1], frozenset())
+    if len(parts) == 2:
+        return None
+    if parts[2] in offered and not (len(parts) > 3 and parts[3] in offered):
+        return parts[2]
+    if len(parts) > 3 and parts[3] in offered:  # of the module that defines it, as apex.parallel.distributed
+        return parts[3]
+    return None
+
+
+@dataclass(frozen=True)
+class _Lines:
+    """What becomes of an import: the new statements, and what of it stays."""
+
+    new: list[str]
+    kept: list[ast.alias]
+
+
+def adapt_text(text: str, adapter: str = ADAPTER, *, exports: bool = False) -> Migration:
+    """Return a module that imports the adapter in the place of Apex.
+
+    Args:
+        adapter: full name of the module.
+        exports: whether other modules may have any name from this one, so that none is dropped as unused.
+
+    Raises:
+        SourceInvalid: it is not Python 3, or nested too deeply.
+    """
+    if not may_use_apex(text):
+        return Migration(text, [])
+    module = Module(text)
+    names = Names(module)
+    edits = Edits(module)
+    missing = [(node, full) for node, full in names.uses if twin(full) is None]
+    # What an imported name alone means stays with its import; the rest of `amp` must be of one kind.
+    through_amp = [each for each in missing if each[1].startswith("apex.amp.") and isinstance(each[0], ast.Attribute)]
+    if through_amp:
+        found = [Finding.at(node, BY_HAND, LEFT.format(full)) for node, full in through_amp]
+        return Migration(text, sorted(set(found)), len(names.uses), len(names.uses))
+    offered = {_root(node) for node, full in names.uses if twin(full) is not None and isinstance(node, ast.Attribute)}
+    roots = {_root(node) for node, full in missing if isinstance(node, ast.Attribute)}
+    findings = [Finding.at(node, BY_HAND, MISSING.format(full)) for node, full in missing]
+    used = {each.id for each in module.nodes if isinstance(each, ast.Name)}
+    for statement in dict.fromkeys(statement for statement, _ in names.imports):
+        lines = _lines_for(statement, adapter, used if not exports else None, roots, offered)
+        if len(lines.kept) == len(statement.names) and not lines.new:
+            continue
+        new = [*lines.new, *_rest(statement, lines.kept)]
+        if new:
+            edits.replace_statement(statement, list(dict.fromkeys(new)))
+        else:
+            edits.remove(statement)
+    for node, full in names.uses:
+        if twin(full) is not None and _root(node) in roots and isinstance(node, ast.Attribute):
+            edits.replace(_root_node(node), ADAPTER)
+    for text_node, full in _lookups(module):
+        if twin(full) is not None:
+            edits.replace(text_node, repr(adapter).replace("'", '"'))
+    findings += [Finding.at(call, BY_HAND, ASKS) for call in _asked_versions(module)]
+    return Migration(edits.result() if edits else text, sorted(set(findings)), len(names.uses), len(missing))
+
+
+def _root_node(node: ast.AST) -> ast.AST:
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return node
+
+
+def _root(node: ast.AST) -> str:
+    root = _root_node(node)
+    return root.id if isinstance(root, ast.Name) else ""
+
+
+def _lines_for(
+    statement: ast.Import | ast.ImportFrom, adapter: str, used: set[str] | None, roots: set[str], offered: set[str]
+) -> _Lines:
+    """Return what becomes of an import.
+
+    Args:
+        used: names that the module uses; None if all of them are.
+        roots: names of modules of which it uses what the adapter lacks.
+        offered: names of modules of which it uses what the adapter has.
+    """
+    new: list[str] = []
+    kept: list[ast.alias] = []
+    for alias in statement.names:
+        local = alias.asname or alias.name.split(".")[0]
+        if isinstance(statement, ast.Import):
+            full = alias.name if alias.asname is not None else alias.name.split(".")[0]
+            if alias.name.split(".")[0] not in APEX:
+                kept.append(alias)
+                continue
+        elif alias.name == "*":
+            new += _star(statement, adapter, used)
+            if not new and used is None:
+                kept.append(alias)
+            continue
+        else:
+            full = f"{statement.module}.{alias.name}"
+        name = twin(full)
+        if name is None or local in roots:
+            is_unused = used is not None and local not in used
+            if not is_unused:
+                kept.append(alias)
+            if local in roots & offered:
+                new.append(f"import {adapter}" + (f" as {ADAPTER}" if adapter != ADAPTER else ""))
+        elif name:
+            new.append(f"from {adapter} import {name}" + (f" as {local}" if local != name else ""))
+        else:
+            new.append(f"import {adapter}" + (f" as {local}" if local != adapter else ""))
+    return _Lines(new, kept)
+
+
+def _star(statement: ast.ImportFrom, adapter: str, used: set[str] | None) -> list[str]:
+    """Return the imports of what a star import binds and the module uses."""
+    package = statement.module or ""
+    lines = []
+    for name in STARS.get(package, ()):
+        own = twin(f"{package}.{name}")
+        if own is None or (used is not None and name not in used):
+            continue
+        lines.append(f"from {adapter} import {own}" if own else f"import {adapter} as {name}")
+    return lines
+
+
+def _rest(statement: ast.Import | ast.ImportFrom, kept: list[ast.alias]) -> list[str]:
+    if not kept:
+        return []
+    text = ", ".join(each.name + (f" as {each.asname}" if each.asname else "") for each in kept)
+    return [f"import {text}" if isinstance(statement, ast.Import) else f"from {statement.module} import {text}"]
+
+
+def _text_of(node: ast.AST) -> str:
+    """Return a constant string that names Apex or a module of it, else ""."""
+    value = node.value if isinstance(node, ast.Constant) else None
+    return value if isinstance(value, str) and value.split(".")[0] == "apex" else ""
+
+
+def _lookups(module: Module) -> Iterator[tuple[ast.AST, str]]:
+    """Yield the strings by which a module looks for Apex, with their values."""
+    for node in module.nodes:
+        if isinstance(node, ast.Call) and node.args and _last(node.func) in LOOKUPS and _text_of(node.args[0]):
+            yield node.args[0], _text_of(node.args[0])
+        elif isinstance(node, ast.Subscript) and _is_loaded(module, node.value) and _text_of(node.slice):
+            yield node.slice, _text_of(node.slice)
+        elif isinstance(node, ast.Compare) and _text_of(node.left) and _is_loaded(module, node.comparators[0]):
+            yield node.left, _text_of(node.left)
+
+
+def _is_loaded(module: Module, node: ast.AST) -> bool:
+    """Return whether an expression is `sys.modules`, or its keys."""
+    node = node.func.value if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else node
+    return isinstance(node, ast.Attribute) and node.attr == "modules" and _root(node) == "sys"
+
+
+def _asked_versions(module: Module) -> Iterator[ast.Call]:
+    for node in module.nodes:
+        if isinstance(node, ast.Call) and node.args and _last(node.func) in VERSIONS and _text_of(node.args[0]):
+            yield node
+
+
+def _last(node: ast.AST) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

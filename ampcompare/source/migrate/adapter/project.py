@@ -1,0 +1,153 @@
+"""Plan the move of a project's files to the adapter: which files change, and where the adapter lies."""
+
+import ast
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from difflib import unified_diff
+from pathlib import Path
+
+from ampcompare.base.files.read import FileFault
+from ampcompare.source.document import parse_document, read_bytes
+from ampcompare.source.migrate.adapter.imports import ADAPTER, adapt_text, adapter_text
+from ampcompare.source.migrate.project import FileMigration
+from ampcompare.source.syntax import SourceInvalid
+
+KEPT_FILE = "{} exists and is another text than this version writes; it stays as it is"
+
+
+@dataclass(frozen=True)
+class AdapterFile:
+    """The file that is written next to a project.
+
+    Attributes:
+        path: where.
+        name: full name of its module.
+        present: its text, None if there is none yet.
+    """
+
+    path: Path
+    name: str
+    present: str | None
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it is to be written."""
+        return self.present is None
+
+    @property
+    def is_edited(self) -> bool:
+        """Whether there is a file with another text."""
+        return self.present is not None and self.present != adapter_text()
+
+    def diff(self) -> str:
+        """Return the file as a patch that `git apply` and `patch -p1` take; "" if there is one."""
+        if not self.is_new:
+            return ""
+        name = self.path.as_posix().removeprefix("./").lstrip("/")
+        return "".join(unified_diff([], adapter_text().splitlines(keepends=True), "/dev/null", f"b/{name}"))
+
+    def write(self) -> None:
+        """Write the file; an OSError says why it cannot be."""
+        self.path.write_text(adapter_text(), encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What becomes of the files of one project, all of which share one adapter."""
+
+    adapter: AdapterFile
+    files: list[FileMigration] = field(default_factory=list)
+
+
+def plan_adapters(paths: Iterable[Path]) -> tuple[list[Plan], list[FileMigration]]:
+    """Return what becomes of files, by the folder from which they import, and those that cannot be read or parsed."""
+    faults: list[FileMigration] = []
+    groups: dict[Path, list[Path]] = {}
+    for path in paths:
+        try:
+            content = read_bytes(path)
+            text = parse_document(path, content).text if b"apex" in content else ""
+            migration = adapt_text(text)
+            if migration.text != text or migration.findings:
+                groups.setdefault(_import_root(path, text), []).append(path)
+        except (FileFault, SourceInvalid, RecursionError) as fault:
+            faults.append(FileMigration(path, fault=str(fault) or "nested too deeply"))
+    _join_roots(groups)
+    return [_plan(root, files) for root, files in sorted(groups.items())], faults
+
+
+def lacking(paths: Iterable[Path]) -> list[Path]:
+    """Return the files that need Apex even with the adapter, or cannot be read."""
+    plans, faults = plan_adapters(paths)
+    files = [file for plan in plans for file in plan.files]
+    return [each.path for each in (*files, *faults) if each.by_hand or each.fault]
+
+
+def _plan(root: Path, paths: list[Path]) -> Plan:
+    packages = [path.relative_to(root).parts[0] for path in paths if len(path.relative_to(root).parts) > 1]
+    packages = [each for each in packages if (root / each / "__init__.py").is_file() and each.isidentifier()]
+    package = max(packages, key=packages.count, default="")
+    name = f"{package}.{ADAPTER}" if package else ADAPTER
+    place = root / package / f"{ADAPTER}.py"
+    present = place.read_text(encoding="utf-8", errors="replace") if place.is_file() else None
+    files = []
+    for path in sorted(paths):
+        document = parse_document(path, read_bytes(path))
+        migration = adapt_text(document.text, name, exports=path.name == "__init__.py")
+        files.append(FileMigration(path, document, migration))
+    return Plan(AdapterFile(place, name, present), files)
+
+
+def _join_roots(groups: dict[Path, list[Path]]) -> None:
+    """Let a folder that no script starts in share the adapter of a folder above it."""
+    for root in sorted(groups, key=lambda each: len(each.parts), reverse=True):
+        above = next((each for each in root.parents if each in groups), None)
+        if above is not None and not any(_is_script(path) for path in groups[root]):
+            groups[above] += groups.pop(root)
+
+
+def _is_script(path: Path) -> bool:
+    return path.suffix != ".py" or b"__main__" in read_bytes(path)
+
+
+def _import_root(path: Path, text: str) -> Path:
+    """Return the folder from which a file imports the modules of its project, as `sys.path` must have it.
+
+    It is the nearest folder that has a module which the file imports; without one the folder of the script, or the
+    one that holds its package.
+    """
+    folders = _folders(path)
+    for folder in folders:
+        if any(_has_module(folder, name, path) for name in _top_imports(text)):
+            return folder
+    if path.name != "__init__.py" and _is_script(path):
+        return folders[0]
+    return next((each for each in folders if not (each / "__init__.py").is_file()), folders[0])
+
+
+def _folders(path: Path) -> list[Path]:
+    """Return the folder of a file and those above it, up to that of a repository or the working directory."""
+    folders = []
+    here = Path(os.path.abspath(path.parent))
+    for shown, folder in zip([path.parent, *path.parent.parents], [here, *here.parents], strict=False):
+        folders.append(shown)
+        if (folder / ".git").exists() or folder == Path.cwd():
+            break
+    return folders
+
+
+def _top_imports(text: str) -> set[str]:
+    """Return the first parts of the absolute imports of a module."""
+    try:
+        nodes = list(ast.walk(ast.parse(text)))
+    except (SyntaxError, ValueError, RecursionError):
+        return set()
+    found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    found |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
+    return {name.split(".")[0] for name in found} - {"", "apex", "torch"}
+
+
+def _has_module(folder: Path, name: str, path: Path) -> bool:
+    file, package = folder / f"{name}.py", folder / name
+    return (file.is_file() and file != path) or (package.is_dir() and any(package.glob("*.py")))

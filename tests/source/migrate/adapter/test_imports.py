@@ -1,0 +1,101 @@
+"""Imports of Apex that become imports of the adapter."""
+
+import pytest
+
+from ampcompare.source.migrate.adapter.imports import ADAPTER, adapt_text
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("from apex import amp\n", "import torch_amp_adapter as amp\n"),
+        ("from apex import amp as mixed\n", "import torch_amp_adapter as mixed\n"),
+        ("import apex.amp as amp\n", "import torch_amp_adapter as amp\n"),
+        ("import apex\napex.amp.initialize()\n", "import torch_amp_adapter as apex\napex.amp.initialize()\n"),
+        ("import apex.amp\napex.amp.initialize()\n", "import torch_amp_adapter as apex\napex.amp.initialize()\n"),
+        ("import os, apex\n", "import torch_amp_adapter as apex\nimport os\n"),
+        ("from apex.amp import scale_loss as s\n", "from torch_amp_adapter import scale_loss as s\n"),
+        ("from apex.amp._amp_state import _amp_state\n", "from torch_amp_adapter import _amp_state\n"),
+        ("from apex.amp.frontend import initialize\n", "from torch_amp_adapter import initialize\n"),
+        (
+            "from apex.parallel import DistributedDataParallel as DDP, convert_syncbn_model\n",
+            "from torch_amp_adapter import DistributedDataParallel as DDP\n"
+            "from torch_amp_adapter import convert_syncbn_model\n",
+        ),
+        ("from apex.parallel.distributed import DistributedDataParallel\n",
+         "from torch_amp_adapter import DistributedDataParallel\n"),
+        ("from apex.optimizers.fused_adam import FusedAdam\n", "from torch_amp_adapter import FusedAdam\n"),
+        ("from apex.amp import *\ninitialize()\n", "from torch_amp_adapter import initialize\ninitialize()\n"),
+        (
+            "def train():\n    from apex import amp\n    return amp\n",
+            "def train():\n    import torch_amp_adapter as amp\n    return amp\n",
+        ),
+        (
+            "try:\n    from apex import amp\nexcept ImportError:\n    amp = None\n",
+            "try:\n    import torch_amp_adapter as amp\nexcept ImportError:\n    amp = None\n",
+        ),
+        # What is not used is not needed.
+        (
+            "try:\n    from apex import amp\n    from apex.multi_tensor_apply import multi_tensor_applier\n"
+            "    from apex.fp16_utils import *\nexcept ImportError:\n    raise\n",
+            "try:\n    import torch_amp_adapter as amp\nexcept ImportError:\n    raise\n",
+        ),
+        ('import sys\nhas = "apex" in sys.modules\n', 'import sys\nhas = "torch_amp_adapter" in sys.modules\n'),
+        ("import sys\nm = sys.modules['apex']\n", 'import sys\nm = sys.modules["torch_amp_adapter"]\n'),
+        (
+            "import importlib.util\nhas = importlib.util.find_spec('apex') is not None\n",
+            'import importlib.util\nhas = importlib.util.find_spec("torch_amp_adapter") is not None\n',
+        ),
+        (
+            'import importlib\namp = importlib.import_module("apex.amp")\n',
+            'import importlib\namp = importlib.import_module("torch_amp_adapter")\n',
+        ),
+    ],
+)  # fmt: skip
+def test_imports_change(before: str, after: str) -> None:
+    migration = adapt_text(before)
+    assert migration.text == after
+    assert not migration.findings
+    assert adapt_text(after).text == after
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("from apex.optimizers import FusedLAMB\nFusedLAMB([])\n", "apex.optimizers.FusedLAMB"),
+        ("from apex.fp16_utils import FP16_Optimizer\nFP16_Optimizer(1)\n", "apex.fp16_utils.FP16_Optimizer"),
+        ("from apex import amp\nhandle = amp.init()\n", "apex.amp.init"),
+        ("import apex\napex.contrib.sparsity.ASP\n", "apex.contrib.sparsity.ASP"),
+        ("import importlib.metadata\nimportlib.metadata.version('apex')\n", "the installed package apex"),
+    ],
+)
+def test_what_the_adapter_lacks_is_named_and_left(text: str, named: str) -> None:
+    migration = adapt_text(text)
+    assert migration.text == text
+    assert named in migration.findings[0].message
+
+
+def test_what_the_adapter_lacks_stays_next_to_what_it_has() -> None:
+    before = (
+        "import apex\nfrom apex.optimizers import FusedAdam, FusedLAMB\n"
+        "apex.amp.initialize(1)\napex.contrib.xentropy.loss(2)\nFusedAdam([]), FusedLAMB([])\n"
+    )
+    migration = adapt_text(before)
+    assert migration.text == (
+        "import torch_amp_adapter\nimport apex\n"
+        "from torch_amp_adapter import FusedAdam\nfrom apex.optimizers import FusedLAMB\n"
+        "torch_amp_adapter.amp.initialize(1)\napex.contrib.xentropy.loss(2)\nFusedAdam([]), FusedLAMB([])\n"
+    )
+    assert [each.line for each in migration.findings] == [4, 5]
+
+
+def test_a_module_of_a_package_has_its_full_name() -> None:
+    text = "from apex import amp\nfrom apex.amp import scale_loss\n"
+    assert adapt_text(text, f"pkg.{ADAPTER}").text == (
+        "import pkg.torch_amp_adapter as amp\nfrom pkg.torch_amp_adapter import scale_loss\n"
+    )
+
+
+def test_a_relative_module_named_apex_is_not_apex() -> None:
+    text = "from .apex import amp\nfrom .. import apex\n"
+    assert adapt_text(text).text == text

@@ -1,0 +1,85 @@
+"""Where the adapter lies, and which files share it."""
+
+from pathlib import Path
+
+import pytest
+
+from ampcompare.source.migrate.adapter.imports import ADAPTER
+from ampcompare.source.migrate.adapter.project import lacking, plan_adapters
+
+USE = "from apex import amp\n"
+MAIN = "if __name__ == '__main__':\n    pass\n"
+
+
+def _plans(folder: Path, files: dict[str, str]) -> dict[str, tuple[str, list[str]]]:
+    """Return the place of each adapter, with its name and the files that import it."""
+    (folder / ".git").mkdir()
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    plans, faults = plan_adapters(sorted(folder.rglob("*.py")))
+    assert not faults
+    return {
+        str(plan.adapter.path.relative_to(folder)): (
+            plan.adapter.name,
+            [str(each.path.relative_to(folder)) for each in plan.files],
+        )
+        for plan in plans
+    }
+
+
+@pytest.mark.parametrize(
+    ("files", "place", "name"),
+    [
+        ({"train.py": USE, "steps.py": USE}, "torch_amp_adapter.py", ADAPTER),
+        ({"train.py": USE + "import lib.steps\n", "lib/steps.py": USE}, "torch_amp_adapter.py", ADAPTER),
+        (
+            {"train.py": USE + "import lib.steps\n", "lib/__init__.py": "", "lib/steps.py": USE},
+            "lib/torch_amp_adapter.py",
+            "lib.torch_amp_adapter",
+        ),
+        (
+            {
+                "tools/train.py": f"{USE}import lib\n{MAIN}",
+                "lib/__init__.py": "",
+                "lib/sub/steps.py": f"{USE}import lib\n",
+            },
+            "lib/torch_amp_adapter.py",
+            "lib.torch_amp_adapter",
+        ),
+        # A folder of scripts with a file __init__.py that nothing imports as a package.
+        ({"__init__.py": "", "train.py": USE + "import steps\n", "steps.py": USE}, "torch_amp_adapter.py", ADAPTER),
+    ],
+)  # fmt: skip
+def test_one_adapter_serves_a_project(tmp_path: Path, files: dict[str, str], place: str, name: str) -> None:
+    plans = _plans(tmp_path, files)
+    assert list(plans) == [place]
+    assert plans[place] == (name, sorted(path for path, text in files.items() if USE in text))
+
+
+def test_scripts_of_folders_of_their_own_have_adapters_of_their_own(tmp_path: Path) -> None:
+    plans = _plans(tmp_path, {"a/train.py": USE + MAIN, "b/train.py": USE + MAIN})
+    assert list(plans) == ["a/torch_amp_adapter.py", "b/torch_amp_adapter.py"]
+
+
+def test_a_file_that_cannot_be_parsed_is_named(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("from apex import amp\nprint 1\n")
+    plans, faults = plan_adapters([tmp_path / "train.py"])
+    assert not plans
+    assert faults[0].fault
+
+
+def test_an_edited_adapter_stays(tmp_path: Path) -> None:
+    (tmp_path / f"{ADAPTER}.py").write_text("# mine\n")
+    (tmp_path / "train.py").write_text(USE)
+    ((plan,), _) = plan_adapters([tmp_path / "train.py"])
+    assert plan.adapter.is_edited
+    assert not plan.adapter.is_new
+    assert not plan.adapter.diff()
+
+
+def test_files_that_need_apex_even_so_are_told_apart(tmp_path: Path) -> None:
+    for name, text in {"a": USE, "b": "from apex.optimizers import FusedLAMB\nFusedLAMB([])\n"}.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    assert lacking(tmp_path.glob("*.py")) == [tmp_path / "b.py"]

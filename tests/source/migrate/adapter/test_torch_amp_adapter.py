@@ -1,0 +1,169 @@
+"""The adapter against the engine, both under the emulated GPU: the same output, to the last digit."""
+
+import ast
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampcompare.api.migration import lint_paths, migrate_script
+from ampcompare.source.migrate.adapter.imports import ADAPTER, OFFERED, adapt_text, adapter_text
+
+SCRIPT = Path(__file__).with_name("scripts") / "train.py"
+KINDS = (
+    "plain", "adam", "static", "bounds", "disabled", "options", "accumulate", "kept", "losses", "gan", "twice",
+    "evaluate", "closure", "scheduler", "parallel", "copy", "checkpoint", "group", "functions", "penalty", "threads",
+)  # fmt: skip
+FAST = [("O1", "plain"), ("O1", "gan"), ("O1", "accumulate"), ("O1", "functions"), ("O2", "losses"), ("O2", "copy")]
+# What the engine prints and the adapter does not: the options, and a word about fp16 gradients.
+SAYS = re.compile(r"Selected |Defaults |Processing |After |Warning:|Unscaling |\w+ +: ")
+
+
+def _run(python: Any, folder: Path, *arguments: str) -> tuple[int, list[str]]:
+    words = ["-W", "ignore", "-m", "ampcompare", "exec", "--no-guards", "--device", "cpu", "train.py", *arguments]
+    done = python.run(words, folder, {**os.environ, "OMP_NUM_THREADS": "1"})
+    lines = [line for line in done.stdout.splitlines() if line.strip() and not SAYS.match(line)]
+    return done.returncode, lines or done.stderr.splitlines()
+
+
+def _compare(python: Any, folder: Path, text: str, *arguments: str) -> None:
+    (folder / "train.py").write_text(text)
+    expected = _run(python, folder, *arguments)
+    assert expected[0] == 0, expected
+    migration = adapt_text(text)
+    assert not migration.findings
+    (folder / "train.py").write_text(migration.text)
+    (folder / f"{ADAPTER}.py").write_text(adapter_text())
+    assert _run(python, folder, *arguments) == expected
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(("level", "kind"), FAST)
+def test_trains_as_the_engine(forked_python: Any, tmp_path: Path, level: str, kind: str) -> None:
+    """Losses, scales, skipped steps, types and final weights."""
+    _compare(forked_python, tmp_path, SCRIPT.read_text(), level, kind)
+
+
+@pytest.mark.extended
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_trains_as_the_engine_at_every_level(forked_python: Any, tmp_path: Path, level: str, kind: str) -> None:
+    _compare(forked_python, tmp_path, SCRIPT.read_text(), level, kind)
+
+
+HEAD = """import torch
+from torch import nn
+from apex import amp
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)).cuda()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+x, y = torch.randn(16, 8).cuda(), torch.randint(0, 2, (16,)).cuda()
+"""
+
+
+@pytest.mark.integration
+def test_reads_the_states_of_apex_and_of_a_grad_scaler(forked_python: Any, tmp_path: Path) -> None:
+    text = HEAD + (
+        "net, optimizer = amp.initialize(net, optimizer, num_losses=2, verbosity=0)\n"
+        "state = dict(amp.state_dict())\n"
+        "state['loss_scaler1'] = {'loss_scale': 64.0, 'unskipped': 7}\n"
+        "amp.load_state_dict(state)\n"
+        "print(dict(amp.state_dict()))\n"
+        "if amp.__name__ == 'torch_amp_adapter':\n"
+        "    amp.load_state_dict({'scale': 8.0, 'growth_factor': 2.0, 'backoff_factor': 0.5,\n"
+        "                         'growth_interval': 2000, '_growth_tracker': 3})\n"
+        "    assert amp.state_dict()['loss_scaler0'] == {'loss_scale': 8.0, 'unskipped': 3}\n"
+        "    amp.load_state_dict({})\n"
+    )
+    _compare(forked_python, tmp_path, text)
+
+
+@pytest.mark.integration
+def test_an_error_in_a_block_leaves_the_gradients_that_were_there(forked_python: Any, tmp_path: Path) -> None:
+    text = HEAD + (
+        "net, optimizer = amp.initialize(net, optimizer, verbosity=0)\n"
+        "with amp.scale_loss(net(x).float().sum(), optimizer) as loss:\n"
+        "    loss.backward()\n"
+        "before = [each.grad.clone() for each in net.parameters()]\n"
+        "try:\n"
+        "    with amp.scale_loss(net(x).float().sum(), optimizer) as loss:\n"
+        "        raise KeyError\n"
+        "except KeyError:\n"
+        "    print([torch.equal(a, b.grad) for a, b in zip(before, net.parameters())])\n"
+    )
+    _compare(forked_python, tmp_path, text)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("amp.initialize(net, optimizer, opt_level='01')", "letter O"),
+        ("amp.initialize(net, optimizer, opt_level='O1', keep_batchnorm_fp32=True)", "not for opt_level O1"),
+        ("amp.initialize(net, optimizer, opt_level='O2', patch_torch_functions=True)", "not for opt_level O2"),
+        ("amp.initialize(net, optimizer); amp.initialize(net, optimizer)", "went through amp.initialize before"),
+        ("amp.scale_loss(x, optimizer).__enter__()", "without amp.initialize"),
+        ("amp.initialize(net); nn.functional.binary_cross_entropy(net(x), net(x))", "need fp32 under O1"),
+        ("amp.initialize(net); amp.scale_loss(x, optimizer).__enter__()", "an optimizer that it did not get"),
+    ],
+)
+def test_says_what_it_cannot_do(forked_python: Any, tmp_path: Path, code: str, says: str) -> None:
+    (tmp_path / f"{ADAPTER}.py").write_text(adapter_text())
+    (tmp_path / "train.py").write_text(adapt_text(f"{HEAD}{code}\n").text)
+    code_, _ = _run(forked_python, tmp_path)
+    words = ["-m", "ampcompare", "exec", "--no-guards", "--device", "cpu", "train.py"]
+    done = forked_python.run(words, tmp_path, dict(os.environ))
+    assert code_ == 1
+    assert says in done.stderr
+
+
+@pytest.mark.integration
+def test_a_compiled_model_trains(forked_python: Any, tmp_path: Path) -> None:
+    """TorchDynamo takes the open autocast block for the state in which it traces."""
+    text = HEAD + (
+        "net, optimizer = amp.initialize(net, optimizer, verbosity=0)\n"
+        "net = torch.compile(net, backend='aot_eager')\n"
+        "for _ in range(3):\n"
+        "    out = net(x)\n"
+        "    loss = nn.functional.cross_entropy(out, y)\n"
+        "    optimizer.zero_grad()\n"
+        "    with amp.scale_loss(loss, optimizer) as scaled_loss:\n"
+        "        scaled_loss.backward()\n"
+        "    optimizer.step()\n"
+        "print(out.dtype, loss.item() < 0.8)\n"
+    )
+    _compare(forked_python, tmp_path, text)
+
+
+def test_is_one_short_file_on_torch_and_the_standard_library() -> None:
+    text = adapter_text()
+    assert len(text.splitlines()) <= 300
+    assert all(len(line) <= 120 for line in text.splitlines())
+    assert "SPDX-License-Identifier: 0BSD" in text
+    tree = ast.parse(text, feature_version=(3, 8))
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import)]
+    named = {alias.name.split(".")[0] for node in imports for alias in node.names}
+    named |= {str(node.module).split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert named <= {*sys.stdlib_module_names, "torch"}
+
+
+def test_is_no_finding_of_lint_or_migrate(tmp_path: Path) -> None:
+    (tmp_path / f"{ADAPTER}.py").write_text(adapter_text())
+    assert not lint_paths(tmp_path).findings
+    result = migrate_script(tmp_path / f"{ADAPTER}.py")
+    assert not result.changed
+    assert not result.rows()
+
+
+def test_has_every_name_that_imports_are_changed_to() -> None:
+    tree = ast.parse(adapter_text())
+    names = {node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    stored = (node for each in tree.body if isinstance(each, ast.Assign) for node in ast.walk(each))
+    names |= {node.id for node in stored if isinstance(node, ast.Name)}
+    assert set().union(*OFFERED.values(), OFFERED) <= names

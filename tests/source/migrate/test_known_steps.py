@@ -1,0 +1,160 @@
+"""Projects whose rewriting one look at a file would get wrong: rewritten right, or left by hand with the reason."""
+
+from pathlib import Path
+
+import pytest
+
+from ampcompare.source.migrate.project import migrate_file
+from ampcompare.source.versions import Versions
+
+HEAD = "import torch\nfrom apex import amp\nmodel, optimizer = amp.initialize(model, optimizer)\n"
+BLOCK = "with amp.scale_loss(loss, optimizer) as scaled:\n    scaled.backward()\n"
+
+
+def _loop(*lines: str) -> str:
+    return "for i, x in enumerate(data):\n" + "".join(f"    {line}\n" for text in lines for line in text.splitlines())
+
+
+def _migrated(folder: Path, name: str = "train", versions: Versions | None = None, **files: str) -> tuple[str, str]:
+    """Return what becomes of a file, and what is said of it."""
+    (folder / "README.md").touch()
+    for each, text in files.items():
+        (folder / f"{each}.py").write_text(text, encoding="utf-8")
+    result = migrate_file(folder / f"{name}.py", versions=versions or Versions())
+    assert result.migration is not None
+    return result.migration.text, "\n".join(result.lines())
+
+
+LEFT = {
+    "a star import takes the place of a function": (
+        HEAD
+        + "def step(optimizer):\n    optimizer.step()\nfrom helpers import *\n"
+        + _loop("optimizer.zero_grad()", "loss = model(x)", BLOCK, "step(optimizer)"),
+        "def step(optimizer):\n    optimizer.step()\n",
+        "optimizer.step() in line 2 of helpers.py steps optimizer, and is not rewritten",
+    ),
+    "a step without a backward pass": (
+        HEAD
+        + _loop(
+            "loss = model(x)",
+            "if loss < 9:\n    " + BLOCK.replace("\n    ", "\n        "),
+            "optimizer.step()",
+            "optimizer.zero_grad()",
+        ),
+        "",
+        "the backward pass runs only if `loss < 9`",
+    ),
+    "gradients that are kept": (
+        HEAD + _loop("loss = model(x)", BLOCK, "optimizer.step()", "if i > 0:\n    optimizer.zero_grad()"),
+        "",
+        "gradients are cleared only if `i > 0`",
+    ),
+    "a hook that nobody knows": (
+        HEAD + _loop("optimizer.zero_grad()", "loss = model(x)", BLOCK, "hook.after(optimizer)", "optimizer.step()"),
+        "",
+        "what hook.after() in line 9 does with the gradients, before the step, cannot be seen",
+    ),
+}
+
+
+@pytest.mark.parametrize(("train", "helpers", "why"), LEFT.values(), ids=LEFT)
+def test_what_is_not_proven_is_left_by_hand(tmp_path: Path, train: str, helpers: str, why: str) -> None:
+    text, said = _migrated(tmp_path, train=train, helpers=helpers)
+    assert "GradScaler" not in text
+    assert why in said
+
+
+def test_files_of_one_training_are_rewritten_together_or_not_at_all(tmp_path: Path) -> None:
+    """A block without a scaler on its optimizer would fail at the first step."""
+    files = {
+        "setup_amp": "from apex import amp\ndef prepare(net, optimizer, options):\n"
+        "    return amp.initialize(net, optimizer, **options)\n",
+        "steps": "from apex import amp\ndef step(loss, optimizer):\n    optimizer.zero_grad()\n"
+        "    with amp.scale_loss(loss, optimizer) as scaled:\n        scaled.backward()\n    optimizer.step()\n",
+        "train": "from setup_amp import prepare\nfrom steps import step\nnet, optimizer = prepare(net, optimizer, {})\n"
+        "for x in data:\n    step(net(x), optimizer)\n",
+    }
+    text, said = _migrated(tmp_path, "steps", **files)
+    assert "amp.scale_loss" in text
+    assert "setup_amp.py is left by hand" in said
+    files["setup_amp"] = files["setup_amp"].replace("**options", 'opt_level="O1"')
+    assert "optimizer.grad_scaler.step(optimizer)" in _migrated(tmp_path, "steps", **files)[0]
+
+
+def test_a_branch_with_the_step_of_another_file_stays(tmp_path: Path) -> None:
+    train = (
+        HEAD
+        + "from tpu import update\n"
+        + _loop(
+            "optimizer.zero_grad()",
+            "loss = model(x)",
+            "if not tpu:\n    " + BLOCK.replace("\n    ", "\n        ") + "    optimizer.step()",
+            "else:\n    loss.backward()\n    update(optimizer)",
+        )
+    )
+    text, _ = _migrated(tmp_path, train=train, tpu="def update(optimizer):\n    optimizer.step()\n")
+    assert "        loss.backward()\n        update(optimizer)\n" in text
+    assert "        scaler.step(optimizer)\n        scaler.update()\n" in text
+
+
+def test_gradients_that_decide_on_the_step_do_not_keep_the_scale_from_falling(tmp_path: Path) -> None:
+    train = HEAD + _loop(
+        "optimizer.zero_grad()",
+        "loss = model(x)",
+        BLOCK,
+        "norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
+        "if math.isfinite(norm):\n    optimizer.step()",
+    )
+    text, _ = _migrated(tmp_path, train=train)
+    assert "    scaler.unscale_(optimizer)\n    norm = " in text
+    assert "    if math.isfinite(norm):\n        scaler.step(optimizer)\n    scaler.update()\n" in text
+
+
+@pytest.mark.parametrize(
+    ("guard", "answer"),
+    [
+        ('"apex" not in sys.modules', "False"),
+        ('"apex" in sys.modules', "True"),
+        ('importlib.util.find_spec("apex") is None', "False"),
+    ],
+)
+def test_questions_for_apex_are_answered(tmp_path: Path, guard: str, answer: str) -> None:
+    train = (
+        HEAD + f"if {guard}:\n    f()\n" + _loop("optimizer.zero_grad()", "loss = model(x)", BLOCK, "optimizer.step()")
+    )
+    text, said = _migrated(tmp_path, train=train)
+    assert f"if {answer}:\n" in text
+    assert "the answer is yes now" in said
+
+
+def test_outputs_go_to_the_cpu_in_fp32_and_products_in_place_are_named(tmp_path: Path) -> None:
+    loop = _loop("optimizer.zero_grad()", "loss = model(x)", BLOCK, "optimizer.step()")
+    train = HEAD + loop + "with torch.no_grad():\n    found = model(x).detach().cpu()\ntarget.addmm_(a, b)\n"
+    text, said = _migrated(tmp_path, train=train)
+    assert "model(x).detach().float().cpu()" in text
+    assert "addmm_: Apex cast its arguments to one type" in said
+
+
+def test_a_loss_that_no_file_scales_is_called_so(tmp_path: Path) -> None:
+    loop = _loop("optimizer.zero_grad()", "loss = model(x)", "loss.backward()", "optimizer.step()")
+    text, said = _migrated(tmp_path, train=HEAD + loop)
+    assert "no file calls scale_loss, so the loss is not scaled, as with Apex" in said
+    assert "    loss.backward()\n    optimizer.step()\n" in text
+
+
+@pytest.mark.parametrize("version", [(1, 13), (2, 2)])
+def test_older_versions_of_torch_have_the_scaler_under_another_name(tmp_path: Path, version: tuple[int, int]) -> None:
+    train = HEAD + _loop("optimizer.zero_grad()", "loss = model(x)", BLOCK, "optimizer.step()")
+    text, _ = _migrated(tmp_path, versions=Versions(version), train=train)
+    assert "scaler = torch.cuda.amp.GradScaler()\n" in text
+    assert 'scaler = torch.amp.GradScaler("cuda")\n' in _migrated(tmp_path, versions=Versions((2, 3)), train=train)[0]
+
+
+def test_a_file_that_imports_torch_in_functions_does_not_import_it_at_the_top(tmp_path: Path) -> None:
+    body = HEAD.replace("import torch\n", "") + _loop(
+        "optimizer.zero_grad()", "loss = model(x)", BLOCK, "optimizer.step()"
+    )
+    train = "def load():\n    import torch\n    return torch.load(path)\n\n\ndef train(model, optimizer, data):\n"
+    text, _ = _migrated(tmp_path, train=train + "".join(f"    {line}\n" for line in body.splitlines()))
+    assert not text.startswith("import torch")
+    assert "def train(model, optimizer, data):\n    import torch\n" in text
