@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ampcompare.api.machine import examine_machine
     from ampcompare.api.migration import convert_checkpoint, exec_script, lint_paths, migrate_script
     from ampcompare.api.precision import Precision, StepOutcome, make_precision
-    from ampcompare.api.results_table import judge_table
+    from ampcompare.api.results_table import judge_against, judge_table
     from ampcompare.api.types import Arm, Recipe, RunConfig, RunRecord, StepRecord
     from ampcompare.base.metric_log import log_metric
 
@@ -55,6 +55,7 @@ __all__ = [
     "explain_arm",
     "export",
     "find_batch",
+    "judge_against",
     "judge_table",
     "lint_paths",
     "list_arms",
@@ -92,6 +93,7 @@ _HOMES = {
     "explain_arm": "ampcompare.api.diagnosis",
     "export": "ampcompare.api.comparison",
     "find_batch": "ampcompare.api.diagnosis",
+    "judge_against": "ampcompare.api.results_table",
     "judge_table": "ampcompare.api.results_table",
     "lint_paths": "ampcompare.api.migration",
     "list_arms": "ampcompare.api.choices",

@@ -39,9 +39,9 @@ def test_public_names_are_pinned() -> None:
     """The names that users may rely on change only together with this test."""
     names = """
         Arm Precision Recipe RunConfig RunRecord StepOutcome StepRecord __version__ compare convert_checkpoint
-        diagnose examine_machine exec_script explain_arm export find_batch judge_table lint_paths list_arms list_data
-        list_guards list_launchers list_models list_optimizers list_recipes list_runs list_tasks load_comparison
-        log_metric look_ahead make_precision migrate_script profile resolve_config run
+        diagnose examine_machine exec_script explain_arm export find_batch judge_against judge_table lint_paths
+        list_arms list_data list_guards list_launchers list_models list_optimizers list_recipes list_runs list_tasks
+        load_comparison log_metric look_ahead make_precision migrate_script profile resolve_config run
     """
     assert ampcompare.__all__ == names.split()
 

@@ -20,6 +20,7 @@ __all__ = [
     "RecordError",
     "ScalingError",
     "UnsupportedCombination",
+    "UnusableInput",
     "close_matches",
     "did_you_mean",
 ]
@@ -52,6 +53,12 @@ class ConfigError(AmpCompareError):
     """An option, arm, recipe or user's factory cannot be used."""
 
     exit_code = 2
+
+
+class UnusableInput(AmpCompareError):
+    """What `judge --against` was asked to compare cannot be used; its exit codes 1 and 2 are answers, hence another."""
+
+    exit_code = 64
 
 
 class UnsupportedCombination(ConfigError):

@@ -75,6 +75,23 @@ def reload_comparison(path: Path, *, reference: str | None = None) -> Comparison
     return summarize([record], arms=[record.arm], reference=record.arm)
 
 
+def load_records(path: Path) -> list[RunRecord]:
+    """Return the records of a run directory, a `record.json` or a `report.json`, without comparing them.
+
+    Raises:
+        RecordError: there is nothing to read, or nothing usable.
+    """
+    if os.path.isdir(path):
+        return RunDirectory(path).records()[0]
+    try:
+        kind = read_json(path)
+    except FileFault:
+        kind = {}
+    if isinstance(kind, dict) and "records" in kind:
+        return list(read_comparison(path).records)
+    return [read_checked(path)]
+
+
 def _from_folder(run: RunDirectory, reference: str | None) -> Comparison:
     records, excluded = run.records()
     plan, looks = _read_plan(run), tuple(run.looks())
