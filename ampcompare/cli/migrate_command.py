@@ -18,7 +18,6 @@ from ampcompare.cli.values import FILE, Choice
     cls=Command,
     examples=[
         ("What would change?", "ampcompare migrate train.py"),
-        ("Change all scripts of a folder:", "ampcompare migrate --write src"),
         ("Does the new script train the same?", "ampcompare migrate --verify train.py -- --epochs 1"),
         ("Change imports only, and add one file with Apex's functions:", "ampcompare migrate --adapter --write src"),
     ],
