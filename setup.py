@@ -1,5 +1,6 @@
 """Packaging. The tools' settings are in pyproject.toml, the pins of torch and torchvision in constraints/."""
 
+import re
 import runpy
 from pathlib import Path
 
@@ -13,6 +14,38 @@ PYTHON, TORCH = ("{}.{}".format(*VERSION[name]) for name in ("OLDEST_PYTHON", "O
 STATS = ["numpy>=1.26", "scipy>=1.11"]
 # Extras that are of use only where something is trained bring what trains too.
 TRAINS = "ampcompare[torch]"
+
+# Address of the repository, without a slash at the end. While it is empty there are no project URLs, and links of the
+# README stay relative: such a package is for own use, and none is to be published.
+ADDRESS = ""
+
+
+def with_absolute_links(text: str, address: str, version: str) -> str:
+    """Return a page with its links and pictures in the repository made absolute, at the tag of a version."""
+
+    def absolute(match: re.Match[str]) -> str:
+        if match["code"]:
+            return match[0]
+        kind = "raw" if match["picture"] else "blob"
+        inner = with_absolute_links(match["text"], address, version)  # a picture may be what a link is on
+        return f"{inner}({address}/{kind}/v{version}/{match['path']})"
+
+    link = r"(?P<text>(?P<picture>!?)\[(?:[^][]|\[[^][]*\](?:\([^)]*\))?)*\])\((?P<path>(?![a-z]+:|#|/)[^)\s]+)\)"
+    code = r"(?P<code>^```.*?^```$)"
+    return re.sub(f"{code}|{link}", absolute, text, flags=re.MULTILINE | re.DOTALL)
+
+
+def project_urls(address: str) -> dict[str, str]:
+    """Return the links of the project's page; none without an address."""
+    pages = {"Documentation": "tree/main/docs", "Changelog": "blob/main/CHANGELOG.md", "Issues": "issues"}
+    return {"Source": address, **{name: f"{address}/{page}" for name, page in pages.items()}} if address else {}
+
+
+def long_description() -> str:
+    """Return the README; an image build may bring setup.py alone, to cache the layer with the dependencies."""
+    text = README.read_text(encoding="utf-8") if README.is_file() else ""
+    return with_absolute_links(text, ADDRESS, VERSION["__version__"]) if ADDRESS else text
+
 
 EXTRAS = {
     # What computes verdicts: `judge` and `report`.
@@ -71,10 +104,10 @@ setup(
     name="ampcompare",
     version=VERSION["__version__"],
     description="Train the same model through Apex AMP, torch.amp, half and fp32, and say what really differs",
-    # An image build may bring setup.py alone, to cache the layer with the dependencies.
-    long_description=README.read_text(encoding="utf-8") if README.is_file() else "",
+    long_description=long_description(),
     long_description_content_type="text/markdown",
     author="ampcompare contributors",
+    project_urls=project_urls(ADDRESS),
     license="BSD-3-Clause",  # an SPDX expression, in place of a classifier
     keywords=["pytorch", "apex", "amp", "mixed precision", "fp16", "bf16", "float16", "loss scale", "benchmark"],
     license_files=["LICENSE"],
