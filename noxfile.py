@@ -14,6 +14,7 @@ PAIRS = {
     "between": ("3.13", "2.8.0", "0.23.0"),
     "gpu-machine": ("3.12", "2.11.0", "0.26.0"),
     "newest": ("3.14", "2.13.0", "0.28.0"),
+    "newest-torch": ("3.11", "2.14.1", "0.29.1"),
 }
 SMOKE = "tests/cli/test_every_command.py"
 GIGABYTES = 6  # of an environment, with the CUDA libraries of torch
@@ -41,7 +42,7 @@ def make_session(name: str) -> None:
         free = shutil.disk_usage(".").free / 1e9
         if free < GIGABYTES and not glob.glob(f"{session.virtualenv.location}/lib/python*/site-packages/torch"):
             session.error(f"{free:.1f} GB are free here, and an environment takes {GIGABYTES} GB: free some space")
-        session.install("-e", ".[html,test]", *pins)
+        session.install("-e", ".[torch,html,test]", *pins)
         session.env.update(OMP_NUM_THREADS="1")
         pytest = ["python", "-m", "pytest", "-n", "2", "-q", "-p", "no:cacheprovider"]
         session.run(*pytest, "--unit", "--dist", "worksteal", *session.posargs)

@@ -1,5 +1,6 @@
 """Packaging. The tools' settings are in pyproject.toml, the pins of torch and torchvision in constraints/."""
 
+import re
 import runpy
 from pathlib import Path
 
@@ -10,24 +11,65 @@ README = ROOT / "README.md"
 VERSION = runpy.run_path(str(ROOT / "ampcompare" / "base" / "version.py"))
 PYTHON, TORCH = ("{}.{}".format(*VERSION[name]) for name in ("OLDEST_PYTHON", "OLDEST_TORCH"))
 
+STATS = ["numpy>=1.26", "scipy>=1.11"]
+# Extras that are of use only where something is trained bring what trains too.
+TRAINS = "ampcompare[torch]"
+
+# Address of the repository, without a slash at the end. While it is empty there are no project URLs, and links of the
+# README stay relative: such a package is for own use, and none is to be published.
+ADDRESS = ""
+
+
+def with_absolute_links(text: str, address: str, version: str) -> str:
+    """Return a page with its links and pictures in the repository made absolute, at the tag of a version."""
+
+    def absolute(match: re.Match[str]) -> str:
+        if match["code"]:
+            return match[0]
+        kind = "raw" if match["picture"] else "blob"
+        inner = with_absolute_links(match["text"], address, version)  # a picture may be what a link is on
+        return f"{inner}({address}/{kind}/v{version}/{match['path']})"
+
+    link = r"(?P<text>(?P<picture>!?)\[(?:[^][]|\[[^][]*\](?:\([^)]*\))?)*\])\((?P<path>(?![a-z]+:|#|/)[^)\s]+)\)"
+    code = r"(?P<code>^```.*?^```$)"
+    return re.sub(f"{code}|{link}", absolute, text, flags=re.MULTILINE | re.DOTALL)
+
+
+def project_urls(address: str) -> dict[str, str]:
+    """Return the links of the project's page; none without an address."""
+    pages = {"Documentation": "tree/main/docs", "Changelog": "blob/main/CHANGELOG.md", "Issues": "issues"}
+    return {"Source": address, **{name: f"{address}/{page}" for name, page in pages.items()}} if address else {}
+
+
+def long_description() -> str:
+    """Return the README; an image build may bring setup.py alone, to cache the layer with the dependencies."""
+    text = README.read_text(encoding="utf-8") if README.is_file() else ""
+    return with_absolute_links(text, ADDRESS, VERSION["__version__"]) if ADDRESS else text
+
+
 EXTRAS = {
-    "html": ["jinja2"],
+    # What computes verdicts: `judge` and `report`.
+    "stats": STATS,
+    # What trains. Where a torch is installed that will do, none is installed.
+    "torch": [*STATS, f"torch>={TORCH}", "torchvision>=0.21", "scikit-learn>=1.3", "safetensors>=0.4", "xxhash>=3"],
+    "html": ["ampcompare[stats]", "jinja2"],
     "gpu": ["nvidia-ml-py"],
-    "tensorboard": ["tensorboard"],
+    "tensorboard": [TRAINS, "tensorboard"],
     # `ampcompare export --to`: heavy, and only for who keeps experiments there. The small MLflow has all that is used.
-    "wandb": ["wandb>=0.21"],
-    "mlflow": ["mlflow-skinny>=3"],
-    "slurm": ["submitit"],
-    "ray": ["ray>=2.40"],
-    "accelerate": ["accelerate>=1.0"],
-    "fabric": ["lightning-fabric>=2.4"],
-    "lightning": ["lightning>=2.4"],  # ampcompare.integrations.lightning
-    "fp8": ["torchao>=0.14"],  # no dependencies of its own; one wheel for CPUs and GPUs
-    "mmengine": ["mmengine>=0.10"],
+    "wandb": ["ampcompare[stats]", "wandb>=0.21"],
+    "mlflow": ["ampcompare[stats]", "mlflow-skinny>=3"],
+    "slurm": [TRAINS, "submitit"],
+    "ray": [TRAINS, "ray>=2.40"],
+    "accelerate": [TRAINS, "accelerate>=1.0"],
+    "fabric": [TRAINS, "lightning-fabric>=2.4"],
+    "lightning": [TRAINS, "lightning>=2.4"],  # ampcompare.integrations.lightning
+    "fp8": [TRAINS, "torchao>=0.14"],  # no dependencies of its own; one wheel for CPUs and GPUs
+    "mmengine": [TRAINS, "mmengine>=0.10"],
     # ruff formats the signatures of the API page.
     "docs": ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.26", "ruff>=0.9"],
     # What runs the unit tests and every command with old versions: `scripts/test-versions`.
     "test": [
+        TRAINS,
         "hypothesis>=6.100",
         "jsonschema>=4.18",  # published schemas are checked with it
         "nox>=2024.4.15",
@@ -52,34 +94,30 @@ EXTRAS = {
         "types-tabulate",
     ],
     # Examples as notebooks, run in a kernel of their own.
-    "notebook": ["ipykernel>=6.29", "nbclient>=0.10", "nbformat>=5.10"],
-    "timm": ["timm>=1.0"],  # its models by name: --arch timm:resnet50
+    "notebook": [TRAINS, "ipykernel>=6.29", "nbclient>=0.10", "nbformat>=5.10"],
+    "timm": [TRAINS, "timm>=1.0"],  # its models by name: --arch timm:resnet50
     # Its causal models from a configuration (--task lm --arch hf:gpt2).
-    "hf": ["transformers>=4.48", "datasets>=3"],
+    "hf": [TRAINS, "transformers>=4.48", "datasets>=3"],
 }
 
 setup(
     name="ampcompare",
     version=VERSION["__version__"],
     description="Train the same model through Apex AMP, torch.amp, half and fp32, and say what really differs",
-    # An image build may bring setup.py alone, to cache the layer with the dependencies.
-    long_description=README.read_text(encoding="utf-8") if README.is_file() else "",
+    long_description=long_description(),
     long_description_content_type="text/markdown",
     author="ampcompare contributors",
-    license="BSD-3-Clause",
+    project_urls=project_urls(ADDRESS),
+    license="BSD-3-Clause",  # an SPDX expression, in place of a classifier
     keywords=["pytorch", "apex", "amp", "mixed precision", "fp16", "bf16", "float16", "loss scale", "benchmark"],
     license_files=["LICENSE"],
     python_requires=f">={PYTHON}",
     # Namespace search, so that a folder of data or templates without __init__.py is packaged with its files.
     packages=find_namespace_packages(include=["ampcompare", "ampcompare.*"], exclude=["*.__pycache__"]),
     package_data={"": ["py.typed", "*.yaml", "*.json", "*.csv", "*.html", "*.j2", "*.css", "*.js", "*.py.txt"]},
-    # Lower bounds only. `apex` must never be listed: that name on PyPI is another project.
+    # For what reads sources and machines: small, and without torch. Lower bounds only.
+    # `apex` must never be listed: that name on PyPI is another project.
     install_requires=[
-        f"torch>={TORCH}",
-        "torchvision>=0.21",
-        "numpy>=1.26",
-        "scipy>=1.11",
-        "scikit-learn>=1.3",
         "click>=8.1",
         "tabulate>=0.9",
         "PyYAML>=6",
@@ -87,8 +125,6 @@ setup(
         "psutil>=5.9",
         "rich>=13",
         "filelock>=3.13",
-        "safetensors>=0.4",
-        "xxhash>=3",
     ],
     extras_require=EXTRAS,
     # Other packages register backends under the entry-point groups `ampcompare.precisions` and `ampcompare.backends`;
@@ -104,7 +140,6 @@ setup(
         "Framework :: Pytest",
         "Intended Audience :: Developers",
         "Intended Audience :: Science/Research",
-        "License :: OSI Approved :: BSD License",
         "Operating System :: MacOS",
         "Operating System :: POSIX :: Linux",
         "Programming Language :: Python :: 3",

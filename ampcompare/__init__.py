@@ -3,15 +3,12 @@
 The public names below are imported when first used: `import ampcompare` itself loads neither torch nor numpy.
 """
 
-from __future__ import annotations
-
-# Before any import, since a file of the user could shadow the imported module.
-from ampcompare.base.environment.oldest import require_python, require_torch  # isort: skip
+# Before any import, since a file of the user could shadow the imported module. An old Python must be able to read this
+# file, hence no import from __future__.
+from ampcompare.base.environment.oldest import require_python  # isort: skip
 
 require_python()
 import ampcompare.base.environment.first_path  # noqa: E402, F401  # isort: skip
-
-require_torch()
 
 import importlib  # noqa: E402
 
@@ -37,7 +34,7 @@ if TYPE_CHECKING:
     from ampcompare.api.machine import examine_machine
     from ampcompare.api.migration import convert_checkpoint, exec_script, lint_paths, migrate_script
     from ampcompare.api.precision import Precision, StepOutcome, make_precision
-    from ampcompare.api.results_table import judge_table
+    from ampcompare.api.results_table import judge_against, judge_table
     from ampcompare.api.types import Arm, Recipe, RunConfig, RunRecord, StepRecord
     from ampcompare.base.metric_log import log_metric
 
@@ -58,6 +55,7 @@ __all__ = [
     "explain_arm",
     "export",
     "find_batch",
+    "judge_against",
     "judge_table",
     "lint_paths",
     "list_arms",
@@ -95,6 +93,7 @@ _HOMES = {
     "explain_arm": "ampcompare.api.diagnosis",
     "export": "ampcompare.api.comparison",
     "find_batch": "ampcompare.api.diagnosis",
+    "judge_against": "ampcompare.api.results_table",
     "judge_table": "ampcompare.api.results_table",
     "lint_paths": "ampcompare.api.migration",
     "list_arms": "ampcompare.api.choices",
@@ -118,7 +117,7 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     """Import a public name's module on first use.
 
     Raises:

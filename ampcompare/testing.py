@@ -27,6 +27,10 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'ampcompare.testing' has no attribute {name!r}")
     home = "ampcompare.results.analysis.made_runs" if name.startswith("make_") else "ampcompare.diagnosis.holds"
+    if home == "ampcompare.diagnosis.holds":
+        from ampcompare.base.environment.extras import require_torch
+
+        require_torch()
     value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value

@@ -3,6 +3,7 @@
 import importlib
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import grimp
 import pytest
+import setuptools
 
 import ampcompare
 
@@ -39,9 +41,9 @@ def test_public_names_are_pinned() -> None:
     """The names that users may rely on change only together with this test."""
     names = """
         Arm Precision Recipe RunConfig RunRecord StepOutcome StepRecord __version__ compare convert_checkpoint
-        diagnose examine_machine exec_script explain_arm export find_batch judge_table lint_paths list_arms list_data
-        list_guards list_launchers list_models list_optimizers list_recipes list_runs list_tasks load_comparison
-        log_metric look_ahead make_precision migrate_script profile resolve_config run
+        diagnose examine_machine exec_script explain_arm export find_batch judge_against judge_table lint_paths
+        list_arms list_data list_guards list_launchers list_models list_optimizers list_recipes list_runs list_tasks
+        load_comparison log_metric look_ahead make_precision migrate_script profile resolve_config run
     """
     assert ampcompare.__all__ == names.split()
 
@@ -119,3 +121,37 @@ def test_module_runs_as_a_command() -> None:
         [sys.executable, "-m", "ampcompare", "--version"], capture_output=True, text=True, check=True, cwd=ROOT
     )
     assert ampcompare.__version__ in done.stdout
+
+
+def test_links_of_the_page_of_a_release_are_absolute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Links and pictures of the README lead into the repository at the tag; addresses, anchors and code stay."""
+    monkeypatch.setattr(setuptools, "setup", lambda **_: None)
+    made = runpy.run_path(str(ROOT / "setup.py"))
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    page = made["with_absolute_links"](readme, "https://forge.example/owner/project", "1.2.3")
+    prose = re.sub(r"^```.*?^```$", "", page, flags=re.MULTILINE | re.DOTALL)
+    targets = re.findall(r"\]\(([^)\s]+)\)", prose)
+    assert len(targets) > 20
+    assert [target for target in targets if not re.match("https?://|#", target)] == []
+    for kind, path in re.findall(r"forge\.example/owner/project/(blob|raw)/v1\.2\.3/([^)#\s]+)", prose):
+        assert (ROOT / path).exists(), path
+        assert (kind == "raw") == path.endswith((".svg", ".png"))
+    assert re.findall(r"^```.*?^```$", page, flags=re.MULTILINE | re.DOTALL) == re.findall(
+        r"^```.*?^```$", readme, flags=re.MULTILINE | re.DOTALL
+    )
+    nested = made["with_absolute_links"]("[![a](docs/a.svg)](docs/a.md) and [text](#here)", "https://f.example", "1")
+    assert (
+        nested == "[![a](https://f.example/raw/v1/docs/a.svg)](https://f.example/blob/v1/docs/a.md) and [text](#here)"
+    )
+
+
+def test_no_address_is_invented(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Project URLs come from the one setting, and there are none while it is empty."""
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(setuptools, "setup", asked.update)
+    made = runpy.run_path(str(ROOT / "setup.py"))
+    assert bool(asked["project_urls"]) == bool(made["ADDRESS"])
+    urls = made["project_urls"]("https://forge.example/owner/project")
+    assert {url.startswith("https://forge.example/owner/project") for url in urls.values()} == {True}
+    assert asked["license"] == "BSD-3-Clause"
+    assert not [line for line in asked["classifiers"] if line.startswith("License")]

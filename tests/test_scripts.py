@@ -200,7 +200,7 @@ def test_cpu_machine_gets_no_cuda(frame: Frame) -> None:
         "pip install --retries 1 --no-deps torch==2.13.0+cpu",
         "pip install --retries 1 --no-deps torchvision==0.28.0+cpu",
         "pip install --retries 1 -c constraints/cpu.txt -e "
-        ".[dev,html,slurm,tensorboard,accelerate,fabric,fp8,notebook]",
+        ".[torch,dev,html,slurm,tensorboard,accelerate,fabric,fp8,notebook]",
     ]
 
 
@@ -211,7 +211,7 @@ def test_gpu_machine_gets_the_cuda_pair(frame: Frame) -> None:
     pips = [call for call in frame.calls() if call.startswith("pip")]
     assert pips == [
         "pip install --retries 1 -c constraints/cuda.txt -e "
-        ".[dev,html,slurm,tensorboard,accelerate,fabric,fp8,notebook]"
+        ".[torch,dev,html,slurm,tensorboard,accelerate,fabric,fp8,notebook]"
     ]
 
 
@@ -223,8 +223,8 @@ def test_torch_of_a_gpu_image_is_used(frame: Frame) -> None:
     setup = [call for call in frame.calls() if call.startswith(("venv", "pip"))]
     assert setup == [
         "venv --system-site-packages .venv",
-        "pip install --retries 1 -e .[html]",
-        "pip install --retries 1 -e .[dev,html,slurm,tensorboard,accelerate,fabric,fp8,notebook]",
+        "pip install --retries 1 -e .[torch,html]",
+        "pip install --retries 1 -e .[torch,dev,html,slurm,tensorboard,accelerate,fabric,fp8,notebook]",
     ]
 
 

@@ -9,6 +9,10 @@ import sys
 import warnings
 from typing import Any
 
+from ampcompare.base.environment.extras import require_torch
+
+require_torch(engine_alone=True)
+
 __all__ = [
     "DeprecatedFeatureWarning",
     "__version__",

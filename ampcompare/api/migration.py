@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ampcompare.backends.arm import Arm
+from ampcompare.base.environment.extras import require_torch
 from ampcompare.base.errors import ConfigError, require_one_of
 
 if TYPE_CHECKING:
@@ -90,7 +91,8 @@ def lint_paths(
         ignore: codes, or their beginnings, to leave out; by default those of pyproject.toml.
         exclude: patterns of files and folders to leave out, with those of pyproject.toml.
         fix: fix in the files what can be fixed safely; report the rest.
-        torch_version: of the torch that the files are for, such as "2.9"; by default the one that is installed.
+        torch_version: of the torch that the files are for, such as "2.9"; by default the one that is installed, or the
+            newest.
 
     Returns:
         Findings with their places, and what could not be read.
@@ -123,7 +125,8 @@ def migrate_script(path: str | Path, *, write: bool = False, torch_version: str 
     Args:
         path: the file.
         write: change the file; otherwise the result has the patch, in `diff()`.
-        torch_version: of the torch that the files are for, such as "2.9"; by default the one that is installed.
+        torch_version: of the torch that the files are for, such as "2.9"; by default the one that is installed, or the
+            newest.
 
     Returns:
         The new text and what was found, line by line; a file that cannot be read or parsed has a `fault`.
@@ -176,6 +179,7 @@ def convert_checkpoint(
         ConversionError: it already has the requested kind, has nothing to convert, or is the target.
         EnvironmentUnfit: the target cannot be written.
     """
+    require_torch()
     from ampcompare.training.checkpoint.convert.convert import convert_file
 
     return convert_file(

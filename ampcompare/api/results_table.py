@@ -1,11 +1,13 @@
-"""Compare results that were measured elsewhere: the command `judge`."""
+"""Compare results that were measured elsewhere, or with earlier ones: the command `judge`."""
 
 from pathlib import Path
 from typing import TextIO, get_args
 
-from ampcompare.base.errors import require_one_of
+from ampcompare.base.errors import ConfigError, require_one_of
+from ampcompare.experiment.reload_report import load_records
+from ampcompare.results.analysis.against import AgainstResult, judge_new, table_of_records
 from ampcompare.results.analysis.inference.criteria import Criteria, Preference
-from ampcompare.results.analysis.results_table import Better, judge, read_table
+from ampcompare.results.analysis.results_table import Better, ResultsTable, judge, read_table
 from ampcompare.results.records.comparison import Comparison
 
 
@@ -41,3 +43,48 @@ def judge_table(
     require_one_of((None, *get_args(Better)), "better", better)
     results = read_table(Path(table) if isinstance(table, str) else table, metric=metric, better=better)
     return judge(results, reference=reference, sd=sd, terms=Criteria(margin, time_margin / 100, objective))
+
+
+def judge_against(
+    new: str | Path | TextIO,
+    old: str | Path,
+    *,
+    arm: str | None = None,
+    metric: str | None = None,
+    better: Better | None = None,
+    sd: float | None = None,
+    margin: float | str = Criteria.margin,
+) -> AgainstResult:
+    """Say whether new results are no worse than old ones, worse, or whether that cannot be told.
+
+    Args:
+        new: a run directory, a `report.json` or `record.json`, or a table as for `judge_table`.
+        old: the results to compare with, of any of these kinds.
+        arm: arm to compare where a side has several; a side with one arm needs none, whatever its name.
+        metric: column that holds the results, as for `judge_table`; runs have the metric that they were trained by.
+        better: direction of the metric, as for `judge_table`.
+        sd: published standard deviation over seeds, as for `judge_table`.
+        margin: difference that does not matter, in the unit of the metric, or for accuracy a rule as for `compare`.
+
+    Returns:
+        The answer, with effect, interval and the seeds that are still needed; `data()` is the line of JSON, and
+        `exit_code` that of the command.
+
+    Raises:
+        RecordError: a table or folder cannot be read.
+        ConfigError: several arms and none named, two metrics, or an option that cannot be used.
+        ExtraMissing: the extra `stats` is not installed.
+    """
+    require_one_of((None, *get_args(Better)), "better", better)
+    tables = [_read_side(side, metric, better) for side in (new, old)]
+    return judge_new(*tables, arm=arm, sd=sd, terms=Criteria(margin))
+
+
+def _read_side(source: str | Path | TextIO, metric: str | None, better: Better | None) -> ResultsTable:
+    path = Path(source) if isinstance(source, (str, Path)) else None
+    if path is None or not (path.is_dir() or path.suffix == ".json"):
+        return read_table(path or source, metric=metric, better=better)
+    table = table_of_records(load_records(path), str(path))
+    if metric not in (None, table.metric.name):
+        raise ConfigError(f"{path} was trained by {table.metric.name}, not {metric}; leave --metric out")
+    return table

@@ -112,6 +112,7 @@ SPEC = BackendSpec(
         "rounding": choice("nearest", "stochastic"),
         "kahan": flag,
     },
+    shorthands={"16-true": "half", "bf16-true": "half:bf16"},
     aliases={
         "dynamic": "loss_scale=dynamic",
         "fp16": "dtype=fp16",

@@ -121,6 +121,8 @@ SPEC = BackendSpec(
         "float16": "native:fp16",
         "bf16": "native:bf16",
         "bfloat16": "native:bf16",
+        "16-mixed": "native:fp16",  # as Lightning and Fabric call it
+        "bf16-mixed": "native:bf16",
     },
     checkpoint=CheckpointState(grad_scaler=lambda options: options.get("dtype", "float16") == "float16"),
     contract=(

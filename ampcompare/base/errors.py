@@ -11,6 +11,7 @@ __all__ = [
     "ConversionError",
     "Ended",
     "EnvironmentUnfit",
+    "ExtraMissing",
     "GateFailed",
     "GuardError",
     "LaunchError",
@@ -19,6 +20,7 @@ __all__ = [
     "RecordError",
     "ScalingError",
     "UnsupportedCombination",
+    "UnusableInput",
     "close_matches",
     "did_you_mean",
 ]
@@ -53,6 +55,12 @@ class ConfigError(AmpCompareError):
     exit_code = 2
 
 
+class UnusableInput(AmpCompareError):
+    """What `judge --against` was asked to compare cannot be used; its exit codes 1 and 2 are answers, hence another."""
+
+    exit_code = 64
+
+
 class UnsupportedCombination(ConfigError):
     """Each part is legal; together they are not."""
 
@@ -65,6 +73,10 @@ class EnvironmentUnfit(AmpCompareError):
 
 class BackendUnavailable(EnvironmentUnfit):
     """A backend, engine or package is not installed, or cannot work here."""
+
+
+class ExtraMissing(BackendUnavailable, ImportError):
+    """Packages of an extra such as `ampcompare[torch]` are not installed, or too old; an ImportError too."""
 
 
 class PreparationError(AmpCompareError):

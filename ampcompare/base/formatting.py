@@ -23,6 +23,12 @@ def format_count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def ordinal(number: int) -> str:
+    """Return a number as it counts, such as `6th`."""
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
+
+
 def format_ranges(numbers: Sequence[int]) -> str:
     """Return numbers as 0-3,8."""
     groups: list[list[int]] = []

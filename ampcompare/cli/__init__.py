@@ -40,10 +40,10 @@ EXAMPLES = """\
 EPILOG = """\
 Exit codes: 0 done; 1 a --fail-on threshold was exceeded; 2 usage or a bad
 input file; 3 the arm failed (run), or no arm finished or one failed under
---strict (compare); 4 the environment cannot do it; 70 an internal error, whose
-details are in a file; 130 interrupted; 143 ended by SIGTERM or SIGHUP, with a
-checkpoint. Every option can be set by an environment variable such as
-AMPCOMPARE_RUN_EPOCHS.
+--strict (compare); 4 the environment cannot do it; 64 usage of judge --against,
+where lower codes are answers; 70 an internal error, whose details are in a
+file; 130 interrupted; 143 ended by SIGTERM or SIGHUP, with a checkpoint. Every
+option can be set by an environment variable such as AMPCOMPARE_RUN_EPOCHS.
 """
 
 

@@ -1,14 +1,17 @@
 """`ampcompare compare`: train a matrix of arms and seeds."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import click
 
 from ampcompare.backends.arm import Arm
+from ampcompare.base.formatting import ordinal
 from ampcompare.cli.comparison_output import details_option, show_checks, show_comparison, show_plan
 from ampcompare.cli.help import ARMS, COMPARISON, MACHINE, OUTPUT, option, options_of
 from ampcompare.cli.launching import count_processes, launch_options, options_by_name, save_at_signals
+from ampcompare.cli.output import note
 from ampcompare.cli.settings import ScriptCommand, request_from, script_options, show_metrics
 from ampcompare.cli.shared_options import (
     arm_from_flags,
@@ -166,6 +169,9 @@ def options_from(parameters: dict[str, Any]) -> CompareOptions:
     options = options_by_name(CompareOptions, parameters, arms=_arms(parameters), budget=budget, sweep=None)
     options.settings, options.sweep = request, tuple(map(parse_vary, parameters["sweep"]))
     options.strict = parameters["strict"]
+    if re.fullmatch("[1-9][0-9]*", parameters["seeds"] or "") and not parameters["quiet"]:
+        seed = int(parameters["seeds"])
+        note(f"note: --seeds {seed} is one seed, the {ordinal(seed + 1)}; {seed} seeds are --seeds 0-{seed - 1}")
     return options
 
 

@@ -92,7 +92,9 @@ def show_plan(planned: PlannedComparison, found: Preflight | None, *, as_json: b
     lines += [f"  {cell.digest()}  {label}, seed {cell.recipe.seed}" for label, cell in labeled_cells]
     lines += [] if found is None or not found.arms else found.lines(plan.labels)
     if not remaining.cells:
-        lines.append("time and memory: none, every cell has a record")
+        refused = [label for label in plan.arms if found is not None and found.is_refused(label)]
+        why = f"the other cells, of {', '.join(refused)}, cannot train" if refused else "every cell has a record"
+        lines.append(f"time and memory: none, {why}")
     elif remaining.seconds is not None:
         memory = "" if remaining.peak_bytes is None else f", at most {remaining.peak_bytes / 2**20:.1f} MiB for one"
         source = "existing records" if not remaining.unknown else "a few steps of each arm"

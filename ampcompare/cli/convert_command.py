@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ampcompare.api.migration import convert_checkpoint
+from ampcompare.base.environment.extras import require_torch
 from ampcompare.base.errors import ConfigError
 from ampcompare.cli.help import Command, option, options_of
 from ampcompare.cli.shared_options import json_option
@@ -55,6 +56,7 @@ def command(
     Lightning, Megatron, DeepSpeed or fairseq. OUT has the layout of IN, with the other kind of loss scaler; what cannot
     be converted is reported. No code in IN is executed.
     """
+    require_torch()
     if source.is_dir():
         raise ConfigError(_describe_folder(source))
     if inspect:

@@ -74,6 +74,9 @@ def command(module: bool, ledger: bool, script: str, arguments: tuple[str, ...],
             f"--arm {arm} already sets the opt level, and --opt-level {options['opt_level']} sets it too; give one of "
             "them"
         )
+    from ampcompare.base.environment.extras import require_torch
+
+    require_torch()
     from ampcompare.results.analysis.pairing.declared import update_options
     from ampcompare.script.legacy.execute import execute
     from ampcompare.script.legacy.target import Target, script_target

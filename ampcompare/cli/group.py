@@ -135,9 +135,10 @@ def run_group(arguments: list[str] | None = None) -> int:
         what = "cannot write the output: " if error.filename is None else f"{str(error.filename)[:300]}: "
         return _fail(f"{what}{error.strerror or error}", 4)
     except Exception as error:
+        from ampcompare.base.environment.extras import missing_package
         from ampcompare.base.environment.torch_names import missing_torch_name
 
-        if missing := missing_torch_name(error):
+        if missing := missing_package(error) or missing_torch_name(error):
             return _fail(str(missing), missing.exit_code)
         return _fail(describe_unforeseen(error), INTERNAL_ERROR)
 

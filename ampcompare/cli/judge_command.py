@@ -1,36 +1,78 @@
 """`ampcompare judge`: verdicts on figures that someone else measured."""
 
 import io
+import json
+import os
 import sys
 from typing import Any
 
 import click
 
-from ampcompare.api.results_table import judge_table
-from ampcompare.base.errors import ConfigError
+from ampcompare.api.results_table import judge_against, judge_table
+from ampcompare.base.errors import AmpCompareError, ConfigError, UnusableInput
 from ampcompare.cli.comparison_output import details_option, terminal_text
-from ampcompare.cli.help import ARMS, COMPARISON, DATA, Command, default_of, option, options_of
+from ampcompare.cli.help import (
+    ARMS,
+    COMPARISON,
+    DATA,
+    Command,
+    default_of,
+    option,
+    options_of,
+    refuse_given,
+    variable_name,
+)
 from ampcompare.cli.output import say
 from ampcompare.cli.shared_options import json_option, margin_options
 from ampcompare.cli.values import FILE
 
 judge_option = options_of(judge_table)
+VARIABLE = variable_name("judge", "--against")
+
+
+class _JudgeCommand(Command):
+    """Ends with 64 where `--against` is given and its input cannot be used: 1 and 2 are answers then."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        is_gate = VARIABLE in os.environ or any(word.partition("=")[0] == "--against" for word in args)
+        try:
+            return super().make_context(info_name, args, parent, **extra)
+        except click.UsageError as error:
+            if not is_gate:
+                raise
+            raise UnusableInput(error.format_message()) from error
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (AmpCompareError, click.UsageError) as error:
+            if ctx.params["old"] is None or error.exit_code not in (1, 2):
+                raise
+            raise UnusableInput(
+                error.format_message() if isinstance(error, click.UsageError) else str(error)
+            ) from error
 
 
 @click.command(
     "judge",
-    cls=Command,
+    cls=_JudgeCommand,
     examples=[
         ("A published table of ResNet-50:", "ampcompare judge --example"),
         ("Your own results, from a CSV file:", "ampcompare judge results.csv --reference O2 --margin 0.3"),
-        ("From another program:", "python collect.py | ampcompare judge -"),
+        ("Is a change worse? 0 no, 1 yes, 2 cannot tell:", "ampcompare judge runs/new --against runs/old --margin 0.5"),
     ],
+    epilog="Exit codes: 0 done; 2 usage, or a table that cannot be read. With --against: 0 no worse; 1 worse; 2 cannot "
+    "tell; 64 usage, or results that cannot be read, with nothing on stdout; 4 a package is missing.",
 )
 @click.argument("table", metavar="[TABLE]", required=False, type=FILE)
 @option("--example", is_flag=True, group=DATA, help="a published table of ResNet-50 instead of a file")
 @option(
     "--reference", metavar="ARM", group=ARMS, help="arm that others are compared with  [default: fp32, else the first]"
 )
+@options_of(judge_against)("--against", "old", metavar="OLD", type=FILE, group=COMPARISON)
+@options_of(judge_against)("--arm", metavar="ARM", group=ARMS)
 @judge_option("--metric", metavar="COLUMN", group=DATA)
 @judge_option("--better", group=DATA)
 @margin_options(judge_option)
@@ -38,20 +80,28 @@ judge_option = options_of(judge_table)
 @judge_option("--objective", group=COMPARISON)
 @details_option
 @json_option()
-def command(table: str | None, as_json: bool, example: bool, details: bool, **options: Any) -> int:
+def command(
+    table: str | None, as_json: bool, example: bool, details: bool, old: str | None, arm: str | None, **options: Any
+) -> int:
     """Compare results that were measured elsewhere.
 
     The table (a CSV or Markdown file; - is standard input) has a line per run, or per mean of runs: the columns arm,
     seed, seconds and a metric such as accuracy; a mean has its standard deviation (77.01 ± 0.16, or a column named
     like the metric with sd behind it) and n, its number of runs. A metric of NaN marks a run that diverged.
+
+    With --against OLD both are a table, a run directory or a report.json, and the answer is the exit code and one line
+    of JSON: verdict, effect, interval, and the seeds that are still needed.
     """
     from ampcompare.results.analysis.results_table import EXAMPLE, EXAMPLE_SD
     from ampcompare.results.report.base import FORMATS
 
-    if example == (table is not None):
+    if old is None and example == (table is not None):
         raise ConfigError("name one table, a CSV or Markdown file, or give --example")
     if options["margin"] is None:
         options["margin"] = default_of(judge_table, "margin")
+    if old is not None:
+        return _judge_against(table, old, arm, options)
+    refuse_given(("arm",), "is for --against; add it")
     if example and options["sd"] is None:
         options["sd"] = EXAMPLE_SD
     source = io.TextIOWrapper(sys.stdin.buffer, "utf-8-sig") if table == "-" else table or EXAMPLE
@@ -61,3 +111,15 @@ def command(table: str | None, as_json: bool, example: bool, details: bool, **op
         nl=False,
     )
     return 0
+
+
+def _judge_against(table: str | None, old: str, arm: str | None, options: dict[str, Any]) -> int:
+    """Print one line of JSON, and return the exit code that is the answer."""
+    refuse_given(("example", "reference", "details", "time_margin", "objective"), "is not for --against; leave it out")
+    kept = {name: options[name] for name in ("metric", "better", "margin", "sd")}
+    if table is None:
+        raise ConfigError("name the new results before --against: ampcompare judge NEW --against OLD")
+    new = io.TextIOWrapper(sys.stdin.buffer, "utf-8-sig") if table == "-" else table
+    result = judge_against(new, old, arm=arm, **kept)
+    say(json.dumps(result.data(), allow_nan=False))
+    return result.exit_code

@@ -18,7 +18,6 @@ from ampcompare.cli.values import FILE, Choice
     cls=Command,
     examples=[
         ("What would change?", "ampcompare migrate train.py"),
-        ("Change all scripts of a folder:", "ampcompare migrate --write src"),
         ("Does the new script train the same?", "ampcompare migrate --verify train.py -- --epochs 1"),
         ("Change imports only, and add one file with Apex's functions:", "ampcompare migrate --adapter --write src"),
     ],
@@ -62,7 +61,10 @@ def command(
     if verify:
         if mode == "write":
             raise ConfigError("--verify changes no file; leave --write out, and write when you have seen its verdict")
+        from ampcompare.base.environment.extras import require_torch
         from ampcompare.experiment.verify import verify_script
+
+        require_torch()
 
         def check() -> None:
             from ampcompare.experiment.preflight import preflight_of

@@ -67,7 +67,8 @@ def holds(
             from the same weights and batches each time; torch is seeded before.
         arms: texts such as "bf16", "fp16", "O2" or "apex:O1,loss_scale=128", or `Arm` objects.
         inputs: positional arguments of the subject, or a mapping of keyword arguments. The floating inputs of a
-            function reach it in the 16-bit type of the arm, as the results of a layer do, and get gradients.
+            function, or of a module without weights to train, reach it in the 16-bit type of the arm, as the results
+            of a layer do, and get gradients.
         loss: makes the loss of the output of a module or function; by default a fixed random weighting of it.
         rtol: relative error that each figure may have; "auto": what rounding explains, see docs/testing.md.
         steps: updates that are watched for faults.
@@ -419,10 +420,11 @@ def _loop_of(subject: Callable[..., Any], inputs: Inputs, loss: Callable[[Any], 
 
     def train(precision: Precision) -> None:
         args, kwargs = tree_map(lambda one: one.detach().clone().to(device) if isinstance(one, Tensor) else one, given)
-        if isinstance(subject, nn.Module):
-            model: nn.Module = copy.deepcopy(subject).to(device)
-        else:
-            model = _Function(subject, args, kwargs, precision.half_dtype).to(device)
+        copied = copy.deepcopy(subject) if isinstance(subject, nn.Module) else subject
+        if isinstance(copied, nn.Module) and any(param.requires_grad for param in copied.parameters()):
+            model: nn.Module = copied.to(device)
+        else:  # without weights to train a module is a function, whose inputs get gradients
+            model = _Function(copied, args, kwargs, precision.half_dtype).to(device)
             args, kwargs = (), {}
         params = [param for param in model.parameters() if param.requires_grad]
         # Without parameters there is nothing to update; an optimizer must have one all the same.
@@ -435,6 +437,8 @@ def _loop_of(subject: Callable[..., Any], inputs: Inputs, loss: Callable[[Any], 
             with precision.autocast():
                 output = model(*args, **kwargs)
                 result = weighted_mean(output) if loss is None else loss(output)
+            if not result.requires_grad:
+                raise ConfigError("neither a parameter nor a floating input has a gradient, so nothing can be compared")
             precision.backward(result, [optimizer])
             precision.step(optimizer)
             optimizer.zero_grad()

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ampcompare.diagnosis.rates import RateHistory, Rates
+from ampcompare.diagnosis.rates import RateHistory, Rates, rate_of
 from ampcompare.diagnosis.state_rounding import MAX_STEPS, StateProbe
 from ampcompare.diagnosis.step_watch import moving_params
 from ampcompare.diagnosis.watched_precision import StepObserver
@@ -141,7 +141,7 @@ class PrefixWatch(StepObserver):
         counts = {name: torch.zeros(1 + POINTS, 2, dtype=torch.float64) for name in TYPES}
         for param, before in self._before:
             update = _sample(param.detach()).float() - before
-            now = float(optimizer.param_groups[group_of[id(param)]]["lr"])
+            now = rate_of(optimizer.param_groups[group_of[id(param)]])
             ahead = [rates.at(group_of[id(param)], made, point / (POINTS - 1)) for point in range(POINTS)]
             factors = [1.0, *(rate / now if rate is not None else 1.0 for rate in ahead)]
             for name, dtype in TYPES.items():
@@ -153,7 +153,7 @@ class PrefixWatch(StepObserver):
         if self._schedule is not None and self.total is not None:
             now = self._schedule(made) or 1.0
             rows = [
-                [float(group["lr"]) * self._schedule(step) / now for group in optimizer.param_groups]
+                [rate_of(group) * self._schedule(step) / now for group in optimizer.param_groups]
                 for step in range(made, self.total)
             ]
             return Rates(f"the recipe's schedule, to step {self.total}", True, self.total, made, rows)

@@ -6,12 +6,11 @@ import copy
 import gc
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LinearLR, LRScheduler, PolynomialLR, ReduceLROnPlateau
 
@@ -39,6 +38,11 @@ class Rates:
         return self.rows[min(max(round(begun + share * (last - begun)), 0), last)][group]
 
 
+def rate_of(group: Mapping[str, Any]) -> float:
+    """Return the learning rate of a group; 1 for an optimizer that has none, such as a line search."""
+    return float(group.get("lr", 1.0))
+
+
 class RateHistory:
     """Follows one optimizer and its schedulers from its first step on."""
 
@@ -50,7 +54,7 @@ class RateHistory:
 
     def look(self) -> None:
         """Note the rates of the step that follows."""
-        self._rows.append([float(group.get("lr", 1.0)) for group in self._optimizer.param_groups])
+        self._rows.append([rate_of(group) for group in self._optimizer.param_groups])
         self._moves.append([*map(_moves_of, self._schedulers)])
 
     def ahead(self, total: int | None = None, loops: Sequence[float] = ()) -> Rates:
@@ -136,8 +140,7 @@ def _dummy_of(optimizer: Optimizer) -> Optimizer:
     groups = []
     for group in optimizer.param_groups:
         values = {key: value for key, value in group.items() if key != "params"}
-        lr = values["lr"]
-        values["lr"] = float(lr) if isinstance(lr, Tensor) else lr
+        values["lr"] = rate_of(group)
         groups.append({**copy.copy(values), "params": [torch.zeros(1)]})
     return torch.optim.SGD(groups, lr=0.1)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ampcompare.backends.arm import Arm
+from ampcompare.base.environment.extras import require_torch
 from ampcompare.base.environment.fingerprint import THREAD_VARIABLES
 from ampcompare.base.errors import LaunchError
 from ampcompare.base.files.run_files import CellFile
@@ -58,6 +59,7 @@ def diagnose(
         say: called with a line about GPUs that are left out, before each run of a script, and with the files that are
             written.
     """
+    require_torch()
     if loop is not None:
         from ampcompare.diagnosis.diagnose import diagnose_given
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ampcompare.backends.arm import Arm
+from ampcompare.base.environment.extras import require_torch
 from ampcompare.base.errors import ConfigError
 from ampcompare.diagnosis import options as recipes
 from ampcompare.diagnosis.laws import outlook_of, twin_distance
@@ -55,6 +56,7 @@ class AheadOptions:
 def look_ahead(options: AheadOptions, say: Callable[[str], None] = lambda line: None) -> Outlook:
     """Run the first steps of a training in fp32, and say for each arm what is to be expected of it."""
     options.check()
+    require_torch()
     environment = find_places([options.config], None).all[0].gpu_environment
     if options.config.script is not None:
         say_limits(say)

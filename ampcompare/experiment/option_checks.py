@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import SCRIPT_BACKENDS
+from ampcompare.base.environment.extras import require_torch
 from ampcompare.base.environment.ranks import is_rank
 from ampcompare.base.errors import BackendUnavailable, ConfigError, EnvironmentUnfit, UnsupportedCombination
 from ampcompare.experiment.launch.slurm import require_slurm
@@ -23,13 +24,14 @@ REMOTE = ("slurm", "ray")  # whose jobs do not run on the machine that submits t
 
 
 def check_cells(cells: Iterable[RunConfig]) -> None:
-    """Check that cells name arms, tasks, models, data sets, optimizers and launchers that there are."""
+    """Check that cells name arms, tasks, models, data sets, optimizers and launchers that there are, and torch is."""
     cells = list(cells)
     if not hasattr(os, "fork") and not is_rank() and any(cell.launcher not in REMOTE for cell in cells):
         raise EnvironmentUnfit(
             f"training starts processes by os.fork, which {platform.system() or 'this system'} lacks; use Linux, "
             "macOS, WSL 2 or a container (lint, migrate, explain, report, judge, convert and exec work here)"
         )
+    require_torch()
     if any(cell.launcher == "slurm" for cell in cells):
         require_slurm()
     for cell in cells:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ampcompare.base.environment.extras import require_torch
 from ampcompare.base.errors import AmpCompareError
 from ampcompare.base.files.run_files import RunFile
 from ampcompare.base.files.write import write_atomically
@@ -41,6 +42,7 @@ def profile(
         say: called with a line before each arm, and with the files that are written.
     """
     options.check()
+    require_torch()
     arms: list[ArmProfile] = []
     traces: list[tuple[str, Mapping[str, Any]]] = []
     if options.configs[0].script is not None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from filelock import Timeout
 
 from ampcompare.backends.arm import Arm
+from ampcompare.base.environment.extras import require_stats
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit, RecordError, close_matches
 from ampcompare.base.files.read import FileFault, read_json
 from ampcompare.experiment.interim_analyses import Journal
@@ -59,6 +60,7 @@ def reload_comparison(path: Path, *, reference: str | None = None) -> Comparison
         ConfigError: no row is named like the reference, or the look cannot be recorded because the folder is in use.
     """
     if os.path.isdir(path):
+        require_stats()
         return _from_folder(RunDirectory(path), reference)
     if not os.path.exists(path):
         raise RecordError(f"there is no {path}; name a run directory, a record.json or a report.json")
@@ -71,6 +73,23 @@ def reload_comparison(path: Path, *, reference: str | None = None) -> Comparison
     record = read_checked(path)
     _chosen_reference(reference or record.arm, [record.arm])
     return summarize([record], arms=[record.arm], reference=record.arm)
+
+
+def load_records(path: Path) -> list[RunRecord]:
+    """Return the records of a run directory, a `record.json` or a `report.json`, without comparing them.
+
+    Raises:
+        RecordError: there is nothing to read, or nothing usable.
+    """
+    if os.path.isdir(path):
+        return RunDirectory(path).records()[0]
+    try:
+        kind = read_json(path)
+    except FileFault:
+        kind = {}
+    if isinstance(kind, dict) and "records" in kind:
+        return list(read_comparison(path).records)
+    return [read_checked(path)]
 
 
 def _from_folder(run: RunDirectory, reference: str | None) -> Comparison:

@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError, model_validator
 from ampcompare.base.environment.packages import find_module
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.secrets import hide, hide_names, reveal
+from ampcompare.settings.command_words import python_words
 from ampcompare.settings.metric_direction import known_direction
 from ampcompare.settings.recipe import Frozen, PositiveInt
 
@@ -154,8 +155,10 @@ def script_config(
 ) -> ScriptConfig:
     """Return the settings of a script from the words after `--`, in which placeholders stand for secrets.
 
+    They may begin with `python` or a launcher such as torchrun.
     `mask` has names of further arguments and variables of the environment that are secrets, as patterns.
     """
+    words = python_words(words)
     is_module = list(words[:1]) == ["-m"]
     rest = list(words[1:] if is_module else words)
     if not rest:

@@ -4,11 +4,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.apex.golden_replay import compact, recordings
 
 HERE = Path(__file__).resolve().parent
 GOLDEN = HERE / "golden"
@@ -44,30 +46,68 @@ def _closed_session() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def replayed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Results of all golden scenarios, from one child process."""
+def replays(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What `golden_replay.py` writes about all golden scenarios, from one child process."""
     output = tmp_path_factory.mktemp("golden") / "results.json"
     files = [*sorted(map(str, (GOLDEN / "apex-25.05").glob("*.json"))), str(GOLDEN / "rocm-apex.json.xz")]
     command = [sys.executable, str(HERE / "golden_replay.py"), str(output), ",".join(STRICT_SCENARIOS), *files]
     # Processors with fp16 instructions sum in half precision; the recording's had none. An interpreter of its own, as
     # oneDNN reads the variable once.
-    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX512_CORE"}
+    environment = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE", **os.environ}
     subprocess.run(command, check=True, env=environment)
     results: dict[str, Any] = json.loads(output.read_text())
     return results
 
 
 @pytest.fixture(scope="session")
-def exact(replayed: dict[str, Any]) -> bool:
-    """Whether this machine computes plain torch convolutions and products as the one of the recording."""
-    recorded = json.loads((GOLDEN / "arithmetic.json").read_text())
-    same = replayed["arithmetic"] in recorded["digests"]
-    _CHECKED.append(
-        "bit for bit (plain torch arithmetic equals the recording's)"
-        if same
-        else "within tolerances, dtypes and scales exactly (plain torch arithmetic differs from the recording's)"
-    )
-    return same
+def replayed(replays: dict[str, Any]) -> dict[str, Any]:
+    """Results of ampcompare's engine by the name of the scenario."""
+    return replays["replayed"]
+
+
+@pytest.fixture(scope="session")
+def by_hand(replays: dict[str, Any]) -> dict[str, Any]:
+    """Results of the levels in plain torch, of the scenarios that `amp_by_hand` can train."""
+    return replays["by_hand"]
+
+
+@pytest.fixture(scope="session")
+def exact(replays: dict[str, Any]) -> Callable[[dict[str, Any]], bool]:
+    """Return whether this machine has the arithmetic that a scenario's recording used.
+
+    Of Apex's, in fp32 and fp16, by a digest of plain torch operations. Of ROCm's, in bfloat16, where the plain
+    scenarios of the same level and models, trained by hand on this machine, have the bits of their recordings:
+    processors differ in more ways there, with bf16 instructions, with AMX, or with neither.
+    """
+    digests = json.loads((GOLDEN / "arithmetic.json").read_text())["digests"]
+    same = replays["arithmetic"] in digests
+    plain: dict[str, bool] = {}
+    for recording in recordings([GOLDEN / "rocm-apex.json.xz"]):
+        scenario = recording["scenario"]
+        if scenario["name"].startswith(("basic-", "shared-weight-")):
+            got = compact(replays["by_hand"][scenario["name"]])
+            for key in _level_and_models(scenario):
+                plain[key] = plain.get(key, True) and got == {name: recording[name] for name in got}
+    _CHECKED.append(f"to the bit with the levels by hand ({len(replays['by_hand'])} of {len(replays['replayed'])})")
+    if same:
+        _CHECKED.append("to the bit with Apex's recordings (plain torch arithmetic equals theirs)")
+    else:
+        _CHECKED.append(
+            "with Apex's recordings within tolerances, dtypes and scales exactly (plain torch arithmetic differs)"
+        )
+    equal = ", ".join(key for key, holds in plain.items() if holds) or "no model"
+    _CHECKED.append(f"with ROCm's to the bit for {equal}, else within tolerances, dtypes and scales exactly")
+
+    def is_exact(scenario: dict[str, Any]) -> bool:
+        if scenario["amp"]["opt_level"] not in ("O4", "O5"):
+            return same
+        return all(plain[key] for key in _level_and_models(scenario))
+
+    return is_exact
+
+
+def _level_and_models(scenario: dict[str, Any]) -> list[str]:
+    return [f"{scenario['amp']['opt_level']} {kind}" for kind in sorted({spec["type"] for spec in scenario["models"]})]
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -1,8 +1,9 @@
 """Replay golden scenarios through `ampcompare.apex.amp`; a script for a child process.
 
 Usage: golden_replay.py OUTPUT STRICT-NAMES FILE... A file has one recording (`.json`) or a list (`.json.xz`). Each
-scenario starts from a closed session. OUTPUT receives one JSON object: the digest of this machine's arithmetic, and by
-the name of each scenario what its `initial`, `steps` and `final` became (or an error).
+scenario starts from a closed session. OUTPUT receives one JSON object: `arithmetic`, the digest of this machine's;
+`replayed`, by the name of each scenario what its `initial`, `steps` and `final` became (or an error); and `by_hand`,
+the same without ampcompare's engine, of the scenarios that `amp_by_hand` can train.
 """
 
 import hashlib
@@ -22,6 +23,7 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).parent))
 import golden_models as recipe
+from amp_by_hand import AmpByHand, is_within_reach
 
 from ampcompare.apex import DeprecatedFeatureWarning, amp
 
@@ -304,14 +306,24 @@ def main(output: str, strict_names: str, *files: str) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", DeprecatedFeatureWarning)
     strict = set(strict_names.split(","))
-    results: dict[str, Any] = {"arithmetic": arithmetic()}
+    results: dict[str, Any] = {"arithmetic": arithmetic(), "replayed": {}, "by_hand": {}}
     for recording in recordings(files):
         scenario = recording["scenario"]
-        try:
-            results[scenario["name"]] = Replay(scenario, scenario["name"] in strict).run()
-        except Exception:
-            results[scenario["name"]] = {"error": traceback.format_exc()}
+        name = scenario["name"]
+        results["replayed"][name] = run_scenario(scenario, name in strict, amp)
+        if is_within_reach(scenario):
+            results["by_hand"][name] = run_scenario(scenario, False, AmpByHand())
     Path(output).write_text(json.dumps(results))
+
+
+def run_scenario(scenario: dict[str, Any], strict: bool, surface: Any) -> dict[str, Any]:
+    """Return what a scenario became; or the error that ended it."""
+    try:
+        return Replay(scenario, strict, surface).run()
+    except Exception:
+        return {"error": traceback.format_exc()}
+    finally:
+        surface._amp_state.close()
 
 
 if __name__ == "__main__":

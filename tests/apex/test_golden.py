@@ -1,17 +1,28 @@
-"""Trajectories recorded from Apex 25.05, and from ROCm's Apex (daed8525) for O4 and O5, replayed step by step."""
+"""Trajectories recorded from Apex 25.05, and from ROCm's Apex (daed8525) for O4 and O5, replayed step by step.
+
+Bits depend on the processor. Where its arithmetic is the recording's, all of a recording is compared to the bit; on
+any other, what all processors agree about is, losses and parameters within tolerances. On all of them the engine has
+the bits of the levels by hand, as that processor computes them.
+"""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.apex.amp_by_hand import is_within_reach
 from tests.apex.golden_replay import compact, recordings
 
 GOLDEN = Path(__file__).parent / "golden"
 FILES = sorted((GOLDEN / "apex-25.05").glob("*.json"))
 ROCM = list(recordings([GOLDEN / "rocm-apex.json.xz"]))
+
+BY_HAND = [
+    recording["scenario"]["name"] for recording in (*recordings(FILES), *ROCM) if is_within_reach(recording["scenario"])
+]
 
 # What must agree on any processor, whatever its order of summation.
 ALWAYS = (
@@ -26,12 +37,16 @@ ALWAYS = (
     "skipped",
     "scalers",
 )
-LOSS_TOLERANCE = {"O0": 2e-6, "O1": 3e-3, "O2": 3e-3, "O3": 6e-3, "O4": 1e-2, "O5": 1e-2}
-PARAM_TOLERANCE = {"O0": 2e-5, "O1": 5e-3, "O2": 5e-3, "O3": 5e-3}
+# Ten times what kinds of processors were seen to differ by: a trajectory magnifies what its first steps round.
+LOSS_TOLERANCE = {"O0": 5e-6, "O1": 1e-2, "O2": 1e-2, "O3": 2e-2, "O4": 2e-2, "O5": 2e-2}
+PARAM_TOLERANCE = {"O0": 5e-5, "O1": 2e-2, "O2": 2e-2, "O3": 2e-2}
 # Another release of torch has other kernels, and O3 no fp32 weights to damp the difference: Apex itself on torch 2.4.1
 # is 0.035 away from Apex on torch 2.13, the release of the recording.
 SAME_TORCH = torch.__version__.startswith("2.13.")
 O3_TOLERANCE_ELSEWHERE = 5e-2
+
+
+Exact = Callable[[dict[str, Any]], bool]
 
 
 def _recorded(path: Path) -> dict[str, Any]:
@@ -44,7 +59,7 @@ def test_there_are_98_scenarios() -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_trajectory(path: Path, replayed: dict[str, Any], exact: bool) -> None:
+def test_trajectory(path: Path, replayed: dict[str, Any], exact: Exact) -> None:
     """Every step of a recorded training run comes out as the real Apex made it."""
     recording = _recorded(path)
     result = replayed[recording["scenario"]["name"]]
@@ -52,31 +67,39 @@ def test_trajectory(path: Path, replayed: dict[str, Any], exact: bool) -> None:
     assert result["initial"] == recording["initial"]
     assert len(result["steps"]) == len(recording["steps"])
     level = recording["scenario"]["amp"]["opt_level"]
+    is_exact = exact(recording["scenario"])
     for want, got in zip(recording["steps"], result["steps"], strict=True):
-        if exact:
+        if is_exact:
             assert got == want
         else:
             _assert_near(want, got, level)
-    if exact:
+    if is_exact:
         assert result["final"] == recording["final"]
     else:
         _assert_same_layout(recording["final"], result["final"])
 
 
 @pytest.mark.parametrize("recording", ROCM, ids=lambda recording: recording["scenario"]["name"])
-def test_trajectory_of_rocm(recording: dict[str, Any], replayed: dict[str, Any], exact: bool) -> None:
+def test_trajectory_of_rocm(recording: dict[str, Any], replayed: dict[str, Any], exact: Exact) -> None:
     """Every step of O4 and O5 comes out as ROCm's Apex made it."""
     scenario = recording["scenario"]
     result = replayed[scenario["name"]]
     assert "error" not in result, result.get("error")
     got = compact(result)
-    if exact:
+    if exact(scenario):
         assert got == {key: recording[key] for key in got}
         return
     for want, step in zip(recording["steps"], got["steps"], strict=True):
         assert {key: step[key] for key in ALWAYS} == {key: want[key] for key in ALWAYS}
         _assert_near_losses(want, step, scenario["amp"]["opt_level"])
     _assert_same_layout(recording["final"], got["final"])
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_trajectory_by_hand(name: str, replayed: dict[str, Any], by_hand: dict[str, Any]) -> None:
+    """Every step has the bits of the same level in plain torch, on whatever processor this is."""
+    assert "error" not in by_hand[name], by_hand[name].get("error")
+    assert replayed[name] == by_hand[name]
 
 
 def _assert_near(want: dict[str, Any], got: dict[str, Any], level: str) -> None:

@@ -129,9 +129,9 @@ SPELLINGS = {
     "apex:O2": ["O2", "apex:o2"],
     "apex:O5": ["O5", "o5"],
     "native:fp16": ["fp16", "AMP", "float16", "native", "native:FP16", "amp:fp16"],
-    "native:bf16": ["BF16", "bfloat16", "amp:bf16"],
+    "native:bf16": ["BF16", "bfloat16", "amp:bf16", "bf16-mixed"],
     "half:bn_fp32": ["HALF:bn_fp32"],
-    "half:dtype=bf16": ["half:BF16", "half:dtype=bfloat16"],
+    "half:dtype=bf16": ["half:BF16", "half:dtype=bfloat16", "bf16-true"],
     "apex:O2,loss_scale=128": ["o2:loss_scale=128", "Apex:O2,loss_scale=128.0"],
     "fp32:tf32": ["fp32,tf32"],
 }

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from ampcompare.base.errors import close_matches, did_you_mean
-from ampcompare.base.formatting import fold_to_terminal
+from ampcompare.base.formatting import fold_to_terminal, ordinal
 
 
 @pytest.mark.parametrize(("is_terminal", "lines"), [(True, 3), (False, 1)])
@@ -30,3 +30,11 @@ def test_without_a_match_a_few_names_are_listed() -> None:
     assert did_you_mean("zzz", ["a", "b"]) == "known are a, b"
     assert did_you_mean("zzz", [f"name{i}" for i in range(20)]).endswith("name11 and 8 more")
     assert did_you_mean("zzz", []) == "known are none"
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(1, "1st"), (2, "2nd"), (3, "3rd"), (6, "6th"), (11, "11th"), (12, "12th"), (22, "22nd"), (113, "113th")],
+)
+def test_an_ordinal(number: int, text: str) -> None:
+    assert ordinal(number) == text

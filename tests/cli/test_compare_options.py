@@ -4,11 +4,15 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ampcompare.cli import main
+from ampcompare.cli.comparison_output import show_plan
+from ampcompare.results.records.preflight import ArmTrial, Preflight
+from ampcompare.settings.config import RunConfig
 
 Call = Callable[..., Any]
 PAIR = ("compare", "--arm", "fp32", "--arm", "native:bf16", "--arch", "mlp")
@@ -29,6 +33,13 @@ def test_jobs_and_varied_settings(tmp_path: Path, capfd: pytest.CaptureFixture[s
     assert main(["report", str(tmp_path / "run"), "--format", "latex"]) == 0
     assert capfd.readouterr().out.count("\\begin{tabular}") == 3
     assert "# Comparison: two \\<b\\>" in (tmp_path / "run" / "report.md").read_text()
+
+
+@pytest.mark.parametrize(("seeds", "is_noted"), [("5", True), ("0", False), ("0-4", False), ("5,6", False)])
+def test_a_single_seed_above_0_is_noted(call: Call, tmp_path: Path, seeds: str, is_noted: bool) -> None:
+    """People who type 5 mean five seeds."""
+    done = call(*PAIR, "-o", str(tmp_path / "runs"), "--seeds", seeds, "--dry-run", "--no-preflight", tiny=True)
+    assert ("--seeds 5 is one seed, the 6th; 5 seeds are --seeds 0-4" in " ".join(done.err.split())) == is_noted
 
 
 def test_an_estimate_before_and_after(call: Call, tmp_path: Path) -> None:
@@ -82,3 +93,12 @@ def test_event_files_for_tensorboard(call: Call, tmp_path: Path) -> None:
     lost.unlink()
     assert call(*words, tiny=True).code == 0
     assert {path: (tmp_path / "tb" / path).read_bytes() for path in files} == files
+
+
+def test_a_plan_whose_other_arms_cannot_train(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No record is spoken of where there is none."""
+    plan = SimpleNamespace(labels=["half"], arms=("half",), cells=[RunConfig(arm="half")])
+    planned: Any = SimpleNamespace(plan=plan, folder=tmp_path / "runs")
+    found = Preflight(arms={"half": ArmTrial(error="no", exit_code=3)})
+    show_plan(planned, found, as_json=False)
+    assert capsys.readouterr().out.splitlines()[-1] == "time and memory: none, the other cells, of half, cannot train"

@@ -187,3 +187,11 @@ def test_unusable_subjects_are_refused() -> None:
         holds(nn.Linear(16, 2), "bf61", inputs=(X,))
     with pytest.raises(ConfigError, match="rtol must be"):
         holds(nn.Linear(16, 2), "bf16", inputs=(X,), rtol=0)
+
+
+def test_a_module_without_weights_is_a_function() -> None:
+    """Its floating inputs get gradients; without any there is nothing to compare."""
+    (held,) = holds(nn.Softmax(-1), "bf16", inputs=(X,))
+    assert "gradient of input_0" in {figure.name for figure in held.figures}
+    with pytest.raises(ConfigError, match="neither a parameter nor a floating input"):
+        holds(nn.Flatten(), "bf16", inputs=(torch.arange(6).reshape(2, 3),), loss=lambda output: output.float().sum())

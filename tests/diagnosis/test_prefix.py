@@ -52,6 +52,27 @@ def test_sgd_at_a_known_rate() -> None:
     assert found.largest_gradient == 0.5
 
 
+class WithoutRate(torch.optim.Optimizer):
+    """Finds the length of its steps itself."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for param in self.param_groups[0]["params"]:
+            param -= 2.0**-18
+
+
+def test_an_optimizer_without_a_learning_rate() -> None:
+    """Its updates are taken to stay as they are."""
+    watch = PrefixWatch(20)
+    _train(watch, WithoutRate([torch.nn.Parameter(torch.tensor([1.0, 2.0**-10] * 8))]))
+    found = watch.result()
+    assert found.rates_known
+    assert found.shares["bf16"].now == found.shares["bf16"].rest == pytest.approx(0.5)
+
+
 STEPS = 300
 Make = Callable[[Any], Any]
 # Where updates shrink as the loss falls, what a prefix says is a floor.

@@ -46,10 +46,22 @@ def requirements() -> dict[str, list[str]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(setuptools, "setup", asked.update)
         runpy.run_path(str(ROOT / "setup.py"))
-    return {"": asked["install_requires"], **asked["extras_require"]}
+    extras = {name: _without_own(name, asked["extras_require"]) for name in asked["extras_require"]}
+    return {"": asked["install_requires"], **extras}
 
 
-@pytest.mark.parametrize("extra", ["", "html", "tensorboard"])
+def _without_own(extra: str, extras: dict[str, list[str]]) -> list[str]:
+    """The requirements of an extra, with those of the extras that it names in place of their names."""
+    texts: list[str] = []
+    for text in extras[extra]:
+        one = Requirement(text)
+        texts += (
+            [text] if one.name != "ampcompare" else [two for name in one.extras for two in _without_own(name, extras)]
+        )
+    return list(dict.fromkeys(texts))
+
+
+@pytest.mark.parametrize("extra", ["", "torch", "html", "tensorboard"])
 def test_everything_installed_is_pinned(requirements: dict[str, list[str]], extra: str) -> None:
     """A requirement of setup.py that goes into the CPU image has one exact version there, which it permits."""
     base = re.search(r"python:(3\.\d+)-", (ROOT / "docker/Dockerfile.cpu").read_text(encoding="utf-8"))
@@ -167,11 +179,11 @@ def test_hadolint_has_nothing_to_say(file: str) -> None:
 
 
 def test_the_conda_recipe_is_that_of_setup(requirements: dict[str, list[str]]) -> None:
-    """The recipe has the version and, by conda's names, the requirements of setup.py and the extra html."""
+    """The recipe has the version and, by conda's names, the requirements of the core and of torch and html."""
     recipe = yaml.safe_load((ROOT / "conda/recipe.yaml").read_text(encoding="utf-8"))
     assert recipe["context"]["version"] == __version__
     names = {"torch": "pytorch", "xxhash": "python-xxhash"}
-    asked = [Requirement(text) for text in (*requirements[""], *requirements["html"])]
+    asked = [Requirement(text) for text in (*requirements[""], *requirements["torch"], *requirements["html"])]
     wanted = {f"{names.get(one.name, one.name.lower())} {one.specifier}".strip() for one in asked}
     assert set(recipe["requirements"]["run"]) - {"python >=${{ python_min }}"} == wanted
     assert (ROOT / "conda" / recipe["source"]["path"] / recipe["about"]["license_file"]).is_file()

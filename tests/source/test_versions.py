@@ -4,7 +4,7 @@ import pytest
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.source import versions
-from ampcompare.source.versions import known_versions
+from ampcompare.source.versions import NEWEST, known_versions
 
 
 def test_a_version_is_that_of_the_environment_or_the_one_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -12,6 +12,8 @@ def test_a_version_is_that_of_the_environment_or_the_one_that_is_asked_for(monke
     monkeypatch.setattr(versions, "installed_version", installed.get)
     assert known_versions() == ((2, 13), (0, 0))
     assert known_versions("2.9.1") == ((2, 9), (0, 0))
+    installed.clear()
+    assert known_versions() == (NEWEST, (0, 0))
 
 
 @pytest.mark.parametrize("text", ["newest", "2", "", "v2.9"])

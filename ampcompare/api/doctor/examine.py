@@ -24,6 +24,7 @@ from ampcompare.base.version import __version__
 
 # Extra: its distributions, and what it adds.
 EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
+    "stats": (("numpy", "scipy"), "verdicts: judge, report"),
     "html": (("jinja2",), "report.html, the report as a page"),
     "gpu": (("nvidia-ml-py",), "the GPU's clock, temperature and other processes along with times"),
     "tensorboard": (("tensorboard",), "curves as event files"),
@@ -164,7 +165,7 @@ def examine(arms: Sequence[Arm] = (), *, seconds: float = TIME_LIMIT) -> Examina
     python = Check("Software", "python", f"{platform.python_version()} ({sys.executable})", "ok")
     findings = [python, torch_check, vision_check, apex]
     findings += examine_gpus(gpus, driver=driver_version(), hip=build["hip"] if build else None)
-    findings += examine_accelerators(others) if others else []
+    findings += examine_accelerators(others) if others and torch.done else []
     findings += examine_processor(build)
     findings += examine_numerics(build, os.environ)
     findings += examine_machine(os.environ)

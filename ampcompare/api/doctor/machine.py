@@ -11,15 +11,17 @@ from typing import Any
 import psutil
 
 from ampcompare.api.doctor.finding import Check
+from ampcompare.base.environment.extras import torch_on_path
 from ampcompare.base.environment.fingerprint import THREAD_VARIABLES, fingerprint
 from ampcompare.base.environment.packages import installed_version
 from ampcompare.base.processes.call import Answer
-from ampcompare.base.version import NEWEST_TORCH
+from ampcompare.base.version import NEWEST_TORCH, OLDEST_TORCH
 
 GIB = 2**30
 MIN_MEMORY, MIN_DISK, MIN_SHARED = 2 * GIB, GIB, GIB // 2
 LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 SHARED = Path("/dev/shm")
+WITHOUT_TORCH = "lint, migrate, explain ARM, list, judge and report work without"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
@@ -112,11 +114,17 @@ def examine_torch(answer: Answer, *, has_gpu: bool) -> Check:
         answer: of the probe `torch_build`.
         has_gpu: whether this machine has an NVIDIA GPU, whatever torch sees.
     """
-    installed = installed_version("torch")
+    installed = installed_version("torch") or torch_on_path() or None
     if not answer.done and installed is None and "No module named 'torch'" in answer.failure:
-        install = "pip install torch torchvision"
-        remedy: tuple[str, ...] = (install, f"{install} --index-url {CPU_INDEX}  # no GPU")
-        return Check("Software", "torch", "not installed", "problem", "every arm needs it", remedy)
+        for_cpu = f"pip install torch torchvision --index-url {CPU_INDEX}  # no GPU: before the other"
+        remedy: tuple[str, ...] = ("pip install 'ampcompare[torch]'", for_cpu)
+        return Check("Software", "torch", "not installed", "problem", f"what trains needs it; {WITHOUT_TORCH}", remedy)
+    numbers = _numbers(answer.value["version"] if answer.done else installed or "")
+    if (0, 0) < numbers < OLDEST_TORCH:
+        value = answer.value["version"] if answer.done else str(installed)
+        oldest = "{}.{}".format(*OLDEST_TORCH)
+        reason, remedy = f"what trains needs {oldest} or later; {WITHOUT_TORCH}", ("pip install -U torch torchvision",)
+        return Check("Software", "torch", value, "problem", reason, remedy, {"version": value})
     if not answer.done:
         value = f"{installed or 'of unknown version'}, which cannot be imported"
         remedy = (f"pip install --force-reinstall torch{f'=={installed}' if installed else ''}",)

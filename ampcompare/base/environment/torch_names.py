@@ -1,5 +1,6 @@
 """What an error means if torch lacks a name which the package uses: some are private, and no version promises them."""
 
+import os
 import types
 from pathlib import Path
 from traceback import walk_tb
@@ -7,7 +8,7 @@ from traceback import walk_tb
 from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.base.version import NEWEST_TORCH, __version__
 
-PACKAGE = str(Path(__file__).parents[2])
+PACKAGE = str(Path(__file__).parents[2]) + os.sep
 
 
 def missing_torch_name(error: BaseException) -> EnvironmentUnfit | None:

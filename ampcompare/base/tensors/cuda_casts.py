@@ -15,6 +15,7 @@ The casts are registered for the dispatch key of a device that torch does not ha
 
 from __future__ import annotations
 
+import _thread
 import functools
 import threading
 import warnings
@@ -124,12 +125,24 @@ def operations_cast_on(device: str) -> set[str]:
 
 
 def _in_new_thread(function: Callable[[], Any]) -> Any:
-    """Call a function where no mode, transform or autocast of the caller is on."""
+    """Call a function where no mode, transform or autocast of the caller is on.
+
+    The thread is none of `threading`: a script may have replaced `Thread.run` by what opens autocast, which would ask
+    again without end.
+    """
     box: list[Any] = []
-    thread = threading.Thread(target=lambda: box.append(function()))
-    thread.start()
-    thread.join()
-    return box[0]
+    done = _thread.allocate_lock()
+
+    def call() -> None:
+        try:
+            box.append(function())
+        finally:
+            done.release()
+
+    done.acquire()
+    _thread.start_new_thread(call, ())
+    with done:
+        return box[0]
 
 
 def _ask(device: str, dtype: torch.dtype | None, function: Any, args: Any, kwargs: Any) -> _Seen:

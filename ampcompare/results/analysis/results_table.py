@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal, TextIO
 
 from ampcompare.backends.arm import same_arm
+from ampcompare.base.environment.extras import require_stats
 from ampcompare.base.errors import ConfigError, RecordError
 from ampcompare.base.files.read import read_text
 from ampcompare.base.formatting import few
@@ -294,6 +295,7 @@ def judge(
     table: ResultsTable, reference: str | None = None, sd: float | None = None, terms: Criteria | None = None
 ) -> Comparison:
     """Compare every arm of a table with one of them; arguments and errors are those of `judge_table`."""
+    require_stats()
     terms, metric = terms or Criteria(), table.metric
     if sd is not None and not (math.isfinite(sd) and sd > 0):
         raise ConfigError(f"the spread over seeds is {sd}; give the standard deviation, such as 0.18")

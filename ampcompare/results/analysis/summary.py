@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ampcompare.base.environment.extras import require_stats
 from ampcompare.results.analysis.conclusions.details import details, look_sentences
 from ampcompare.results.analysis.conclusions.headline import headline
 from ampcompare.results.analysis.conclusions.next_step import next_steps
@@ -71,6 +72,7 @@ def summarize(
     Raises:
         ConfigError: the records are of several tasks, or the margin does not apply to their metric.
     """
+    require_stats()
     terms, design = terms or Criteria(), design or Design()
     metric = one_metric(records)
     records, copies = unique_runs(records)

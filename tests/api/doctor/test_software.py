@@ -24,9 +24,23 @@ def test_a_cpu_build_beside_a_gpu() -> None:
 def test_no_torch(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is none, it is said how to get it, with and without a GPU."""
     monkeypatch.setattr(machine, "installed_version", {}.get)
+    monkeypatch.setattr(machine, "torch_on_path", str)
     finding = examine_torch(ask("torch_build", path=site.path), has_gpu=False)
     assert (finding.value, finding.verdict) == ("not installed", "problem")
     assert len(finding.remedy) == 2
+
+
+def test_an_old_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What works next to it is said, whether or not it can be imported."""
+    monkeypatch.setattr(machine, "installed_version", {"torch": "1.13.1+cu117"}.get)
+    for answer in (
+        Answer({**BUILD, "version": "1.13.1+cu117"}, "done"),
+        Answer({}, "raised", "AttributeError: no Tensor"),
+    ):
+        finding = examine_torch(answer, has_gpu=True)
+        assert (finding.value, finding.verdict) == ("1.13.1+cu117", "problem")
+        assert "lint, migrate" in finding.reason
+        assert finding.remedy == ("pip install -U torch torchvision",)
 
 
 @pytest.mark.parametrize(("beyond", "verdict"), [(0, "ok"), (1, "note")])

@@ -1,20 +1,30 @@
 """Apex by files alone, what torch lacks, entry points, versions that are too old, and this machine's fingerprint."""
 
+import ast
+import glob
 import importlib.metadata
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import ampcompare
 from ampcompare.base.environment import gpus
 from ampcompare.base.environment.apex import probe_apex
 from ampcompare.base.environment.gpus import why_no_accelerator
-from ampcompare.base.environment.oldest import require_python, require_torch
+from ampcompare.base.environment.oldest import require_python
 from ampcompare.base.environment.packages import distributions_of, entry_points, installed_version
-from ampcompare.base.version import OLDEST_TORCH
+
+OLDEST = "base/environment/oldest.py"
+# Those that pyenv keeps here.
+ROOT_OF_PYENV = os.environ.get("PYENV_ROOT", os.path.expanduser("~/.pyenv"))
+OLD_PYTHONS = sorted(
+    path for minor in range(6, 11) for path in glob.glob(f"{ROOT_OF_PYENV}/versions/3.{minor}.*/bin/python")
+)
 
 
 def _package(folder: Path, *files: str) -> Path:
@@ -142,35 +152,6 @@ def test_a_module_leads_to_the_distribution_that_installed_it(tmp_path: Path, mo
     assert distributions_of(["fast", "fas"]) == {"a", "b"}
 
 
-MESSAGE = r"needs torch {}\.{} or later, and 2\.5\.1\+cu124 is installed: pip install -U torch"
-
-
-@pytest.fixture
-def torch_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A torch that is found before the real one; its file `version.py` is still to be written."""
-    (tmp_path / "torch").mkdir()
-    (tmp_path / "torch" / "__init__.py").touch()
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["train.py"])
-    return tmp_path / "torch" / "version.py"
-
-
-@pytest.mark.parametrize(
-    "text", ["__version__ = '2.5.1+cu124'\n", 'from typing import Optional\n\n__version__: str = "2.5.1+cu124"\n']
-)
-def test_an_old_torch(torch_of: Path, text: str) -> None:
-    torch_of.write_text(text)
-    with pytest.raises(ImportError, match=MESSAGE.format(*OLDEST_TORCH)):
-        require_torch()
-
-
-@pytest.mark.parametrize("version", ["{}.{}.0", "2.10.0a0+git0", "10.0", "", "nightly"])
-def test_a_torch_that_will_do(torch_of: Path, version: str) -> None:
-    """From the oldest on, and where the file names no numbers: what is not known is not refused."""
-    torch_of.write_text(f"__version__ = '{version.format(*OLDEST_TORCH)}'\n")
-    require_torch()
-
-
 def test_an_old_python(monkeypatch: pytest.MonkeyPatch) -> None:
     """A command ends with its line and exit code 4, and an import fails."""
     monkeypatch.setattr(sys, "version_info", (3, 9, 18, "final", 0))
@@ -183,13 +164,30 @@ def test_an_old_python(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ended.value.code == 4
 
 
+def test_an_old_python_can_read_what_refuses_it() -> None:
+    """The files up to the refusal have the syntax of Python 3.6, and no annotation that it cannot evaluate."""
+    for name in ("__init__.py", "base/__init__.py", "base/version.py", "base/environment/__init__.py", OLDEST):
+        text = (Path(ampcompare.__file__).parent / name).read_text(encoding="utf-8")
+        tree = ast.parse(text, feature_version=(3, 6))
+        nodes = list(ast.walk(tree))
+        futures = [one for one in nodes if isinstance(one, ast.ImportFrom) and one.module == "__future__"]
+        generic = [
+            node for node in ast.walk(tree) if isinstance(node, ast.Subscript) and ast.unparse(node.value) == "tuple"
+        ]
+        assert (futures, generic) == ([], []), name
+
+
 @pytest.mark.integration
-@pytest.mark.parametrize("words", [["-m", "ampcompare", "lint", "."], ["-m", "ampcompare", "--version"]])
-def test_a_command_is_one_line(torch_of: Path, words: list[str]) -> None:
-    torch_of.write_text("__version__ = '2.5.1+cu124'\n")
-    path = os.pathsep.join([str(torch_of.parents[1]), os.environ["PYTHONPATH"]])
-    done = subprocess.run(
-        [sys.executable, *words], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (4, "", 1)
-    assert "needs torch" in done.stderr
+@pytest.mark.parametrize("python", OLD_PYTHONS)
+def test_an_old_python_says_so(python: str, tmp_path: Path) -> None:
+    """As a module and as the command that pip makes; an import fails."""
+    command = tmp_path / "ampcompare"
+    command.write_text("import sys\nfrom ampcompare.cli import main\nsys.exit(main())\n")
+    environment = {"PYTHONPATH": str(Path(ampcompare.__file__).parents[1]), "PATH": os.environ["PATH"]}
+    for words in (["-m", "ampcompare", "lint", "."], [str(command), "--help"]):
+        done = subprocess.run([python, *words], env=environment, stderr=subprocess.PIPE, timeout=60, check=False)
+        (line,) = done.stderr.decode().splitlines()
+        assert done.returncode == 4
+        assert re.fullmatch(r"ampcompare: .* needs Python 3\.11 or later, and this is 3\.\d+\.\d+: take .*", line)
+    done = subprocess.run([python, "-c", "import ampcompare"], env=environment, stderr=subprocess.PIPE, check=False)
+    assert done.stderr.decode().splitlines()[-1].startswith("ImportError: ampcompare ")

@@ -320,3 +320,13 @@ def test_transforms_and_compiled_functions_are_cast(casts: None) -> None:
         warnings.simplefilter("ignore")
         types = torch.func.vmap(lambda x: torch.einsum("ij,j->i", weight, x))(torch.rand(2, 3)).dtype
     assert types is torch.float16
+
+
+def test_a_script_that_opens_autocast_in_every_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch is asked in a thread that no replaced `Thread.run` reaches: it would ask again without end."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise AssertionError("a thread of threading was started")
+
+    monkeypatch.setattr(threading.Thread, "run", refuse)
+    assert find_cast("aten::softmax.int") is Cast.FP32

@@ -1,6 +1,7 @@
 """A loop is profiled: parts add up, memory adds up to the peak, and counts are those of torch."""
 
 import functools
+import itertools
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -48,6 +49,21 @@ def profile_of() -> Callable[[str], ArmProfile]:
     return functools.cache(_profile)
 
 
+def _bytes_within_products(dtype: torch.dtype) -> int:
+    """Return how much a product of the network holds for itself at most, which no tensor of a loop shows.
+
+    None on most processors. Where they have bf16 instructions, oneDNN copies both sides into the layout of those.
+    """
+    sides = [torch.randn(256, 256, dtype=dtype) for _ in range(2)]
+    most = 0
+    for product in (F.linear, torch.mm, lambda a, b: a.t() @ b):
+        with torch.profiler.profile(profile_memory=True, acc_events=True) as profiler:
+            result = product(*sides)
+        sizes = [event.nbytes() for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"]
+        most = max(most, max(itertools.accumulate(sizes), default=0) - result.untyped_storage().nbytes())
+    return most
+
+
 @pytest.mark.integration
 @pytest.mark.parametrize("arm", ["fp32", "native:bf16", "apex:O2"])
 def test_the_parts_add_up(arm: str, profile_of: Callable[[str], ArmProfile]) -> None:
@@ -57,7 +73,8 @@ def test_the_parts_add_up(arm: str, profile_of: Callable[[str], ArmProfile]) -> 
     phases = {part.phase for part in found.parts}
     assert {"forward", "backward", "optimizer"} <= phases
     memory = found.memory
-    assert abs(memory.rest_bytes) <= 0.05 * memory.measured_bytes
+    within = _bytes_within_products(torch.bfloat16 if "bf16" in arm else torch.float32)
+    assert -0.05 * memory.measured_bytes <= memory.rest_bytes <= 0.05 * memory.measured_bytes + within
     kinds = {held.kind for held in memory.held}
     assert {"weights", "optimizer state", "activations"} <= kinds
     assert ("master weights" in kinds) == (arm == "apex:O2")

@@ -1,0 +1,61 @@
+"""What people type after `--` becomes a script or a module, or is answered with what does the same."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from ampcompare.base.errors import ConfigError
+from ampcompare.settings.command_words import python_words
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ("train.py --lr 1", "train.py --lr 1"),
+        ("python train.py --lr 1", "train.py --lr 1"),
+        ("python3.11 -u train.py", "train.py"),
+        ("python -m pkg.train --lr 1", "-m pkg.train --lr 1"),
+        ("python -m torch.distributed.launch train.py", "-m torch.distributed.launch train.py"),
+        ("python -m torch.distributed.run train.py", "-m torch.distributed.run train.py"),
+        ("accelerate launch --num_processes 2 train.py", "-m accelerate.commands.launch --num_processes 2 train.py"),
+        ("accelerate-launch train.py", "-m accelerate.commands.launch train.py"),
+        ("deepspeed --num_gpus 2 train.py", "-m deepspeed.launcher.runner --num_gpus 2 train.py"),
+        ("/usr/bin/env/absent.py", "/usr/bin/env/absent.py"),
+    ],
+)
+def test_what_starts_a_script_is_read(typed: str, words: str) -> None:
+    assert python_words(typed.split()) == words.split()
+
+
+def test_the_interpreter_of_ampcompare_is_dropped() -> None:
+    """By its path too, which a user pastes."""
+    assert python_words([sys.executable, "train.py"]) == ["train.py"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "why"),
+    [
+        ("/opt/other/bin/python train.py", "not in /opt/other/bin/python; install ampcompare there"),
+        ("python -c pass", "write its code into a script"),
+        ("python -O train.py", "PYTHONOPTIMIZE"),
+        ("CUDA_VISIBLE_DEVICES=0 python train.py", "CUDA_VISIBLE_DEVICES=0 ampcompare"),
+        ("mpirun -n 2 python train.py --lr 1", r"--nproc-per-node N -- train\.py --lr 1"),
+        ("torchrun --standalone --nproc_per_node=2 train.py --lr 1", r": --nproc-per-node 2 -- train\.py --lr 1"),
+        ("torchrun --nproc-per-node 4 train.py", r": --nproc-per-node 4 -- train\.py"),
+        ("srun train.py", r"--nproc-per-node N -- train\.py"),
+        ("uv run train.py --lr 1", r"uv \.\.\. ampcompare, and give after --: train\.py --lr 1"),
+        ("bash train.sh", "bash is no Python script; give what it runs"),
+        ("lightning run model train.py", r"--nproc-per-node and --arm do here.*train\.py"),
+    ],
+)
+def test_what_cannot_run_in_a_cell_is_answered(typed: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why) as caught:
+        python_words(typed.split())
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_is_a_script_whatever_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("torchrun").write_text("")
+    assert python_words(["torchrun", "--lr", "1"]) == ["torchrun", "--lr", "1"]
