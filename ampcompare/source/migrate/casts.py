@@ -3,30 +3,63 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator, Mapping
 
 from ampcompare.source.migrate.core.context import Core
-from ampcompare.source.migrate.finding import NOTE, Finding
 from ampcompare.source.migrate.read.forward import model_keys
-from ampcompare.source.migrate.read.names import Names
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import dotted_name, last_name, last_part
 
-# By name: what O1 does, what autocast does.
-DIFFERENT = {
-    "gelu": ("fp32", "the type of the input"),
-    "std": ("fp32", "the type of the input"),
-    "var": ("fp32", "the type of the input"),
-    "softmax": ("the type of the input", "fp32"),
-    "log_softmax": ("the type of the input", "fp32"),
-    "log1p": ("the type of the input", "fp32"),
-    "logsumexp": ("the type of the input", "fp32"),
-    "cdist": ("the type of the input", "fp32"),
-    "square": ("the type of the input", "fp32"),  # a pow, to autocast
-    "einsum": ("the type of the input", "fp16"),
-    "scaled_dot_product_attention": ("the type of the input", "fp16"),
+# What O1 does with 16-bit inputs, and with others; then what autocast of CUDA does. By function of torch.nn.functional,
+# of torch, or method; a test measures them.
+KEPT, WIDE, LOWER = "the type of its inputs", "fp32", "fp16"
+FUNCTIONAL = {
+    "gelu": (WIDE, KEPT),
+    "grid_sample": (WIDE, KEPT),
+    "rms_norm": (KEPT, WIDE),
+    "pairwise_distance": (KEPT, WIDE),
+    "pdist": (KEPT, WIDE),
+    "huber_loss": (KEPT, WIDE),
+    "affine_grid": (KEPT, LOWER),
+    "prelu": (KEPT, LOWER),
+    "scaled_dot_product_attention": (KEPT, LOWER),
 }
-ONLY_FUNCTIONAL = ("gelu",)
-NOT_FUNCTIONAL = ("softmax", "log_softmax")  # O1 lists those of torch.nn.functional, and no others
+PLAIN = {
+    "std": (WIDE, KEPT),
+    "var": (WIDE, KEPT),
+    "softmax": (KEPT, WIDE),  # O1 lists those of torch.nn.functional, and no others
+    "log_softmax": (KEPT, WIDE),
+    "log1p": (KEPT, WIDE),
+    "logsumexp": (KEPT, WIDE),
+    "cdist": (KEPT, WIDE),
+    "square": (KEPT, WIDE),  # a pow, to autocast
+    "einsum": (KEPT, LOWER),
+}
+# Apex refused fp16 tensors in these, as it could not make them fp32 where they are; autocast leaves them alone.
+IN_ITS_PLACE = dict.fromkeys(
+    ("acos_", "asin_", "cosh_", "erfinv_", "exp_", "expm1_", "log_", "log10_", "log2_", "reciprocal_", "rsqrt_",
+     "sinh_", "tan_", "pow_", "cumsum_", "cumprod_", "renorm_"),
+    ("fp32 alone", KEPT),
+)  # fmt: skip
+LAYERS = {
+    "GELU": "gelu", "RMSNorm": "rms_norm", "PairwiseDistance": "pairwise_distance", "HuberLoss": "huber_loss",
+    "PReLU": "prelu",
+}  # fmt: skip
+# What a model of O2 computes in fp16, and autocast of CUDA in fp32.
+WIDE_UNDER_AUTOCAST = frozenset({
+    "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt", "sinh",
+    "tan", "pow", "square", "cumsum", "cumprod", "sum", "prod", "norm", "dist", "cdist", "logsumexp", "softmax",
+    "log_softmax", "softmin", "softplus", "layer_norm", "group_norm", "rms_norm", "cosine_similarity", "normalize",
+    "pairwise_distance", "pdist",
+})  # fmt: skip
+WIDE_LAYERS = {
+    "Softmax": "softmax", "LogSoftmax": "log_softmax", "Softmin": "softmin", "Softplus": "softplus",
+    "LayerNorm": "layer_norm", "GroupNorm": "group_norm", "RMSNorm": "rms_norm",
+    "CosineSimilarity": "cosine_similarity", "PairwiseDistance": "pairwise_distance",
+}  # fmt: skip
+OFTEN_OF_OTHERS = {"std", "var", "einsum", "cdist", "square", "sum", "prod", "norm", "pow", "normalize", "dist"}
+OF_O1 = "types that O1 and autocast compute in: {0}"
+OF_O2 = "of fp16, as in the model, these were computed in fp16, and are in fp32 under autocast: {0}"
 # Products in place: Apex cast their arguments, autocast leaves them as they are.
 IN_PLACE = ("addmm_", "addmv_", "addr_", "addbmm_", "baddbmm_")
 PRODUCT = (
@@ -50,24 +83,58 @@ NO_FLOATS = frozenset({
 })  # fmt: skip
 
 
-def note_casts(module: Module, names: Names) -> list[Finding]:
-    """Return one note for each function with other casts, at its first call."""
-    if not any(meaning == "apex.amp.initialize" for _, meaning in names.uses):
-        return []
-    found: dict[str, Finding] = {}
-    for node, _ in module.methods(*DIFFERENT):
-        name = last_name(node.func)
-        if name in found:
-            continue
-        meaning = names.meaning(node.func) or ""
-        functional = meaning.startswith("torch.nn.functional.")
-        if (name in ONLY_FUNCTIONAL and not functional) or (name in NOT_FUNCTIONAL and functional):
-            continue
-        if not meaning.startswith("torch.") and name in ("std", "var", "einsum", "cdist", "square"):
-            continue  # may be of numpy
-        before, after = DIFFERENT[name]
-        found[name] = Finding.at(node, NOTE, f"{name}: O1 computes it in {before}, autocast in {after}")
+def note_casts(core: Core) -> None:
+    """Note for each file of the project which functions it calls that autocast computes in another type than Apex."""
+    for initialize in core.sites.initializes[:1]:
+        level = initialize.arguments.get("opt_level")
+        is_half = isinstance(level, ast.Constant) and level.value in ("O2", "O3")
+        if isinstance(level, ast.Constant) and level.value == "O0":
+            return
+        for module in (core.module, *core.around.modules_below(core.module)):
+            found = _wide_calls(module) if is_half else _other_casts(module)
+            if found:
+                where = f"{core.index.name_of(module)}: " if module is not core.module else ""
+                core.note(initialize.call, where + (OF_O2 if is_half else OF_O1).format(", ".join(found)))
+
+
+def _other_casts(module: Module) -> list[str]:
+    """Return the functions that O1 and autocast compute in different types, each with its first line and both types."""
+    found: dict[str, str] = {}
+    for name, functional, call in _calls(module, LAYERS):
+        types = IN_ITS_PLACE.get(name) or (FUNCTIONAL if functional else PLAIN).get(name)
+        if types is not None:
+            found.setdefault(name, f"{name} (line {call.lineno}) {types[0]}, now {types[1]}")
     return list(found.values())
+
+
+def _wide_calls(module: Module) -> list[str]:
+    """Return the functions that autocast computes in fp32, each with its first line."""
+    found: dict[str, str] = {}
+    for name, _, call in _calls(module, WIDE_LAYERS):
+        if name in WIDE_UNDER_AUTOCAST:
+            found.setdefault(name, f"{name} (line {call.lineno})")
+    return list(found.values())
+
+
+def _calls(module: Module, layers: Mapping[str, str]) -> Iterator[tuple[str, bool, ast.Call]]:
+    """Yield calls of torch's functions, or of methods that are named so: name, whether it is functional, and the call.
+
+    Args:
+        layers: classes of torch.nn, with the functions that they call.
+    """
+    for call in module.calls:
+        name, meaning = last_name(call.func), module.resolve(call.func) or ""
+        if meaning.startswith("torch.nn.") and name in layers:
+            yield layers[name], True, call
+        elif meaning.startswith("torch.nn.functional."):
+            yield name, True, call
+        elif meaning == f"torch.{name}" or (not meaning and _is_of_tensor(call)):
+            yield name, False, call
+
+
+def _is_of_tensor(call: ast.Call) -> bool:
+    """Return whether a call by an unknown name is one of a method that only tensors have."""
+    return isinstance(call.func, ast.Attribute) and call.func.attr not in OFTEN_OF_OTHERS
 
 
 def keep_fp32(core: Core) -> None:

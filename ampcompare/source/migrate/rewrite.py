@@ -142,6 +142,7 @@ def migrate_text(
             _refuse_half_project(core)
         if core is not None:
             keep_fp32(core)
+            note_casts(core)
         findings += [] if core is None else core.findings
     except Unsure as error:
         unsure = error
@@ -171,7 +172,6 @@ def migrate_text(
         findings += answer_guards(module, edits)
     if unsure is None:
         _rewrite_texts(module, edits, names)
-        findings += note_casts(module, names)
     findings = sorted(set(findings))
     of_torch = rf"(?<!from )(?<![\w.]){re.escape(torch)}\."
     if edits and above is not None and re.search(of_torch, edits.new_text()) is not None:

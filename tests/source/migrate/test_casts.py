@@ -1,0 +1,128 @@
+"""Notes of `migrate` on functions that Apex and autocast compute in different types; the tables are measured."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ampcompare.apex.amp.lists import functional_overrides, torch_overrides
+from ampcompare.base.tensors.cuda_casts import cuda_casts
+from ampcompare.source.migrate.casts import FUNCTIONAL, IN_ITS_PLACE, KEPT, LOWER, PLAIN, WIDE, WIDE_UNDER_AUTOCAST
+from ampcompare.source.migrate.finding import NOTE
+from ampcompare.source.migrate.project import migrate_file
+from ampcompare.source.migrate.rewrite import migrate_text
+
+# Calls of one tensor of 2x3x3 numbers; other functions take it alone.
+CALLS: dict[str, Callable[[Tensor], Any]] = {
+    **{name: lambda x, name=name: getattr(torch, name)(x, 0) for name in (
+        "cumsum", "cumprod", "logsumexp", "softmax", "log_softmax")},
+    **{name: lambda x, name=name: getattr(torch, name)(x, x) for name in ("cdist", "dist")},
+    **{name: lambda x, name=name: getattr(F, name)(x, x) for name in (
+        "cosine_similarity", "pairwise_distance", "huber_loss")},
+    "pow": lambda x: x.pow(2),
+    "softmin": lambda x: F.softmin(x, 0),
+    "layer_norm": lambda x: F.layer_norm(x, (3,)),
+    "rms_norm": lambda x: F.rms_norm(x, (3,)),
+    "group_norm": lambda x: F.group_norm(x, 3),
+    "pdist": lambda x: F.pdist(x[0]),
+    "einsum": lambda x: torch.einsum("bij,bjk->bik", x, x),
+    "grid_sample": lambda x: F.grid_sample(x[None], x[None, :, :, :2], align_corners=False),
+    "affine_grid": lambda x: F.affine_grid(x[:, :2], [2, 1, 3, 3], align_corners=False),
+    "prelu": lambda x: F.prelu(x, x[0, 0, :1]),
+    "scaled_dot_product_attention": lambda x: F.scaled_dot_product_attention(x, x, x),
+}  # fmt: skip
+
+
+def _type_on_cuda(name: str, dtype: torch.dtype) -> torch.dtype:
+    """Return the type of what a function returns under autocast of CUDA."""
+    call = CALLS.get(name) or (getattr(torch, name) if hasattr(torch, name) else getattr(F, name))
+    with cuda_casts(), torch.autocast("cpu", dtype=torch.float16):
+        result = call((torch.rand(2, 3, 3) * 0.5 + 0.25).to(dtype))
+    assert isinstance(result, Tensor)
+    return result.dtype
+
+
+@pytest.mark.parametrize("name", [*FUNCTIONAL, *PLAIN])
+def test_autocast_computes_in_the_type_that_the_table_says(name: str) -> None:
+    after = {**FUNCTIONAL, **PLAIN}[name][1]
+    half, full = _type_on_cuda(name, torch.float16), _type_on_cuda(name, torch.float32)
+    assert half is (torch.float32 if after == WIDE else torch.float16)
+    assert full is (torch.float16 if after == LOWER else torch.float32)
+
+
+@pytest.mark.parametrize("name", sorted(WIDE_UNDER_AUTOCAST))
+def test_autocast_computes_in_fp32(name: str) -> None:
+    assert _type_on_cuda(name, torch.float16) is torch.float32
+
+
+def test_the_types_of_O1_are_those_of_the_lists_of_Apex() -> None:
+    for table, lists in ((FUNCTIONAL, functional_overrides), (PLAIN, torch_overrides)):
+        for name, (before, after) in table.items():
+            assert before == (WIDE if name in lists.FP32_FUNCS else KEPT)
+            assert before != after
+    for name in torch_overrides.FP32_FUNCS:
+        assert (name in PLAIN) != (name in WIDE_UNDER_AUTOCAST or name == "renorm")
+        assert not hasattr(Tensor, f"{name}_") or f"{name}_" in IN_ITS_PLACE
+
+
+HEAD = """import torch
+from torch import nn
+from torch.nn import functional as F
+from apex import amp
+import numpy as np
+
+class Net(nn.Module):
+    def forward(self, x):
+        x = F.gelu(x).exp_().softmax(-1)
+        return F.softmax(x, -1).std() + np.log1p(3) + torch.var(x) + nn.PReLU()(x) + x.softmax(0)
+
+model = Net()
+model, optimizer = amp.initialize(model, torch.optim.SGD(model.parameters()), opt_level="O1")
+for x in batches:
+    loss = model(x)
+    with amp.scale_loss(loss, optimizer) as scaled:
+        scaled.backward()
+    optimizer.step()
+"""
+
+
+def _notes(text: str) -> list[str]:
+    found = migrate_text(text).findings
+    return [one.message for one in found if one.kind == NOTE and one.line == 13 and "types" in one.message]
+
+
+def test_one_note_names_what_O1_computes_in_another_type_with_the_lines() -> None:
+    (note,) = _notes(HEAD)
+    said = "gelu (line 9) fp32, now the type of its inputs"
+    for part in (
+        said,
+        "exp_ (line 9) fp32 alone",
+        "softmax (line 9) the type of its inputs, now fp32",
+        "prelu (line 10)",
+    ):
+        assert part in note
+    assert "log1p" not in note
+    assert note.count("softmax") == 1
+
+
+def test_at_O2_the_note_names_what_autocast_computes_in_fp32() -> None:
+    found = migrate_text(HEAD.replace('"O1"', '"O2"')).findings
+    notes = [one.message for one in found if one.message.startswith("of fp16, as in the model, these")]
+    assert len(notes) == 1
+    assert notes[0].endswith(": softmax (line 9)")
+    assert not _notes(HEAD.replace('"O1"', '"O0"'))
+
+
+def test_a_file_that_is_imported_has_a_note_of_its_own(tmp_path: Path) -> None:
+    """It stands where training is initialized, and names the file."""
+    body, train = HEAD.split("model = Net()\n")
+    (tmp_path / "net.py").write_text(body.replace("from apex import amp\n", ""), encoding="utf-8")
+    head = "import torch\nfrom apex import amp\nfrom net import Net\n\nmodel = Net()\n"
+    (tmp_path / "train.py").write_text(head + train, encoding="utf-8")
+    found = migrate_file(tmp_path / "train.py").rows()
+    (place,) = [place for place, _, message in found if message.startswith("net.py: types that O1 and autocast")]
+    assert place.startswith("6:")
