@@ -160,8 +160,12 @@ def verify_script(
         for place, kind, message in result.rows():
             if kind == NOTE:
                 say(f"known difference, {result.path}:{place}: {message}")
-    for line in _known_mistakes(migrations):
+    mistakes = _known_mistakes(migrations)
+    for line in mistakes:
         say(line)
+    if mistakes and verdict != DIFFERENT:
+        say(f"verdict: {verdict} in these steps, but the lines above raise an error on a GPU: correct them first")
+        return 1
     if verdict == DIFFERENT:
         say(f"verdict: {verdict}; keep the original until the first difference above is explained")
         return 1
@@ -210,12 +214,18 @@ def _compare(
 
 
 def _known_mistakes(migrations: list[FileMigration]) -> list[str]:
-    """Return the mistakes of the original that few steps do not show."""
+    """Return the mistakes of the original, or else of the result, that few steps do not show."""
     found = []
     for result in migrations:
-        if result.document is not None:
-            mistakes = (each for each in find_mistakes(result.document.text) if each[1] in MISTAKES)
-            found += [f"{result.path}:{line}: {code}: {message}" for line, code, message in mistakes]
+        texts = [] if result.document is None else [("", result.document.text)]
+        texts += [] if result.migration is None else [("line {} of the result: ", result.migration.text)]
+        for where, text in texts:
+            mistakes = [each for each in find_mistakes(text) if each[1] in MISTAKES]
+            for line, code, message in mistakes:
+                place = f"{result.path}: {where.format(line)}" if where else f"{result.path}:{line}: "
+                found.append(f"{place}{code}: {message}")
+            if mistakes:
+                break
     return found
 
 
@@ -276,7 +286,8 @@ def run_script(
         if code is None:
             raise LaunchError(f"{which} had not made its steps after {TIME_LIMIT:g} s and was ended; use fewer --steps")
         if code:
-            raise LaunchError(f"{which} ended with exit code {code}: {errors[-1] if errors else ''}")
+            why = _read_error(folder) or (errors[-1] if errors else "")
+            raise LaunchError(f"{which} ended with exit code {code}: {why}")
         run = _read_run(folder)
         limits = WITHOUT_OVERLAYS if sandbox.is_partial else ""
         return dataclasses.replace(run, written=[one.path for one in sandbox.written], limits=limits)
@@ -300,6 +311,14 @@ def _wait_for(command: list[str], environment: dict[str, str]) -> tuple[int | No
             process.wait()
         errors.seek(0)
         return code, errors.read().decode("utf-8", "replace")
+
+
+def _read_error(folder: Path) -> str:
+    """Return the error that ended a run, with its line; "" where it was not recorded."""
+    record = folder / "record.jsonl"
+    lines = record.read_text(encoding="utf-8").splitlines() if record.exists() else []
+    ends = [row for row in map(json.loads, lines) if row.get("kind") == "end"]
+    return str(ends[-1]["error"] or "") if ends else ""
 
 
 def _read_run(folder: Path) -> Run:

@@ -13,12 +13,12 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.base.tensors.tree import tensors_in
 from ampcompare.guards.location import raised_at
+from ampcompare.script.banned_loss import BANNED
 from ampcompare.script.keep_fp32 import bare_model
 from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmpStandIn
 from ampcompare.script.torch_amp.half_weights import HalfWeights
 from ampcompare.script.torch_amp.o1 import O1BehindTorch
 
-BANNED = re.compile(r"nn\.BCELoss (need float32|are unsafe)")
 TYPES = re.compile(
     rf"{BANNED.pattern}|dtype|scalar type|[^a-z](Half|BFloat16)\b|should be the same|unscale.*Complex", re.IGNORECASE
 )

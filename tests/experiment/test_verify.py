@@ -317,6 +317,60 @@ def test_a_script_that_fails_is_said_in_one_line(tmp_path: Path) -> None:
         verify_script(str(script), [], steps=2, say=lambda line: None)
 
 
+PROBABILITIES = """
+import torch
+from torch import nn
+from apex import amp
+
+model = nn.Sequential(nn.Linear(4, 1), nn.Sigmoid()).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+criterion = nn.BCELoss()
+model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
+for step in range(3):
+    x = torch.randn(4, 4).cuda()
+    loss = criterion(model(x), (x[:, :1] > 0).float())
+    with amp.scale_loss(loss, optimizer) as scaled_loss:
+        scaled_loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.usefixtures("forked_runs")
+@pytest.mark.integration
+def test_a_cross_entropy_of_probabilities_trains_the_same_outside_of_autocast(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(PROBABILITIES, encoding="utf-8")
+    said: list[str] = []
+    assert verify_script(str(script), [], steps=3, say=said.append) == 0
+    assert "skipped steps: equal" in said
+    assert any(line.startswith("known difference") and "AMP230" in line for line in said)
+
+
+@pytest.mark.usefixtures("forked_runs")
+@pytest.mark.integration
+def test_a_cross_entropy_that_autocast_refuses_is_said_with_its_line(tmp_path: Path) -> None:
+    """The line is that of the result."""
+    script = tmp_path / "train.py"
+    unseen = "lambda p, y: nn.functional.binary_cross_entropy(p, y)"
+    script.write_text(PROBABILITIES.replace("nn.BCELoss()", unseen), encoding="utf-8")
+    with pytest.raises(
+        LaunchError, match=r"the rewritten script ended .*train\.py:7: AMP230: autocast of CUDA refuses"
+    ):
+        verify_script(str(script), [], steps=3, say=lambda line: None)
+
+
+def test_a_refused_cross_entropy_of_the_original_or_of_the_result_is_known(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    refused = 'with torch.autocast("cuda"):\n    loss = torch.nn.functional.binary_cross_entropy(p, y)\n'
+    script.write_text(f"import torch\n{refused}", encoding="utf-8")
+    found = verify._known_mistakes([migrate_file(script, must_parse=True)])
+    assert found == []  # without Apex it is not read
+    script.write_text(f"import torch\nfrom apex.optimizers import FusedAdam\n{refused}", encoding="utf-8")
+    found = verify._known_mistakes([migrate_file(script)])
+    assert found == [f"{script}:4: AMP230: the autocast block begins in line 3"]
+
+
 @pytest.mark.integration
 def test_a_run_ends_with_its_time_and_with_what_the_script_leaves_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """A child holds the output of the script open."""

@@ -18,6 +18,7 @@ from ampcompare.base.environment import first_path
 from ampcompare.base.environment.torch_names import missing_torch_name
 from ampcompare.base.errors import AmpCompareError, EnvironmentUnfit, GuardError
 from ampcompare.guards.location import is_users, raised_at
+from ampcompare.script.banned_loss import find_banned_loss
 from ampcompare.script.legacy import child_processes
 from ampcompare.script.legacy.missing_names import missing_names
 from ampcompare.script.legacy.old_script import COMPAT_HINT, is_of_old_script
@@ -69,6 +70,7 @@ def execute(
     code: CodeType | None = None
     status = 0
     error: BaseException | None = None
+    banned = None
     needs_cpu = False
     try:
         code, main = target.load()
@@ -94,6 +96,8 @@ def execute(
         if isinstance(refusal, AmpCompareError):
             status, error = refusal.exit_code, refusal
             say(str(_in_words(refusal)))
+        elif banned := find_banned_loss(error):
+            say(banned)
         if needs_cpu := settings.device is None and lacks_gpu(error):
             say(
                 "this machine has no GPU; for a smoke test on the CPU put --device cpu before the script: "
@@ -105,7 +109,7 @@ def execute(
             say(COMPAT_HINT)
         if isinstance(error, KeyboardInterrupt):
             interrupted.append(True)
-    words = _in_words(error)
+    words = banned or _in_words(error)
     prepared.close(status, f"{words}; {TO_CPU}" if needs_cpu else words)
     _print_missing(prepared.finder, error)
     if settings.watch or settings.arm is None:  # else the user has named no record

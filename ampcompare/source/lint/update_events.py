@@ -286,8 +286,15 @@ class Tracer(CallFollower):
 
     def _makers(self, node: ast.expr, frame: Frame) -> set[str]:
         """Return the full names of what builds the objects that a name or attribute may be."""
-        values = self.module.values_of(dotted_name(node) or "", frame.scope) or []
-        return {self.module.resolve(one.func, frame.scope) or "" if isinstance(one, ast.Call) else "" for one in values}
+        text = dotted_name(node)
+        values = [node] if text is None else self.module.values_of(text, frame.scope) or []
+        return {self._maker(one, frame) for one in values}
+
+    def _maker(self, node: ast.expr, frame: Frame) -> str:
+        """Return the full name of what builds an object, which may be moved to a device there; "" if unknown."""
+        while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("cuda", "to"):
+            node = node.func.value
+        return self.module.resolve(node.func, frame.scope) or "" if isinstance(node, ast.Call) else ""
 
     def _scaler_of(self, node: ast.expr | None, frame: Frame) -> str:
         """Return the scaler that has scaled a loss."""

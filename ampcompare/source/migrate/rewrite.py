@@ -31,6 +31,21 @@ PROBE = (
     "imports Apex fails without"
 )
 LAZY = "this file imports torch in its functions alone, and a scaler for all of them would need it at the top"
+CROSS_ENTROPY = re.compile(r"\bbinary_cross_entropy\b|\bBCELoss\b")
+CROSS_ENTROPIES = ("torch.nn.functional.binary_cross_entropy", "torch.nn.BCELoss")
+UNSEEN = (
+    "where this is called is not seen; under autocast CUDA refuses binary_cross_entropy (AMP230): call it under "
+    'torch.autocast("cuda", enabled=False), with .float() on its inputs'
+)
+OUTSIDE = (
+    "binary_cross_entropy is refused under autocast (AMP230), so it is placed outside, in fp32; a sigmoid above it "
+    "runs in fp16: binary_cross_entropy_with_logits on what goes into the sigmoid is more exact"
+)
+BANNED = (
+    "`{0}` would compute binary_cross_entropy under autocast, which CUDA refuses (AMP230), and it is not sure that the "
+    "whole statement can leave autocast: give the loss a line of its own, or use binary_cross_entropy_with_logits, "
+    "and migrate again"
+)
 HALF = "{0} is left by hand, and training goes through both files: one scaler must serve them, so this one is left too"
 MARKS = (".scale(", ".unscale_(", ".scale_loss(", ".get_scale()", "clip_grad")
 PHRASES = (
@@ -172,8 +187,48 @@ def migrate_text(
         if lazy is None and not refused:
             return migrate_text(text, around, versions, alone=alone, refused=LAZY)
         new = lazy or new
+    if core is not None and CROSS_ENTROPY.search(new) is not None:
+        new, notes, left = _keep_cross_entropy(text, new, versions)
+        if left:
+            return migrate_text(
+                text, around, versions, alone=alone, refused=BANNED.format(text.splitlines()[left - 1].strip())
+            )
+        findings = sorted({*findings, *notes})
     new = _older_names(new, torch, versions) if new != text else text
     return Migration(new, findings, len(names.uses), len(kept), unsure is None)
+
+
+def _keep_cross_entropy(text: str, new: str, versions: Versions) -> tuple[str, list[Finding], int]:
+    """Put cross entropies of probabilities outside of the autocast that a rewrite has brought about.
+
+    Returns:
+        The text, the notes, and the first line of the original that cannot be changed so; 0 if there is none.
+    """
+    from ampcompare.source.lint.check import check_text  # not every migration needs the rules
+    from ampcompare.source.lint.run import Selection, fix_text
+
+    selection = Selection(select=("AMP230",), versions=versions)
+    found = check_text(new, selection.reports, versions)
+    if not found:
+        return new, _note_unseen(text, new, versions), 0
+    lines = origins_of_lines(text, new)
+    fixed, left, _ = fix_text(new, found, selection)
+    if left:
+        return new, [], origins_of_lines(text, fixed)[left[0].line]
+    return fixed, [Finding(lines[each.line], 0, NOTE, OUTSIDE) for each in found], 0
+
+
+def _note_unseen(text: str, new: str, versions: Versions) -> list[Finding]:
+    """Return a note on a cross entropy of probabilities of which no call is seen, such as in a lambda."""
+    from ampcompare.source.lint.module import LintModule
+    from ampcompare.source.lint.update_events import Kind
+
+    module = LintModule(new, versions)
+    uses = [node for node in module.nodes if isinstance(node, (ast.Name, ast.Attribute))]
+    found = [node.lineno for node in uses if module.resolve(node, follow=False) in CROSS_ENTROPIES]
+    if not found or any(True for _ in module.events(Kind.CROSS_ENTROPY)):
+        return []
+    return [Finding(origins_of_lines(text, new)[found[0]], 0, NOTE, UNSEEN)]
 
 
 def _of_other_lines(text: str, apart: str, around: Around, versions: Versions, *, alone: bool) -> Migration:

@@ -35,7 +35,9 @@ def test_functions_run_in_the_type_that_they_have_on_a_gpu(write, legacy) -> Non
     done = legacy("--device", "cpu", "train.py")
     assert "as on a GPU" in done.stdout, done.stderr
     assert "unsafe to autocast" in done.stderr
-    assert done.returncode != 0
+    last = len(ON_CUDA.splitlines())
+    assert f"ampcompare: train.py:{last}: AMP230: autocast of CUDA refuses binary_cross_entropy" in done.stderr
+    assert done.returncode == 1
 
 
 FP32_ALONE = """

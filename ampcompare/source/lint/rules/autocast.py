@@ -16,6 +16,7 @@ from ampcompare.source.lint.module import (
     name_of,
     rule,
 )
+from ampcompare.source.lint.outside_autocast import move_outside
 from ampcompare.source.lint.update_events import Context, Event, Kind
 from ampcompare.source.syntax import argument, is_literal
 
@@ -205,16 +206,21 @@ with torch.autocast("cuda"):
     with torch.autocast("cuda", enabled=False):  # right
         loss = criterion(output.float(), target)  # right
 """,
+        fixable=True,
     )
 )
 def cross_entropy_in_autocast(module: LintModule) -> Iterator[Finding]:
     """`binary_cross_entropy` of probabilities under autocast of a GPU."""
+    losses: dict[ast.stmt, set[ast.Call]] = {}
+    for _, _, event in module.events(Kind.CROSS_ENTROPY):
+        losses.setdefault(event.statement, set()).add(event.call)
     for _, _, event in module.events(Kind.CROSS_ENTROPY):
         block = event.autocast()
         if block is None or block.call is None:
             continue
         if _may_be_on(block, event) and _is_of_cuda(module, block.call):
-            yield module.finding("AMP230", event.call, f"the autocast block begins in line {block.node.lineno}")
+            edits = move_outside(module, event.statement, losses[event.statement], block.call)
+            yield module.finding("AMP230", event.call, f"the autocast block begins in line {block.node.lineno}", edits)
 
 
 def _is_of_cuda(module: LintModule, call: ast.Call) -> bool:
