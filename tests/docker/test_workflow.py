@@ -25,7 +25,7 @@ def test_workflow_runs_our_scripts() -> None:
         assert os.access(ROOT / script, os.X_OK)
 
 
-@pytest.mark.parametrize("name", ["ci", "systems"])
+@pytest.mark.parametrize("name", ["ci", "systems", "release"])
 def test_workflow_ends(name: str) -> None:
     """A job that hangs is stopped, and none may write to the repository."""
     workflow = load(f"workflows/{name}.yml")
