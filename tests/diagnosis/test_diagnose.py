@@ -21,7 +21,7 @@ PLANTED = (
     "cube, O2",
     "mask value -1e9, half",
     "exp in a loss of fp16",
-    "cube, native",
+    "cube by products, native",
     "small eps in Adam",
     "lost updates",
     "tiny gradients at a fixed scale",

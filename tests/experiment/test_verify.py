@@ -39,7 +39,7 @@ for step in range(12):
     x, y = torch.randn(4, 8).cuda(), torch.randint(2, (4,)).cuda()
     if step == 3:
         x = x * float(sys.argv[2])
-    loss = torch.nn.functional.cross_entropy(model(x), y)
+    loss = torch.nn.functional.cross_entropy(model(x).float(), y)
     with amp.scale_loss(loss, optimizer) as scaled_loss:
         scaled_loss.backward()
     torch.nn.utils.clip_grad_norm_(amp.master_params(optimizer), 1.0)

@@ -20,7 +20,7 @@ def build():
 TRAIN = """
 def train_one_epoch(fp16, model, optimizer, loader):
     for step, (x, y) in enumerate(loader):
-        loss = torch.nn.functional.cross_entropy(model(x), y) / 2
+        loss = torch.nn.functional.cross_entropy(model(x).float(), y) / 2
         if fp16:
             with amp.scale_loss(loss, optimizer) as scaled_loss:
                 scaled_loss.backward()

@@ -31,10 +31,13 @@ from torch.utils import _pytree as pytree
 
 SPARE = "AutocastIPU"
 AS_IT_IS: AbstractContextManager[None] = nullcontext()
+TO_COPY = torch.ops.aten._to_copy.default  # what a cast of a tensor is below autocast
 HALF_TYPES = (torch.float16, torch.bfloat16)
 # cuDNN computes whole layers, and torch casts what it gets to the 16-bit type. These operations are such a layer.
 RECURRENT = ("lstm.input", "lstm.data", "gru.input", "gru.data", "rnn_tanh.input", "rnn_tanh.data", "rnn_relu.input",
              "rnn_relu.data")  # fmt: skip
+# One kernel of CUDA computes a whole list of tensors; those of a CPU call an operation for each, which would be cast.
+OF_LISTS = "aten::_foreach_"
 # Kernels of CUDA refuse 16-bit types here as those of a CPU do, which no tensor without memory shows: no LAPACK has
 # them, and neither has `ctc_loss`. `index_copy` wants one type, `cat` and `stack` promote by themselves, and a padded
 # convolution is one of the products.
@@ -89,7 +92,7 @@ class _WithoutMemory(Tensor):
     ) -> Any:
         kwargs = kwargs or {}
         own = next(one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, _WithoutMemory))
-        if func is torch.ops.aten._to_copy.default and kwargs.get("dtype") is not None:
+        if func is TO_COPY and kwargs.get("dtype") is not None:
             own.casts.append(kwargs["dtype"])
 
         def without(value: Any) -> Any:
@@ -452,6 +455,8 @@ def _rule_of(name: str, function: Any) -> _Rule | None:
         return _in_lower(function, cached=False)
     if name == "aten::rms_norm" and name not in operations_cast_on("CUDA"):
         return _fused_rms_norm(function)
+    if name.startswith(OF_LISTS):
+        return functools.partial(_plainly, function)
     if name not in operations_cast_on("CUDA"):
         return _without_cast(name, function)
     cast = find_cast(name)
@@ -514,6 +519,7 @@ def install() -> None:
             _library("_").fallback(torch.library.fallthrough_kernel, SPARE)
         names = operations_cast_on("CUDA") | operations_cast_on("CPU")
         names |= {f"aten::{name}" for name in RECURRENT}
+        names |= {name for name in torch._C._dispatch_get_all_op_names() if name.startswith(OF_LISTS)}
         if overload("aten::_fused_rms_norm") is not None:
             names.add("aten::rms_norm")
         for name in sorted(names - _known):

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ampcompare.base.tensors.cuda_casts import TO_COPY
 from ampcompare.base.tensors.products import OperationMode, dtype_name
 from ampcompare.base.tensors.tree import tensors_in
 from ampcompare.diagnosis.profiling.marks import Marks
@@ -99,7 +100,7 @@ class MemoryLedger(OperationMode):
     def see(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         """Follow the storages of the results of an operation that are new."""
         inputs = [*tensors_in(args), *tensors_in(kwargs)]
-        is_cast = func is torch.ops.aten._to_copy.default
+        is_cast = func is TO_COPY
         given = {self._key(tensor) for tensor in inputs}
         for tensor in tensors_in(result):
             key = self._key(tensor)

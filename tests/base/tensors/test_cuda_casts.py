@@ -322,6 +322,18 @@ def test_transforms_and_compiled_functions_are_cast(casts: None) -> None:
     assert types is torch.float16
 
 
+def test_what_computes_a_list_of_tensors_is_not_cast_inside() -> None:
+    """One kernel of CUDA does that; the CPU's calls `linalg_vector_norm`, which autocast for CUDA computes in fp32."""
+    gradients = [torch.linspace(-1.0, 2.0, 50).bfloat16(), torch.linspace(0.0, 1.0, 7)]
+    plain = torch._foreach_norm(gradients)
+    with cuda_casts(), torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = torch._foreach_norm(gradients)
+        torch._foreach_mul_(gradients, 2.0)
+        assert torch.linalg.vector_norm(gradients[0]).dtype is torch.float32
+    assert [one.dtype for one in cast] == [torch.bfloat16, torch.float32]
+    assert all(map(torch.equal, cast, plain))
+
+
 def test_a_script_that_opens_autocast_in_every_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch is asked in a thread that no replaced `Thread.run` reaches: it would ask again without end."""
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ampcompare.base.formatting import format_count
 from ampcompare.experiment.launch.cell_files import continue_steps
 from ampcompare.experiment.launch.contract import Progress
 from ampcompare.experiment.launch.forked import ForkedLauncher
@@ -134,7 +135,7 @@ def test_sigterm_ends_a_cell_with_a_checkpoint(
     assert not launcher.terminate()
     assert (record.status, record.error) == (
         "interrupted",
-        f"asked to stop after {record.summary.num_steps} updates, and saved",
+        f"asked to stop after {format_count(record.summary.num_steps, 'update')}, and saved",
     )
     again = config.model_copy(update={"saving": SavingConfig(resume="auto", stop_at_step=record.summary.num_steps + 2)})
     record = launcher.launch(again, tmp_path)

@@ -48,7 +48,7 @@ def end_session() -> Iterator[None]:
 def twice(monkeypatch: pytest.MonkeyPatch) -> str:
     """Train with the backend of another package; the answer is the start of its finding."""
     monkeypatch.setattr(
-        "ampcompare.experiment.launch.worker.cell.make_precision", lambda arm, device: Twice(device=device)
+        "ampcompare.experiment.launch.worker.cell.make_precision", lambda arm, device, **_: Twice(device=device)
     )
     monkeypatch.chdir(Path(__file__).parent)
     lines, first = inspect.getsourcelines(Twice)
