@@ -40,8 +40,8 @@ def train(make_config: MakeConfig, tmp_path: Path) -> Callable[..., RunRecord]:
         folder = tmp_path / f"{name} {arm.replace(':', ' ')}"
         folder.mkdir(exist_ok=True)
         recipe = {"epochs": 2, "grad_accum_steps": 2, "clip_grad": 0.5, "ema_decay": 0.9}
-        # Accelerate hands fp32 outputs to the loss. With the casts of CUDA our loop's cross entropy rounds logarithms of
-        # 16-bit outputs; the CPU's lists cast the whole loss, so that twins have the same bits.
+        # Accelerate hands fp32 outputs to the loss. With the casts of CUDA our loop's cross entropy rounds logarithms
+        # of 16-bit outputs; the CPU's lists cast the whole loss, so that twins have the same bits.
         config = make_config(arm=arm, recipe=recipe, drain_every=1, warmup_steps=0, saving=saving, autocast_lists="cpu")
         return run_cell(config, folder)
 
