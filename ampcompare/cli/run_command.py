@@ -107,6 +107,7 @@ def sources_from(parameters: Mapping[str, Any]) -> SettingsSources:
 
 def _show_run(outcome: RunOutcome, *, as_json: bool, quiet: bool, details: bool) -> None:
     """Print the row of a run or the record as JSON, and the error of one that failed."""
+    from ampcompare.results.analysis.pairing.declared import options_without_effect
     from ampcompare.results.analysis.summary import summarize
     from ampcompare.results.records.run import dump_json
 
@@ -121,6 +122,8 @@ def _show_run(outcome: RunOutcome, *, as_json: bool, quiet: bool, details: bool)
     elif not as_json:
         row = summarize([record], arms=[record.arm], reference=record.arm)
         say(terminal_text(row, details=details), nl=False)
+        for sentence in [] if record.ledger is None else options_without_effect(Arm.parse(record.arm), record.ledger):
+            note(f"ampcompare: {sentence}")
         if not quiet:
             click.echo(f"record: {outcome.cell / CellFile.RECORD}", err=True)
 

@@ -34,6 +34,14 @@ def test_run_json_is_the_record(call: Call, tmp_path: Path) -> None:
     assert (path.parent / "steps.jsonl").read_text().count('"nan"') > 0
 
 
+def test_run_names_an_option_without_effect(call: Call, tmp_path: Path) -> None:
+    """An optimizer that keeps no state has none to hold in bf16."""
+    words = ["run", *MLP, "--arm", "native:bf16,state=bf16", "--optimizer", "sgd", "-o", str(tmp_path)]
+    sentence = "state=bf16 has no effect on this training: the optimizer keeps none"
+    assert sentence in " ".join(call(*words, "--momentum", "0", tiny=True).err.split())
+    assert sentence not in " ".join(call(*words, "--momentum", "0.9", tiny=True).err.split())
+
+
 def test_run_again_takes_the_record(call: Call, tmp_path: Path) -> None:
     """The same command again does not train, and says so; `--force` does; `--quiet` says nothing."""
     words = ["run", *MLP, "-o", str(tmp_path)]
