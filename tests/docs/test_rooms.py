@@ -18,7 +18,7 @@ MAP = ROOT / "docs" / "contributing" / "map.md"
 DESIGN = ROOT / "docs" / "design.md"
 PAGES = [ROOT / "CONTRIBUTING.md", DESIGN, *sorted((ROOT / "docs" / "contributing").glob("*.md"))]
 NAMED = r"`([\w/]+/(?!NAME\.)[\w.]+\.py)(?:::\w+)?`"
-MAX_IMPORTS = 74  # between rooms
+MAX_IMPORTS = 75  # between rooms; `migrate --verify`, which starts processes, stands in `experiment` and reads `source`
 ROWS = re.findall(
     r"^\| (.*\?) \| `([\w/.]+)` \| (?:`([\w.]+)` )?\|$", MAP.read_text(encoding="utf-8"), flags=re.MULTILINE
 )
