@@ -20,7 +20,7 @@ import functools
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -492,8 +492,9 @@ def _by_torch(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 
 def _leave_to_torch(name: str) -> None:
-    """Let calls of an operation pass by without a detour through Python."""
-    with warnings.catch_warnings():
+    """Let calls of an operation pass by without a detour through Python, where this torch can replace a kernel."""
+    # torch 2.6 refuses that: there the kernel in Python calls torch's own, which costs time alone.
+    with warnings.catch_warnings(), suppress(RuntimeError):
         warnings.simplefilter("ignore")  # that a kernel is replaced
         _library(name).impl(name.partition("::")[2], torch.library.fallthrough_kernel, SPARE)
 

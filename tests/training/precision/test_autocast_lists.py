@@ -10,6 +10,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import ampcompare
+from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.tensors.cuda_casts import cuda_casts, is_casting
 from ampcompare.training.precision.base import Precision, make_precision
@@ -29,6 +30,9 @@ def types_in(precision: Precision) -> list[torch.dtype]:
 @pytest.mark.parametrize("arm", ARMS)
 def test_an_arm_casts_as_cuda_does_or_as_the_cpu_does(arm: str) -> None:
     """Softmax and sums in fp32 and padding in 16 bits, or the other way round; and not outside of its blocks."""
+    library = Arm.parse(arm).spec.library
+    if library is not None and library.missing():
+        pytest.skip(library.missing())
     precision = make_precision(arm)
     half = precision.half_dtype
     assert half is not None
