@@ -79,7 +79,7 @@ OTHER_VALUES: dict[str, Any] = {
     "recipe.optimizer.groups": [{"match": "head.*", "lr_factor": 10}], "recipe.optimizer.layer_lr": "larc",
     "recipe.optimizer.implementation": "fused", "recipe.optimizer.lr_rule": "sqrt", "recipe.schedule.name": "step",
     "recipe.label_smoothing": 0.5, "recipe.ema_decay": 0.5, "recipe.target": 90, "recipe.task": "module:factory",
-    "script": {"name": "train.py"}, "eval_precision": "bf16", "recipe.tta": "flips", "recipe.compile": "inductor",
+    "script": {"name": "train.py"}, "stack": {"name": "old", "command": ["python"]}, "eval_precision": "bf16", "recipe.tta": "flips", "recipe.compile": "inductor",
     "pin_memory": False, "arm": "half", "device": "cpu", "cpu_half": "native", "on_nan": "continue", "tf32": "off",
     "guards": "off", "autocast_lists": "cpu", "first_weights": "twin", "allow_writes": ("out",),
     "parallel.kind": "ddp", "parallel.sync_bn": "apex", "parallel.backend": "gloo", "launcher": "spawn",

@@ -176,7 +176,10 @@ class _Child:
 
     def wait(self) -> int:
         """Return the exit code when the process has ended."""
-        return self._process.wait()
+        code = self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        return code
 
     def kill(self) -> None:
         """Kill it with its descendants."""
