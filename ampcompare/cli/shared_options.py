@@ -189,7 +189,7 @@ def recipe_options(*reads: CommandReads) -> Callable[[Function], Function]:
     These are the options of the settings, `--model-arg` and the guards, next to `--recipe`, `--size`, `--config` and
     `--set`, which name several or any of them.
     """
-    offered = frozenset[str]().union(*(each.offered for each in reads))
+    paths = frozenset[str]().union(*(each.options for each in reads))
     options = [
         option(
             "--recipe",
@@ -199,7 +199,7 @@ def recipe_options(*reads: CommandReads) -> Callable[[Function], Function]:
             help="a complete, named configuration (see `list recipes`), or a YAML file of your own",
         ),
         option("--size", metavar="NAME", group=DATA, help="a smaller size of the recipe, such as small"),
-        *(_option(*row) for row in RECIPE_OPTIONS if row[1] in offered),
+        *(_option(*row) for row in RECIPE_OPTIONS if row[1] in paths),
         option(
             "--model-arg",
             "model_args",
@@ -208,7 +208,7 @@ def recipe_options(*reads: CommandReads) -> Callable[[Function], Function]:
             group=DATA,
             help="argument of the network; repeatable",
         ),
-        *(_guard_options() if "guards" in offered else ()),
+        *(_guard_options() if "guards" in paths else ()),
         option("--config", "-c", "config_file", type=FILE, group=SETTINGS, help="YAML file of settings"),
         option(
             "--set",

@@ -66,8 +66,8 @@ class CommandReads:
     refused: frozenset[str] = frozenset()
 
     @property
-    def offered(self) -> frozenset[str]:
-        """What has a flag, if any command has one for it."""
+    def options(self) -> frozenset[str]:
+        """Settings that may be given to the command: each has its flag, if there is one."""
         return self.recipe | self.script
 
     def check(self, layers: Iterable[Layer]) -> None:

@@ -69,10 +69,10 @@ def test_a_flag_stands_for_what_is_read(call: Call) -> None:
     """Each command has the flags of what it reads, and no flag of another setting."""
     flagged = {path for _, path, _ in RECIPE_OPTIONS}
     for name, reads in (("explain", [EXPLAIN]), ("diagnose", [DIAGNOSE, AHEAD]), ("profile", [PROFILE])):
-        _check_flags(name, flagged, frozenset().union(*(each.offered for each in reads)))
-    _check_flags("find-batch", flagged, FIND_BATCH.offered)
+        _check_flags(name, flagged, frozenset().union(*(each.options for each in reads)))
+    _check_flags("find-batch", flagged, FIND_BATCH.options)
     for name in ("run", "compare"):
-        _check_flags(name, flagged, TRAIN.offered)
+        _check_flags(name, flagged, TRAIN.options)
 
 
 def _check_flags(name: str, flagged: set[str], offered: frozenset[str]) -> None:
