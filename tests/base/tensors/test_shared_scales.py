@@ -151,7 +151,7 @@ def _to_mx(mx: Any, x: Tensor, element: str, mode: str) -> tuple[Tensor, Tensor]
 
 
 def test_rceil_of_torchao_is_one_step_off_just_above_an_end_of_a_binade() -> None:
-    """It takes log2 in fp32: one unit above 448 * 2^n its scale leaves numbers beyond the range. bf16 has none there."""
+    """It takes log2 in fp32: a unit above 448 * 2^n its scale leaves numbers beyond the range. bf16 has none there."""
     mx = pytest.importorskip("torchao.prototype.mx_formats.mx_tensor")
     over = torch.nextafter(torch.full((1, 32), 448.0 * 2.0**40), torch.tensor(float("inf")))
     scale, _ = _to_mx(mx, over, "e4m3", "rceil")
@@ -209,7 +209,9 @@ def test_nvfp4_is_that_of_transformer_engine(what: str, kind: str) -> None:
     if what == "transformed":
         dtype = torch.bfloat16 if "bf16" in kind else torch.float32
         matrix = hadamard_matrix(torch.device("cpu"))
-        columns = join_tiles(x.t().contiguous().to(dtype).unflatten(1, (-1, 16)).unsqueeze(1) @ matrix.to(dtype)).float()
+        columns = join_tiles(
+            x.t().contiguous().to(dtype).unflatten(1, (-1, 16)).unsqueeze(1) @ matrix.to(dtype)
+        ).float()
     for side, given in (("", x), (" columns", columns)):
         mine = rounded(given, "nvfp4", square=what == "squares")
         name = f"te nvfp4 {what}{side} {kind}"

@@ -82,9 +82,7 @@ def transformer_engine(root: Path) -> dict[str, Any]:
             found[f"te blocks {shape} {scale}"] = out.data.view(torch.uint8).numpy()
     quantizer = nvfp4.NVFP4QuantizerRef(e2m1)
     a, b = (quantizer.quantize(bell(rows, 64, salt).bfloat16()) for rows, salt in ((32, 50), (24, 70)))
-    out = quantizer.qgemm(
-        a.data, b.data, None, torch.bfloat16, a.scale, b.scale, qresult_x=a, qresult_w=b
-    )
+    out = quantizer.qgemm(a.data, b.data, None, torch.bfloat16, a.scale, b.scale, qresult_x=a, qresult_w=b)
     found["te nvfp4 product"] = out.float().numpy()
     return found
 
