@@ -161,8 +161,8 @@ class Arm:
             raise ConfigError(f"unknown backend {backend!r}: {_hint(backend)}known backends are {known}")
         if spec.parsers is None:
             return cls(backend, {k: _guess(v) if isinstance(v, str) else v for k, v in sorted(given.items())})
-        if renamed := spec.renamed({option: str(value) for option, value in given.items()}):
-            return cls.parse(renamed)
+        if other := spec.stands_for({option: str(value) for option, value in given.items()}):
+            return cls.parse(other)
         parsed: dict[str, Any] = dict(spec.written)
         if spec.positional is not None and spec.default is not None:
             parsed[spec.positional] = spec.parsers[spec.positional](spec.default)

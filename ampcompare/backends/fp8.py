@@ -46,7 +46,7 @@ def _conversion(scaling: str, multiple: int) -> tuple[str, ...]:
     )
 
 
-def _renamed(given: Mapping[str, str]) -> str:
+def _stands_for(given: Mapping[str, str]) -> str:
     """Return the arm that `fp8:mxfp8` is a name of; it takes layers of any size."""
     if given.get("scaling", "").lower() != "mxfp8":
         return ""
@@ -102,7 +102,7 @@ SPEC = BackendSpec(
     implementation="ampcompare.training.precision.fp8:FP8",
     explain=_explain,
     parsers={"scaling": choice("tensorwise", "rowwise", "mxfp8"), "over": INNER_ARM, "align": count},
-    renamed=_renamed,
+    stands_for=_stands_for,
     positional="scaling",
     default="tensorwise",
     implied={"over": "native:bf16", "align": ALIGNMENT},

@@ -108,7 +108,8 @@ def _check(options: Options) -> str:
 
 
 def _wraps(options: Options, inner: Roles) -> Roles:
-    return replace(inner, **formats_of(options))
+    formats = formats_of(options)
+    return replace(inner, fprop=formats["fprop"], dgrad=formats["dgrad"], wgrad=formats["wgrad"])
 
 
 def _script(inner: str) -> tuple[str, ...]:

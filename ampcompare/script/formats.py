@@ -36,14 +36,14 @@ class ScriptFormats:
         if self._inside:
             return original(module, *args, **kwargs)
         model = bare_model(module)
-        with _located():
+        with _name_the_line():
             if not self._has_begun:
                 self._has_begun, self._plan.seed = True, torch.initial_seed() % 2**31
             if not self._plan.knows(model) and next(model.parameters(), None) is not None:
                 self._plan.install(model)
         self._inside = True
         try:
-            with _located():
+            with _name_the_line():
                 self._plan.begin(model, args, kwargs)
             return original(module, *args, **kwargs)
         finally:
@@ -58,7 +58,7 @@ class ScriptFormats:
                     "that calls the model"
                 )
             )
-        with _located():
+        with _name_the_line():
             self._plan.check_last()
         for note in self._plan.notes if self._rows is not None else ():
             if note not in self._noted and self._rows is not None:
@@ -67,7 +67,7 @@ class ScriptFormats:
 
 
 @contextmanager
-def _located() -> Iterator[None]:
+def _name_the_line() -> Iterator[None]:
     """Let errors name the line of the script."""
     try:
         yield

@@ -94,7 +94,7 @@ class OperationMode(TorchDispatchMode, abc.ABC):
 
 def watching_modes() -> list[OperationMode]:
     """Return what sees the operations of this thread at present."""
-    stack = _get_current_dispatch_mode_stack()  # type: ignore[no-untyped-call]
+    stack = _get_current_dispatch_mode_stack()
     return [mode for mode in stack if isinstance(mode, OperationMode) and not mode.is_idle]
 
 

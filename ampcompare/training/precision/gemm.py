@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -188,7 +188,7 @@ class FormatPlan:
         return tuple(found)
 
 
-def _is_plain(module: nn.Module) -> bool:
+def _is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
     """Return whether a layer multiplies its input by its weight in `forward` alone.
 
     A subclass with a forward of its own, and the projection inside of attention, use the weight elsewhere.
@@ -217,7 +217,8 @@ class FormatForward(ReplacedForward):
             self.plan.ran_last = self.name
         self.plan.has_acted |= not self.is_kept
         formats = LayerFormats(self.name, self.plan.roundings(is_kept=self.is_kept), self.plan.generator)
-        rows = LinearProducts.apply(value.reshape(-1, layer.in_features), layer.weight, formats)
+        flat = value.reshape(-1, layer.in_features)
+        rows = LinearProducts.apply(flat, layer.weight, formats)  # type: ignore[no-untyped-call]
         result = rows.view(*value.shape[:-1], layer.out_features)
         return result if layer.bias is None else result + layer.bias.bfloat16()
 
@@ -253,7 +254,7 @@ class Gemm(PrecisionWrapper):
         return super().step(*optimizers)
 
     @property
-    def notes(self) -> tuple[str, ...]:  # type: ignore[override]
+    def notes(self) -> tuple[str, ...]:
         """Those of the arm underneath, and what is in bf16 instead."""
         return (*self.inner.notes, *self.plan.notes)
 

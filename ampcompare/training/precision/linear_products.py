@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from ampcompare.backends.roles import ProductFormat
 from ampcompare.base.formats import FORMATS, Element, Format
 from ampcompare.base.tensors.products import LinearProduct, hide_operations, watching_modes
-from ampcompare.base.tensors.shared_scales import (
+from ampcompare.training.precision.shared_scales import (
     Rounded,
     hadamard_matrix,
     join_tiles,
@@ -135,11 +135,11 @@ def _multiply(layer: LayerFormats, role: str, left: Tensor, right: Tensor) -> tu
 
 def _operand(
     layer: LayerFormats, rounding: ProductRounding | None, role: str, x: Tensor, *, is_left: bool
-) -> tuple[Tensor, tuple[Tensor, Rounded | None], Tensor | None]:
+) -> tuple[Tensor, tuple[Tensor, Rounded | None], Tensor | float]:
     """Return the numbers to multiply, what they were before and how they were rounded, and a factor of the result."""
     matrix = x.float() if x.dtype is torch.bfloat16 else x.bfloat16().float()
     if rounding is None:
-        return matrix, (matrix, None), None
+        return matrix, (matrix, None), 1.0
     if rounding.transformed:
         matrix = transform(matrix, hadamard_matrix(x.device))
     is_gradient = is_left and role != "fprop"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ampcompare.base.formats import E2M1, E4M3, E5M2, FORMATS, Element
-from ampcompare.base.tensors.shared_scales import (
+from ampcompare.training.precision.shared_scales import (
     Rounded,
     hadamard_matrix,
     join_tiles,
@@ -19,7 +19,7 @@ from ampcompare.base.tensors.shared_scales import (
     scale_ends,
     transform,
 )
-from tests.base.tensors.shared_scales.matrices import bell, hashed, make_matrices
+from tests.training.precision.shared_scales.matrices import bell, hashed, make_matrices
 
 ELEMENTS = {"e4m3": E4M3, "e5m2": E5M2, "e2m1": E2M1}
 TORCH = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tests.base.tensors.shared_scales.matrices import bell, make_matrices
+from tests.training.precision.shared_scales.matrices import bell, make_matrices
 
 KINDS = ("wide bf16", "outliers bf16", "fp32", "any fp32", "zeros")
 OUT = Path(__file__).parent / "references.npz"

@@ -116,7 +116,8 @@ def _split(x: Tensor, rows: int, columns: int) -> Tensor:
     rows, columns = rows or x.shape[0], columns or x.shape[1]
     down, right = -x.shape[0] % rows, -x.shape[1] % columns
     x = F.pad(x, (0, right, 0, down)) if down or right else x
-    return x.unflatten(1, (-1, columns)).unflatten(0, (-1, rows))
+    tiles: Tensor = x.unflatten(1, (-1, columns)).unflatten(0, (-1, rows))
+    return tiles
 
 
 def join_tiles(x: Tensor) -> Tensor:
@@ -170,7 +171,9 @@ SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)  # those of T
 def hadamard_matrix(device: torch.device) -> Tensor:
     """Return the orthogonal 16 x 16 matrix of signs over 4, each row times one of `SIGNS`."""
     pairs = [torch.tensor([[1.0, 1.0], [1.0, -1.0]], device=device)] * 4
-    return torch.tensor(SIGNS, dtype=torch.float32, device=device)[:, None] * reduce(torch.kron, pairs) / 4
+    signs = torch.tensor(SIGNS, dtype=torch.float32, device=device)
+    product: Tensor = reduce(torch.kron, pairs)
+    return signs[:, None] * product / 4
 
 
 def transform(x: Tensor, matrix: Tensor) -> Tensor:
