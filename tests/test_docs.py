@@ -28,9 +28,9 @@ from tests.modules import EXAMPLE, ROOT, with_example
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md")), EXAMPLE / "README.md"]
 BLOCK = re.compile(r"(?:^<!-- ([^\n]*) -->\n)?^( *)```(\w*)\n(.*?)^\2```$", flags=re.DOTALL | re.MULTILINE)
-# Pages without a mark on every block: commands of exec.md run in tests/legacy, those of troubleshooting.md are parsed
-# in tests/docs; what programs under benchmarks/ wrote names the command that it was made by.
-UNMARKED = ("docs/exec.md", "docs/script.md", "docs/troubleshooting.md", "docs/benchmarks/")
+# Pages without a mark on every block: commands of exec.md run in tests/legacy, those of troubleshooting.md and errors/
+# are parsed in tests/docs; what programs under benchmarks/ wrote names the command that it was made by.
+UNMARKED = ("docs/exec.md", "docs/script.md", "docs/troubleshooting.md", "docs/errors/", "docs/benchmarks/")
 AS_PROCESSES = "docs/quickstart.md"
 NOT_COMMANDS = ("text", "yaml", "toml", "json")
 # What a page shows does the same with fewer seeds, epochs and samples.
