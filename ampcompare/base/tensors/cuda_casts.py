@@ -41,6 +41,8 @@ RECURRENT = ("lstm.input", "lstm.data", "gru.input", "gru.data", "rnn_tanh.input
              "rnn_relu.data")  # fmt: skip
 # One kernel of CUDA computes a whole list of tensors; those of a CPU call an operation for each, which would be cast.
 OF_LISTS = "aten::_foreach_"
+# Overloads of torch before 2.13, which Python cannot call by their schema.
+NAMED_DIMENSIONS = ("imname", "DimnameList", "names_ScalarOpt_dim")
 # Kernels of CUDA refuse 16-bit types here as those of a CPU do, which no tensor without memory shows: no LAPACK has
 # them, and neither has `ctc_loss`. `index_copy` wants one type, `cat` and `stack` promote by themselves, and a padded
 # convolution is one of the products.
@@ -573,7 +575,7 @@ def install() -> None:
             names.add("aten::rms_norm")
         for name in sorted(names - _known):
             function = overload(name)
-            if function is not None:
+            if function is not None and not name.endswith(NAMED_DIMENSIONS):
                 _library(name).impl(name.partition("::")[2], _kernel(name, function), SPARE)
         _known.update(names)
 
