@@ -14,6 +14,7 @@ COMMANDS = {
     "convert": "Convert a checkpoint between Apex and torch.amp, or inspect it.",
     "migrate": "Rewrite Apex scripts for torch.amp; verify that they train the same.",
     "exec": "Run an unmodified Apex script on ampcompare.apex.",
+    "shim": "Make `from apex import amp` work in this environment, or undo that.",
     "lint": "Report mistakes in the use of Apex and torch.amp in source files.",
     "doctor": "Check this machine and its libraries; report problems and fixes.",
     "diagnose": "Find where numbers overflow or are lost, and what to keep in fp32.",
@@ -24,7 +25,7 @@ COMMANDS = {
     "config": "Show where each setting came from; print the schema of files.",
 }
 SECTIONS = {
-    "Choose and migrate": ("explain", "migrate", "lint", "convert", "exec"),
+    "Choose and migrate": ("explain", "migrate", "lint", "convert", "exec", "shim"),
     "Compare": ("compare", "run", "find-batch", "diagnose", "profile", "report", "export", "judge"),
     "Look up": ("doctor", "list", "config"),
 }

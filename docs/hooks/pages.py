@@ -20,6 +20,8 @@ LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)]*)?\)")
 FOREIGN = re.compile(r'<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)="((?:https?:)?//[^"]+)"')
 # Rank of a page in the search: questions before references, and measurements last. The first prefix counts.
 BOOSTS = (
+    ("errors/index.md", 1.0),
+    ("errors/", 8.0),
     ("troubleshooting.md", 4.0),
     ("install.md", 8.0),
     ("benchmarks/", 0.2),
@@ -42,6 +44,7 @@ def on_config(config: Any) -> Any:
     """Add the pages of folders that grow: benchmarks and examples."""
     named = set(_named(config["nav"]))
     for folder, title in (
+        ("errors", "Error messages"),
         ("contributing", "Adding to it"),
         ("examples", "Examples"),
         ("benchmarks", "Measurements"),

@@ -27,6 +27,7 @@ CORE = {
     "list": ["list"],
     "doctor": ["doctor"],
     "config": ["config", "show"],
+    "shim": ["shim", "status"],
 }
 STATS = {
     "judge": ["judge", "gnmt.csv", "--margin", "0.5"],
