@@ -114,7 +114,7 @@ class _Losses(StepObserver):
     def tail(self) -> float:
         """Return the mean of the last fifth."""
         losses = torch.stack([loss.flatten().mean() for loss in self._losses]).tolist()
-        return statistics.mean(losses[-max(1, len(losses) // TAIL) :])
+        return float(statistics.mean(losses[-max(1, len(losses) // TAIL) :]))
 
 
 class _Twin(WatchedPrecision):
