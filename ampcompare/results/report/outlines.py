@@ -55,8 +55,8 @@ _COMPARISON = {
 OUTLINES: dict[str, dict[str, Outline]] = {
     "comparison": _COMPARISON,
     "diagnosis": {
-        "md": ("verdict", "cure", "faults", "worst", "losses", "trials", "notes"),
-        "notebook": ("map", "places", "candidates"),
+        "md": ("verdict", "cure", "faults", "worst", "formats", "losses", "trials", "notes"),
+        "notebook": ("map", "places", "formats", "candidates"),
     },
     "exec": {"md": ("records", "endings"), "csv": ("values",)},
     "explanation": {
@@ -98,7 +98,7 @@ PAGES: dict[str, tuple[Chapter, ...]] = {
     "comparison": _PAGE,
     "diagnosis": (
         Chapter("map", "Map", ("map",)),
-        Chapter("worst", "Worst places", ("places", "candidates")),
+        Chapter("worst", "Worst places", ("places", "formats", "candidates")),
     ),
     "exec": (Chapter("records", "Figures", ("records",)),),
     "judged": _PAGE,
