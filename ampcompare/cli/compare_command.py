@@ -23,6 +23,7 @@ from ampcompare.cli.shared_options import (
 from ampcompare.cli.values import FILE, FOLDER
 from ampcompare.experiment.plan import parse_vary
 from ampcompare.experiment.run_options import CompareOptions, to_seconds
+from ampcompare.settings.reads import TRAIN
 from ampcompare.settings.script import SCRIPT_ARMS
 
 compare_option = options_of(CompareOptions)
@@ -91,7 +92,7 @@ compare_option = options_of(CompareOptions)
     help="sweep a setting: a row for each value, as in workers=0,2; repeatable",
 )
 @script_options
-@recipe_options
+@recipe_options(TRAIN)
 @compare_option(
     "--jobs",
     callback=lambda context, parameter, value: int(value) if value and value.isdecimal() else value and value.lower(),
@@ -164,7 +165,7 @@ def answer_without_training(options: CompareOptions, parameters: dict[str, Any])
 
 def options_from(parameters: dict[str, Any]) -> CompareOptions:
     """Return what the parameters of the command ask for."""
-    request = request_from({**parameters, "processes": count_processes(parameters)})
+    request = request_from({**parameters, "processes": count_processes(parameters)}, TRAIN)
     budget = None if parameters["budget"] is None else to_seconds("--budget", parameters["budget"])
     options = options_by_name(CompareOptions, parameters, arms=_arms(parameters), budget=budget, sweep=None)
     options.settings, options.sweep = request, tuple(map(parse_vary, parameters["sweep"]))

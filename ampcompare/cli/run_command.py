@@ -20,6 +20,7 @@ from ampcompare.cli.settings import ScriptCommand, request_from, script_options,
 from ampcompare.cli.shared_options import arm_from_flags, arm_options, output_options, recipe_options
 from ampcompare.experiment.run_options import LaunchOptions, RunOptions
 from ampcompare.experiment.sources import SettingsSources, collect_settings
+from ampcompare.settings.reads import TRAIN
 
 if TYPE_CHECKING:
     from ampcompare.experiment.single_run import RunOutcome, Verification
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
 )
 @details_option
 @script_options
-@recipe_options
+@recipe_options(TRAIN)
 @option(
     "--verify-resume",
     is_flag=True,
@@ -102,7 +103,7 @@ def sources_from(parameters: Mapping[str, Any]) -> SettingsSources:
         "arm_text": arm_from_flags(parameters, is_named=arm is not None) or arm,
         "processes": count_processes(parameters),
     }
-    return collect_settings(request_from({**parameters, **derived}), one_run=True)
+    return collect_settings(request_from({**parameters, **derived}, TRAIN), TRAIN, one_run=True)
 
 
 def _show_run(outcome: RunOutcome, *, as_json: bool, quiet: bool, details: bool) -> None:

@@ -57,6 +57,7 @@ from ampcompare.results.records.run import RunRecord
 from ampcompare.results.report.base import FORMATS, write_reports
 from ampcompare.results.report.export import make_exporter
 from ampcompare.results.report.junit import junit_xml
+from ampcompare.settings.reads import TRAIN
 from ampcompare.tasks.catalog import TASKS
 
 DEFAULT_SEEDS = "0-2"
@@ -127,7 +128,7 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
     if options.baseline is not None and not options.fail_on:
         raise ConfigError('a baseline is what --fail-on compares with; add --fail-on "metric:worse", or leave it out')
     baseline = reload_comparison(options.baseline) if options.baseline is not None else None
-    sources = collect_settings(options.settings)
+    sources = collect_settings(options.settings, TRAIN)
     margins = (options.margin, sources.matrix.margin, Criteria.margin)
     margin, metrics = next(value for value in margins if value is not None), _known_metrics(sources)
     gates = tuple(parse_gate(text, metrics) for text in options.fail_on)

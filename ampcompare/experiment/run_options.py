@@ -21,6 +21,7 @@ from ampcompare.experiment.sources import SettingsRequest, collect_settings
 from ampcompare.results.analysis.inference.criteria import Criteria, Preference
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.layers import Layer
+from ampcompare.settings.reads import RECIPE_OBJECT, TRAIN
 from ampcompare.settings.recipe import Recipe
 from ampcompare.settings.script import SCRIPT_ARMS, script_config
 
@@ -116,7 +117,7 @@ class RunOptions:
             raise ConfigError(
                 "run takes either a complete config, or a recipe, file and settings, but both were given; leave one out"
             )
-        self.config = config or collect_settings(request, one_run=True).config
+        self.config = config or collect_settings(request, TRAIN, one_run=True).config
         self.output_dir, self.force, self.observer = _path(output_dir), force, observer
         self.launch = _launch(launch, slurm_options)
 
@@ -267,15 +268,18 @@ def settings_request(
         name: value.model_dump(exclude_unset=True) if isinstance(value, BaseModel) else value
         for name, value in settings.items()
     }
+    layers = []
     if isinstance(recipe, Recipe):
         if size is not None:
             raise ConfigError(f"size {size!r} is for a named recipe, and a Recipe object was given")
-        values["recipe"] = recipe.model_dump(exclude_unset=True)
+        layers.append(Layer(RECIPE_OBJECT, {"recipe": recipe.model_dump(exclude_unset=True)}))
+    if values:
+        layers.append(Layer("argument", values))
     return SettingsRequest(
         recipe=recipe if isinstance(recipe, str) else None,
         size=size,
         file=None if config_file is None else str(config_file),
-        layers=(Layer("argument", values),) if values else (),
+        layers=tuple(layers),
     )
 
 

@@ -23,6 +23,7 @@ from ampcompare.settings.file import (
     read_settings_file,
 )
 from ampcompare.settings.layers import Layer, ResolvedSettings, resolve_settings, set_path
+from ampcompare.settings.reads import CommandReads
 from ampcompare.settings.validation import flatten
 
 YAML_SUFFIXES = (".yaml", ".yml")  # of a recipe that is a file
@@ -64,12 +65,14 @@ class SettingsSources:
         return self.resolved.config
 
 
-def collect_settings(request: SettingsRequest, *, one_run: bool = False) -> SettingsSources:
+def collect_settings(request: SettingsRequest, reads: CommandReads, *, one_run: bool = False) -> SettingsSources:
     """Join all sources of settings.
 
     Args:
+        reads: what the command reads. A recipe or file may say more.
         one_run: of the rows that a recipe names, take the first, and its first seed.
     """
+    reads.check(request.layers)
     name, size = request.recipe, request.size
     if size is not None and name is None:
         raise ConfigError(f"--size {size} needs a recipe; give --recipe too")

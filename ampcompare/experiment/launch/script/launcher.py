@@ -223,6 +223,7 @@ def script_command(config: RunConfig, script: ScriptConfig, folder: Path) -> lis
         options += ["--device", "cpu"]
     if config.autocast_lists == "cpu":
         options += ["--autocast-lists", "cpu"]
+    options += {"warn": [], "strict": ["--strict-guards"], "off": ["--no-guards"]}[config.guards]
     if script.compat_torch:
         options.append("--compat-torch")
     engine = config.parsed_arm.options.get("engine")
