@@ -171,9 +171,11 @@ class FormatPlan:
             self._trial.append(name)
         return self._trial is not None
 
-    def roundings(self, *, is_kept: bool) -> dict[str, ProductRounding | None]:
+    def roundings_of(self, layer: FormatForward) -> dict[str, ProductRounding | None]:
         """Return how the products of a layer are rounded."""
-        return BF16 if is_kept else self._roundings
+        if layer.rounded_alone is not None:
+            return BF16 | {role: self._roundings[role] for role in layer.rounded_alone}
+        return BF16 if layer.is_kept else self._roundings
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -205,6 +207,7 @@ class FormatForward(ReplacedForward):
     def __init__(self, layer: nn.Linear, plan: FormatPlan, name: str, *, is_kept: bool) -> None:
         super().__init__(layer, layer.forward)
         self.plan, self.name, self.is_kept, self.has_acted = plan, name, is_kept, False
+        self.rounded_alone: tuple[str, ...] | None = None  # products that are rounded, the others not; None for all
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, value: Tensor) -> Tensor:
@@ -216,7 +219,7 @@ class FormatForward(ReplacedForward):
         if torch._C._current_autograd_node() is None:  # else a checkpoint computes again
             self.plan.ran_last = self.name
         self.plan.has_acted |= not self.is_kept
-        formats = LayerFormats(self.name, self.plan.roundings(is_kept=self.is_kept), self.plan.generator)
+        formats = LayerFormats(self.name, self.plan.roundings_of(self), self.plan.generator)
         flat = value.reshape(-1, layer.in_features)
         rows = LinearProducts.apply(flat, layer.weight, formats)  # type: ignore[no-untyped-call]
         result = rows.view(*value.shape[:-1], layer.out_features)
