@@ -1,6 +1,7 @@
 """`ampcompare exec`: run an unmodified legacy script on ampcompare's engine."""
 
 import os
+from pathlib import Path
 from typing import Any
 
 import click
@@ -35,6 +36,13 @@ USAGE = 2  # the exit code of argparse and click for an argument that they do no
 @exec_option("--engine", type=Choice(["compat", "nvidia"]))
 @exec_option("--opt-level", type=LEVEL)
 @exec_option("--arm", metavar="ARM")
+@option(
+    "--stack",
+    "stacks",
+    multiple=True,
+    metavar="NAME=COMMAND",
+    help="another environment, by what starts its Python, for --arm script@NAME: old=/envs/old/bin/python",
+)
 @exec_option("--seed", metavar="N")
 @exec_option("--shift-seeds", metavar="global|all")
 @exec_option("--twin")
@@ -68,6 +76,7 @@ def command(
     resume_args: str | None,
     script: str,
     arguments: tuple[str, ...],
+    stacks: tuple[str, ...],
     **options: Any,
 ) -> int:
     """Run an unmodified Apex script on ampcompare.apex.
@@ -81,11 +90,15 @@ def command(
     if local_rank is not None:
         arguments = (f"--local-rank={local_rank}", *arguments)
     if verify_resume is not None:
+        if stacks or "@" in (options["arm"] or ""):
+            raise ConfigError("--verify-resume is for a script in this environment; leave out --stack and @")
         return _verify_resume(verify_resume, resume_args, module, script, arguments, {**options, "ledger": ledger})
     if resume_args is not None:
         raise ConfigError("--resume-args is for --verify-resume STEP; give both")
     if ledger and options["arm"] is None and options["opt_level"] is None:
         options["arm"] = "script"
+    if stacks or "@" in (options["arm"] or ""):
+        return _run_in_stack(stacks, [*(["-m"] if module else []), script, *arguments], ledger=ledger, **options)
     arm, record = options["arm"], options["record"]
     if ledger and arm is None:
         raise ConfigError("--ledger follows a script under an arm: give --arm O2 in place of --opt-level O2")
@@ -167,6 +180,32 @@ def _verify_resume(
     return verify_script_resume(
         settings, is_module=target.is_module, step=step, resume_args=resume_args, say=click.echo
     )
+
+
+def _run_in_stack(stacks: tuple[str, ...], words: list[str], *, ledger: bool, **options: Any) -> int:
+    """Run a script in the stack that its arm names, and return its exit code."""
+    from ampcompare.settings.stack import arms_with_stacks, parse_stacks
+
+    known = parse_stacks(stacks)
+    arms = arms_with_stacks([options["arm"] or ""], known) if options["arm"] else []
+    arm, stack = arms[0] if len(arms) == 1 else ("", None)
+    if stack is None or len(known) != 1:
+        name = next(iter(known), "old")
+        raise ConfigError(f"a script runs in one stack: give --stack {name}=COMMAND and --arm script@{name}")
+    refuse_given(("opt_level", "engine", "guards"), "is for a script in this environment; leave it out with --stack")
+    from ampcompare.base.environment.extras import require_torch
+
+    require_torch()
+    from ampcompare.experiment.launch.script.stacks import run_in_stack
+    from ampcompare.script.recording.summary import in_words, read_exec_record
+
+    names = ("seed", "max_steps", "shift_seeds", "twin", "device", "autocast_lists", "compat_torch")
+    given = {name: options[name] for name in names if options[name] not in (None, False)}
+    code = run_in_stack(stack, arm, words, options["record"], ledger=ledger, **given)
+    if options["record"] is not None and os.path.exists(options["record"]):
+        summary = read_exec_record(Path(options["record"]))
+        click.echo(f"ampcompare: {in_words(summary)}; for more: ampcompare report {options['record']}", err=True)
+    return code
 
 
 def _say_what_was_shifted() -> None:

@@ -26,6 +26,7 @@ from ampcompare.script.seed_shift import NUMPY_SEEDS, shift_numpy_seed, shift_py
 
 MAX_CALLS = 50  # that are recorded
 MAX_TEXT = 40
+MAX_SEEDS = 10_000  # of torch's generator that are remembered
 IMPORTS = "<frozen importlib"
 CUDA = ("manual_seed", "manual_seed_all")
 OTHER_DEVICES = ("xpu", "mps", "mtia")
@@ -47,6 +48,7 @@ class Seeding:
         self._calls: dict[tuple[str, str], dict[str, Any]] = {}
         self._own = threading.local()  # whether a call of torch that calls another one has begun
         self._used: set[int] = set()  # numbers that have the offset
+        self._known: set[int] = set()  # seeds that torch's generator was given by functions that are followed
         self._events = Subscriptions(Layer.RECORD)
 
     def end(self) -> None:
@@ -56,14 +58,19 @@ class Seeding:
     @property
     def calls(self) -> list[dict[str, Any]]:
         """The lines that seed, in the order of their first call."""
+        self._look_at_torch()
         return list(self._calls.values())
 
     def install(self) -> None:
         """Follow the functions that seed from now on."""
         wrap = self._events.wrap
+        self._know_torch()
         self._follow_torch()
         wrap(np.random, "seed", self._around("numpy.random.seed", shift_numpy_seed))
         wrap(random, "seed", self._around("random.seed", shift_python_seed))
+        # Under the names that scripts and trainers use; torch restores what it has saved under others.
+        for owner, name in ((torch, "set_rng_state"), (np.random, "set_state"), (random, "setstate")):
+            wrap(owner, name, functools.partial(self._note, "state", f"{owner.__name__}.{name}"))
         if self._shifts is None:
             return
         wrap(random.Random, "seed", self._python_generator)
@@ -71,9 +78,6 @@ class Seeding:
         self._follow_classes()
         for module, name in ((torch, "load"), (nn.Module, "load_state_dict")):
             wrap(module, name, functools.partial(self._note, "load", f"{module.__name__}.{name}"))
-        # Under the names that scripts and trainers use; torch restores what it has saved under others.
-        for module, name in ((torch, "set_rng_state"), (np.random, "set_state"), (random, "setstate")):
-            wrap(module, name, functools.partial(self._note, "state", f"{module.__name__}.{name}"))
 
     def _follow_torch(self) -> None:
         for owner, name, told in (
@@ -117,7 +121,11 @@ class Seeding:
     ) -> Any:
         """Seed a generator as the script does, which raises what it would raise, and again with the offset."""
         if caller.f_code.co_filename.startswith(PACKAGE):
-            return seed_with(seed)
+            try:
+                return seed_with(seed)
+            finally:
+                self._know_torch()
+        self._look_at_torch()
         self._own.busy = True
         try:
             result = seed_with(seed)
@@ -128,6 +136,7 @@ class Seeding:
                     result = seed_with(used)
         finally:
             self._own.busy = False
+            self._know_torch()
         if seed is not None or kind == "global":
             self._record(function, kind, seed, used)
         return result
@@ -154,13 +163,32 @@ class Seeding:
             row |= {} if used is seed else {"used": _text(used)}
             self._calls[place, function] = row
 
+    def _know_torch(self) -> None:
+        if len(self._known) < MAX_SEEDS:
+            self._known.add(torch.default_generator.initial_seed())
+
+    def _look_at_torch(self) -> None:
+        """Record that a method of torch's generator itself, which cannot be followed, has seeded it."""
+        seed = torch.default_generator.initial_seed()
+        if seed in self._known or len(self._known) >= MAX_SEEDS:
+            return
+        self._known.add(seed)
+        function = "torch.default_generator.manual_seed"
+        self._calls["", function] = {"place": "", "function": function, "kind": "state", "calls": 1}
+
     def _note(self, kind: str, function: str, inner: Any, *args: Any, **kwargs: Any) -> Any:
         caller = calling_frame()
         # A library sets a state that it has read itself, as around a check; transformers' does from a checkpoint.
         is_own = not _is_of_library(caller) or caller.f_code.co_name == "_load_rng_state"
         if is_own or (kind == "load" and is_users(caller.f_code.co_filename)):
             self._record(function, kind)
-        return inner(*args, **kwargs)
+        if kind != "state":
+            return inner(*args, **kwargs)
+        self._look_at_torch()
+        try:
+            return inner(*args, **kwargs)
+        finally:
+            self._know_torch()
 
     def _python_generator(self, inner: Any, generator: Any, *args: Any, **kwargs: Any) -> Any:
         around = self._around("random.Random", shift_python_seed, "own")

@@ -30,6 +30,9 @@ for line in sys.stdin:
 REFUSED: list[tuple[list[str], int, str]] = [
     (["run", "--arch", "resnet19"], 2, "there is no model 'resnet19'"),
     (["run", "--arch", "deeplabv3_resnet50"], 2, "for segmentation, not for classification"),
+    (["run", "--arch", "nomod:x"], 2, "there is no module 'nomod'"),
+    (["run", "--data", "nomod:x"], 2, "there is no module 'nomod'"),
+    (["compare", "--task", "lm", "--data", "nomod:x"], 2, "there is no module 'nomod'"),
     (["run", "--data", "nosuch"], 2, "there is no data set 'nosuch'"),
     (["run", "--device", "nosuch"], 2, "is unknown; use auto, cpu, cuda"),
     (["run", "--device", "mps", "--arm", "apex:O1"], 2, "apex:O1 does not run on mps"),
@@ -48,7 +51,6 @@ REFUSED: list[tuple[list[str], int, str]] = [
 IN_THE_CELL: list[tuple[list[str], int, str]] = [
     (["--device", "xpu"], 4, "an Intel GPU), but torch sees none"),
     (["--data", "imagefolder", "--data-dir", "nowhere"], 2, "no images in nowhere/train"),
-    (["--arch", "nomod:x"], 2, "there is no module 'nomod'"),
 ]
 
 

@@ -180,6 +180,19 @@ def test_what_is_restored_or_loaded_is_noted(tmp_path: Path) -> None:
     assert found == run(source, 0)[0]
 
 
+@pytest.mark.parametrize("after", ["", "; torch.manual_seed(1)"])
+def test_a_seed_that_cannot_be_shifted_is_noted(after: str) -> None:
+    """A method of torch's own generator cannot be followed; that it was seeded is seen, now or before the next seed."""
+    source = "torch.manual_seed(2); torch.default_generator.manual_seed(987654); drawn = torch.rand(1).item()"
+    written = run(source, None)[0]
+    for shifts in ("global", "all", None):
+        torch.manual_seed(3)
+        found, seeding = run(source + after, 1, shifts)
+        assert found == written
+        noted = [call for call in seeding.calls if call["kind"] == "state"]
+        assert [(call["function"], call["place"]) for call in noted] == [("torch.default_generator.manual_seed", "")]
+
+
 def test_workers_of_a_loader_follow() -> None:
     """What a worker seeds, by a number or by its own first seed, differs between cells and is alike in pairs."""
     for seed_with in ("3 + worker", "torch.initial_seed() % 2**32"):

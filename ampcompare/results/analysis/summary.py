@@ -26,7 +26,7 @@ from ampcompare.results.analysis.effects.step_time import (
 )
 from ampcompare.results.analysis.inference.criteria import AccuracyMargin, Criteria
 from ampcompare.results.analysis.inference.effect import MIN_PAIRS, wilson
-from ampcompare.results.analysis.inference.verdict import NOTHING, Design, Evidence
+from ampcompare.results.analysis.inference.verdict import NOTHING, Design, Evidence, in_opposite_directions
 from ampcompare.results.analysis.pairing.comparability import (
     circumstances,
     foreign_steps,
@@ -47,6 +47,7 @@ from ampcompare.results.records.comparison import ArmSummary, Comparison, Publis
 from ampcompare.results.records.metric import Metric
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.verdict import Verdict
+from ampcompare.settings.script import LOSS
 
 
 def summarize(
@@ -151,13 +152,18 @@ class Line:
 def decided_rows(lines: Sequence[Line], margin: AccuracyMargin, terms: Criteria, design: Design) -> list[ArmSummary]:
     """Return a row for each line; the tests of all lines on one quantity are a family, with one error rate."""
     decided: list[dict[str, Any]] = [{} for _ in lines]
-    for name, quantity in quantity_tests(margin, terms, design).items():
-        evidence = {number: line.evidence.get(name, NOTHING) for number, line in enumerate(lines)}
-        for number, verdict in quantity.verdicts(evidence, design).items():
+    tests = quantity_tests(margin, terms, design)
+    evidence = {name: {number: line.evidence.get(name, NOTHING) for number, line in enumerate(lines)} for name in tests}
+    for name, quantity in tests.items():
+        for number, verdict in quantity.verdicts(evidence[name], design).items():
             line = lines[number]
             decided[number][name] = quantity.conditional(verdict, line.survivors)
             if name == "quality":
                 decided[number]["samples"] = line.samples(verdict)
+    if margin.metric.name != LOSS:
+        for number in in_opposite_directions(evidence["quality"], evidence["loss"], design.error_rate):
+            kinds = {decided[number][name].kind for name in ("quality", "loss")}
+            decided[number]["loss_contradicts"] = kinds != {"equivalent"}
     return [ArmSummary.model_validate({**dict(line.row), **its}) for line, its in zip(lines, decided, strict=True)]
 
 

@@ -191,6 +191,11 @@ class ArmSummary(_Row):
         description="why the peaks cannot be compared, if they cannot; its effect is the bytes of the largest peak "
         "over the reference's",
     )
+    loss_contradicts: bool = Field(
+        False,
+        description="whether the arm is shown to be better in one of metric and training loss at the end, and worse in "
+        "the other, by more than what does not matter in one of them",
+    )
     metric_correlation: float | None = Field(None, description="over pairs, of this arm's values and the reference's")
     pairs: int = Field(0, description="seeds that both this arm and the reference completed")
     invalid_time: str = Field(

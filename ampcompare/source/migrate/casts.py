@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator, Mapping
 
 from ampcompare.source.migrate.core.context import Core
-from ampcompare.source.migrate.read.forward import model_keys
+from ampcompare.source.migrate.read.sites import model_keys
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import dotted_name, last_name, last_part
 

@@ -102,10 +102,13 @@ def _answer_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[RunR
 
 
 def _contradictions(rows: Sequence[ArmSummary], metric: Metric) -> Iterable[str]:
-    """Yield which arms the metric and the training loss judge in opposite ways; a wrong direction shows so."""
-    opposite = [row for row in rows if {row.quality.kind, row.loss.kind} == {"better", "worse"}]
-    if opposite:
-        arms = ", ".join(f"{row.arm} is {row.loss.kind} in that" for row in opposite)
+    """Yield which arms the metric and the training loss show to differ in opposite ways; a wrong direction shows so."""
+    if opposite := [row for row in rows if row.loss_contradicts]:
+        arms = ", ".join(
+            f"{row.arm} has {'higher' if (row.loss.effect or 0) > 0 else 'lower'} losses, but is "
+            f"{'better' if (row.loss.effect or 0) > 0 else 'worse'} in that"
+            for row in opposite
+        )
         sign = "larger" if metric.better == "higher" else "smaller"
         yield (
             f"The training loss at the end contradicts {metric.name}, of which {sign} values are taken for the better "

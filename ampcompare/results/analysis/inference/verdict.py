@@ -1,5 +1,6 @@
 """The verdict on each arm: non-inferiority, equivalence and difference, tested by Holm's method."""
 
+import itertools
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -88,6 +89,25 @@ def _with_effect(evidence: Evidence, verdict: Verdict) -> Verdict:
     if evidence.rounded and evidence.effect and evidence.effect.testable and verdict.kind in OPEN:
         update |= {"kind": "inconclusive", "why": "the figures are rounded", "more_seeds": None}
     return verdict.model_copy(update=update)
+
+
+def in_opposite_directions(
+    one: Mapping[Key, Evidence], other: Mapping[Key, Evidence], alpha: float = ERROR_RATE
+) -> list[Key]:
+    """Return the arms that are shown to be better than the reference in one of two quantities and worse in the other.
+
+    Both effects of such an arm differ from 0, so the larger of their p values is that of the claim (an
+    intersection-union test). Over the arms it is tested by Holm's method.
+    """
+    found = []
+    for key in one.keys() & other.keys():
+        here, there = (None if its.untested else its.effect for its in (one[key], other[key]))
+        if here is not None and there is not None and here.testable and there.testable:
+            p = max(p_values(here, 0.0).different, p_values(there, 0.0).different)
+            found.append((p if here.mean * there.mean < 0 else 1.0, key))
+    found.sort(key=lambda each: each[0])
+    held = itertools.takewhile(lambda each: each[1][0] < alpha / (len(found) - each[0]), enumerate(found))
+    return [key for _, (_, key) in held]
 
 
 def decide(

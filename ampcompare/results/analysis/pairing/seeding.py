@@ -30,9 +30,11 @@ def why_alike(script: ScriptConfig, facts: ScriptFacts | None, seed_option: str 
         if facts is None or facts.seeds is None:
             return SEEDS_ITSELF
         if not fixed:
+            others = "generators of its own, which --shift-seeds all shifts"
+            sources = [*_states(calls), "files", "fixed numbers", others]
             return (
-                "the script seeds no global generator, so its first weights and batches come from files, fixed "
-                f"numbers or generators of its own, which --shift-seeds all shifts; or {pass_on}"
+                f"the script seeds no global generator, so its first weights and batches come from {_any_of(sources)}; "
+                f"or {pass_on}"
             )
         return f"the script seeds {few(lines_of_seeds(fixed))}: --shift-seeds shifts that for each seed, or {pass_on}"
     own = [call for call in calls if call.kind == "own"]
@@ -41,11 +43,25 @@ def why_alike(script: ScriptConfig, facts: ScriptFacts | None, seed_option: str 
     loaded = [f"{call.function} in {call.place}" for call in calls if call.kind == "load"]
     shifted = [call for call in calls if call.used] or fixed
     said = f"{few(lines_of_seeds(shifted))} decides" if shifted else "the script seeds no generator that decides"
-    where = f" ({few(loaded)})" if loaded else ""
-    state = [f"{call.function} in {call.place}" for call in calls if call.kind == "state"]
-    where += f"; {few(state)} sets the state of a generator" if state else ""
+    files = f"files ({few(loaded)})" if loaded else "files"
     neither = "neither first weights nor batches" if shifted else "first weights or batches"
-    return f"{said} {neither}, which come from files{where} or from fixed numbers in a fixed order"
+    return f"{said} {neither}, which come from {_any_of([*_states(calls), files, 'fixed numbers in a fixed order'])}"
+
+
+def _states(calls: Sequence[SeedCall]) -> list[str]:
+    """Return generators whose seed is decided by what cannot be shifted."""
+    setters = [f"{call.function} in {call.place}" for call in calls if call.kind == "state" and call.place]
+    sources = [f"a generator whose state is set ({few(setters)})"] if setters else []
+    if any(call.kind == "state" and not call.place for call in calls):
+        sources.append(
+            "torch's generator, which a method of its own seeds (torch.default_generator.manual_seed; what "
+            "torch.manual_seed seeds can be shifted)"
+        )
+    return sources
+
+
+def _any_of(sources: Sequence[str]) -> str:
+    return f"{', '.join(sources[:-1])} or {sources[-1]}"
 
 
 def seed_sentences(records: Sequence[RunRecord]) -> Iterator[str]:

@@ -243,15 +243,31 @@ def test_a_judged_metric_where_less_is_better() -> None:
     )
 
 
-@pytest.mark.parametrize(("loss", "is_said"), [(2.0, True), (0.5, False)])
-def test_a_metric_that_the_training_loss_contradicts(loss: float, is_said: bool) -> None:
-    """An arm that is better in the metric and worse in the loss is named: the direction may be wrong."""
+@pytest.mark.parametrize(
+    ("top1", "loss", "spread", "is_said"),
+    [
+        (0.9, 2.0, 1e-4, True),  # better, and worse
+        (0.9, 0.5, 1e-4, False),
+        (0.9, 1.005, 1e-4, True),  # the loss is inside its margin
+        (0.503, 2.0, 1e-4, True),  # the metric is
+        (0.503, 1.005, 1e-4, False),  # neither matters
+        (0.9, 1.02, 0.05, False),  # the loss may differ by chance
+        (0.1, 0.5, 1e-4, True),  # worse, with lower losses
+    ],
+)
+def test_a_metric_that_the_training_loss_contradicts(top1: float, loss: float, spread: float, is_said: bool) -> None:
+    """An arm that is better in one and worse in the other is named, by tests: the direction may be wrong."""
+    noise = (0.0, 1.0, -1.0, 0.6, -0.6)
     records = [
-        make_record(arm, seed, top1=top1 + seed / 1000, loss_tail=tail * (1 + seed / 1e4), loss_tail_steps=20)
-        for arm, top1, tail in (("fp32", 0.5, 1.0), ("half", 0.9, loss))
+        make_record(
+            arm, seed, top1=mean + seed / 1000 + by * seed / 1e5, loss_tail=tail * (1 + by * spread * noise[seed]),
+            loss_tail_steps=20,
+        )
+        for by, arm, mean, tail in ((0, "fp32", 0.5, 1.0), (1, "half", top1, loss))
         for seed in range(5)
-    ]
-    found = summarize(records, arms=["fp32", "half"], reference="fp32", terms=Criteria())
-    assert found.arms[1].quality.kind == "better"
+    ]  # fmt: skip
+    found = summarize(records, arms=["fp32", "half"], reference="fp32", terms=Criteria(margin=0.5))
+    direction = "higher losses, but is better" if loss > 1 else "lower losses, but is worse"
     said = "The training loss at the end contradicts top-1, of which larger values are taken for the better ones: half"
-    assert any(said in sentence for sentence in found.headline) == is_said
+    assert any(f"{said} has {direction} in that" in sentence for sentence in found.headline) == is_said
+    assert found.arms[1].loss_contradicts == is_said

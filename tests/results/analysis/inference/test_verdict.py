@@ -15,7 +15,7 @@ from ampcompare.results.analysis.inference.effect import (
     unpaired_effect,
 )
 from ampcompare.results.analysis.inference.sample_size import pairs_needed
-from ampcompare.results.analysis.inference.verdict import Margin, decide
+from ampcompare.results.analysis.inference.verdict import Evidence, Margin, decide, in_opposite_directions
 from ampcompare.results.records.verdict import Verdict
 
 FLOOR = 1e-9
@@ -192,5 +192,18 @@ def test_equal_arms_win_at_most_one_time_in_twenty(arms: int) -> None:
         reference = generator.normal(size=5)
         effects = [paired_effect(list(generator.normal(size=5)), list(reference), FLOOR) for _ in range(arms)]
         wrong += any(word in ("better", "worse") for word in _words(effects, Margin(0.01, "0.01")))
+    assert stats.binomtest(wrong, runs, 0.05, alternative="greater").pvalue > 0.01
+    assert wrong > 0
+
+
+def test_opposite_directions_by_chance() -> None:
+    """Of arms whose losses are worse and whose metrics are equal, one is named in at most 5 % of the comparisons."""
+    generator, runs, wrong, zeros = np.random.default_rng(3), 400, 0, [0.0] * 5
+    for _ in range(runs):
+        metric, loss = (
+            {arm: Evidence(paired_effect(list(generator.normal(mean, size=5)), zeros, FLOOR)) for arm in range(3)}
+            for mean in (0.0, -40.0)
+        )
+        wrong += bool(in_opposite_directions(metric, loss))
     assert stats.binomtest(wrong, runs, 0.05, alternative="greater").pvalue > 0.01
     assert wrong > 0

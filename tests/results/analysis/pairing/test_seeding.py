@@ -1,0 +1,31 @@
+"""Why the seeds of a script give one run: what decides first weights and batches, and what helps."""
+
+from typing import Any
+
+import pytest
+
+from ampcompare.results.analysis.pairing.seeding import why_alike
+from ampcompare.results.records.run import ScriptFacts, SeedCall
+from ampcompare.settings.script import ScriptConfig
+
+OWN = {"place": "train.py:3", "function": "torch.Generator", "kind": "own", "seed": "7"}
+STATE = {"place": "train.py:4", "function": "torch.set_rng_state", "kind": "state"}
+DIRECT = {"place": "", "function": "torch.default_generator.manual_seed", "kind": "state"}
+
+
+@pytest.mark.parametrize(
+    ("shift", "calls", "said", "unsaid"),
+    [
+        (None, [], "come from files, fixed numbers or generators of its own, which --shift-seeds all shifts", "state"),
+        (None, [DIRECT], "come from torch's generator, which a method of its own seeds", "state"),
+        ("global", [OWN, STATE], "of its own, torch.Generator(7) in train.py:3, which --shift-seeds all shifts", ""),
+        ("all", [STATE], "a generator whose state is set (torch.set_rng_state in train.py:4), files or fixed", "own"),
+        ("global", [DIRECT], "torch's generator, which a method of its own seeds (torch.default_generator", "set ("),
+        ("global", [], "which come from files or fixed numbers in a fixed order", "generator of"),
+    ],
+)
+def test_why_seeds_give_one_run(shift: Any, calls: list[dict[str, Any]], said: str, unsaid: str) -> None:
+    script = ScriptConfig(name="train.py", arguments=(), shift_seeds=shift)
+    why = why_alike(script, ScriptFacts(seeds=[SeedCall.model_validate(call) for call in calls]))
+    assert said in why
+    assert not unsaid or unsaid not in why
