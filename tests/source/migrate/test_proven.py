@@ -80,6 +80,7 @@ UNKNOWN = ("hooks.after({0})", "hooks.run(things=[{0}])", "for each in ({0},): h
 READS = (
     "hooks.after({0}.param_groups)",
     "hooks.clip_gradients()",
+    "hooks.log_gradients()",
     'hooks.after([p.grad for group in {0}.param_groups for p in group["params"]])',
     'for weight in {0}.param_groups[0]["params"]: weight.grad.clamp_(-1, 1)',
 )

@@ -38,6 +38,8 @@ QUIET = frozenset({
     "set_lr", "no_sync", "buffers", "get_last_lr", "current_lr", "lr",
 })  # fmt: skip
 # What a method of any object does by its name, where nothing else is known of it: it shows, measures or keeps numbers.
+# This is not proven. It counts only where a call gets neither an optimizer, nor gradients, nor an object that may hold
+# both, by the names and by what went through Apex, and where its name does not speak of gradients.
 SHOWS = re.compile(
     r"^_?(?:log|logs|logging|print|info|debug|warn\w*|error|write|writelines|report|record|display|show|add_scalars?|"
     r"add_\w+|set_\w+|get_\w+|is_\w+|has_\w+|format|append|extend|items?|keys|values|join|split|item|tolist|numpy|cpu|"
@@ -45,16 +47,16 @@ SHOWS = re.compile(
     r"synchronize|empty_cache|len|range|max|min|abs|round|int|str|list|dict|tuple|zip|enumerate|sorted|isinstance|"
     r"update\w*|log_\w+|save\w*|write_\w+|all_reduce|reduce\w*|barrier|clone|pop|copy|next|state_dict)$"
 )
+# Names of what may hold gradients, and of what may hold an optimizer too, where the index knows no value. They only
+# ever refuse: what went through `amp.initialize` or `scale_loss` counts under any name.
 OBJECTS = re.compile(
     r"^_*(?:model|net|network|module|optim\w*|opt|param\w*|grads?|gradients?|trainer|runner|engine)s?$"
 )
 CARRIES_ALL = re.compile(r"^_*(?:self|trainer|runner|engine|state|ctx|context|learner|solver)$")
 OF_GRADIENTS = re.compile(r"grad|clip|norm|unscale|backward|optim|step|hook|callback", re.IGNORECASE)
-# A name that says so of itself: what it does to gradients is not known, whatever it gets.
+# A name that speaks of gradients: what it does to them is not known, whatever it gets; that it reads them is.
 WORKS_ON_GRADIENTS = re.compile(
-    r"(?:clip|clamp|norm\w*|scale|reduce|sync\w*|average|check|accumulate)_?\w*grad|"
-    r"grad\w*_?(?:clip|norm|scal|reduc|sync|check)|unscale",
-    re.IGNORECASE,
+    r"^(?!.*(?:require|no_|enable|zero|clear|reset|is_|need)\w*grad).*grad(?!e|ual)|unscale", re.IGNORECASE
 )
 OPTIMIZERS = re.compile(r"^_*opt(?:im\w*)?\d*$|(?:^|_)optim\w*$")
 JOINING = frozenset(
@@ -423,6 +425,7 @@ class _Events(CallFollower):
         return test if text is None else expression_of(text + dot + rest) or test
 
 
+# Packages none of whose functions steps or clips by itself, except READERS; the index says that a call is of one.
 KNOWN_PACKAGES = frozenset({
     "torch", "numpy", "np", "time", "logging", "os", "sys", "math", "json", "tqdm", "random", "datetime", "builtins",
     "print", "len", "range", "float", "int", "str", "max", "min", "sum", "isinstance", "getattr", "hasattr", "round",
