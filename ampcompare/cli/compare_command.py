@@ -19,6 +19,7 @@ from ampcompare.cli.shared_options import (
     margin_options,
     output_options,
     recipe_options,
+    stack_option,
 )
 from ampcompare.cli.values import FILE, FOLDER
 from ampcompare.experiment.plan import parse_vary
@@ -62,6 +63,7 @@ compare_option = options_of(CompareOptions)
     group=ARMS,
     help="arm that the others are compared with; added if not listed  [default: script, else fp32, else the first]",
 )
+@stack_option(compare_option)
 @arm_options
 @compare_option(
     "--seeds",

@@ -284,6 +284,20 @@ def typed_command() -> str:
     return shlex.join(["ampcompare", *hide(sys.argv[1:])])
 
 
+def stack_option(option_of: OptionOf) -> Callable[[Function], Function]:
+    """Return what adds the option for other environments of Python and torch."""
+    added: Callable[[Function], Function] = option_of(
+        "--stack",
+        "stacks",
+        multiple=True,
+        metavar="NAME=COMMAND",
+        group=ARMS,
+        help="another environment, by what starts its Python: old=/envs/old/bin/python, or old='docker run IMAGE "
+        "python'; arms such as script@old train there; repeatable",
+    )
+    return added
+
+
 def arm_options(function: Function) -> Function:
     """Add `--backend` and the options of an arm."""
     for flag, settings in reversed(ARM_OPTIONS.items()):

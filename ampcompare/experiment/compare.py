@@ -138,7 +138,12 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
         margin, options.time_margin / 100, prefer=options.objective, tag=options.tag, looks=options.looks,
         loss_margin=options.loss_margin / 100,
     )  # fmt: skip
-    rows = tuple(matrix_rows(sources, arms=options.arms, reference=options.reference, sweep=options.sweep))
+    rows = tuple(matrix_rows(
+        sources, arms=options.arms, reference=options.reference, sweep=options.sweep, stacks=options.stacks,
+    ))  # fmt: skip
+    used = {row.stack.name for row in rows if row.stack is not None}
+    if unused := sorted(options.stacks.keys() - used):
+        raise ConfigError(f"no arm trains in the stack {unused[0]}; name one, as in --arm script,script@{unused[0]}")
     if options.twin and (base_row := find_reference(rows, options.reference)) is not None:
         rows = (*rows, replace(base_row, varied={**base_row.varied, "first_weights": "twin"}))
     base = sources.config

@@ -24,6 +24,7 @@ from ampcompare.settings.layers import Layer
 from ampcompare.settings.reads import RECIPE_OBJECT, TRAIN
 from ampcompare.settings.recipe import Recipe
 from ampcompare.settings.script import SCRIPT_ARMS, script_config
+from ampcompare.settings.stack import parse_stacks
 
 Jobs: TypeAlias = int | Literal["auto"] | None
 
@@ -140,6 +141,8 @@ class CompareOptions:
         recipe: what all arms train: a recipe, its name, or a YAML file with one.
         size: a smaller size of a named recipe, such as "small".
         config_file: YAML file of settings, which win over those of the recipe.
+        stacks: other environments of Python and torch by name, with what starts their Python, for arms such as
+            "script@old": {"old": "/envs/old/bin/python"}.
         sweep: settings with values to cross with the arms: {"workers": [0, 2]}.
         output_dir: run directory, by default `runs/compare-<digest of the plan>`.
         force: ignore records of earlier calls and run again.
@@ -195,6 +198,7 @@ class CompareOptions:
         recipe: Recipe | str | None = None,
         size: str | None = None,
         config_file: str | Path | None = None,
+        stacks: Mapping[str, str] | Sequence[str] = (),
         sweep: Mapping[str, Sequence[Any]] | None = None,
         output_dir: str | Path | None = None,
         force: bool = False,
@@ -242,6 +246,7 @@ class CompareOptions:
         self.seeds = seeds if isinstance(seeds, str) or seeds is None else ",".join(map(str, seeds))
         self.budget_seconds = None if budget is None else to_seconds("budget", budget)
         self.sweep = tuple((find_setting(name, "sweep"), list(values)) for name, values in (sweep or {}).items())
+        self.stacks = parse_stacks((stacks,) if isinstance(stacks, str) else stacks)
         self.margin, self.time_margin, self.loss_margin = margin, time_margin, loss_margin
         self.looks, self.objective = looks, prefer or objective
         self.jobs, self.gpus, self.timing_rounds = jobs, gpus, timing_rounds

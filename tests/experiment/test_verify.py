@@ -384,11 +384,11 @@ def test_a_refused_cross_entropy_of_the_original_or_of_the_result_is_known(tmp_p
 def test_a_run_ends_with_its_time_and_with_what_the_script_leaves_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """A child holds the output of the script open."""
     left = "import subprocess, sys; print(subprocess.Popen(['sleep', '300']).pid, file=sys.stderr); sys.exit(5)"
-    code, said = verify._wait_for([sys.executable, "-c", left], dict(os.environ))
+    code, said = verify.wait_for([sys.executable, "-c", left], dict(os.environ))
     assert code == 5
     assert psutil.wait_procs([psutil.Process(int(said))] if psutil.pid_exists(int(said)) else [], timeout=20)[1] == []
     monkeypatch.setattr(verify, "TIME_LIMIT", 0.1)
-    assert verify._wait_for(["sleep", "300"], dict(os.environ)) == (None, "")
+    assert verify.wait_for(["sleep", "300"], dict(os.environ)) == (None, "")
 
 
 @pytest.mark.integration

@@ -40,11 +40,12 @@ _COMPARISON = {
         "samples",
         "models",
         "conclusions",
+        "stacks",
         "environment",
     ),
     "md": (
         *("headline", "overview", "next", "measurements", "verdicts", "ledger", "precisions", "samples", "models"),
-        *("published", "conclusions", "environment", "command"),
+        *("published", "conclusions", "stacks", "environment", "command"),
     ),
     "latex": ("headline", "overview", "measurements", "verdicts", "published"),
     "csv": ("values",),
@@ -90,7 +91,7 @@ _PAGE = (
     ),
     Chapter("figures", "Curves", ("curves", "costs"), "open"),
     Chapter("runs", "Runs", ("runs*", "measured+")),
-    Chapter("settings", "Settings", ("differing", "settings", "machine+")),
+    Chapter("settings", "Settings", ("differing", "stacks", "settings", "machine+")),
     Chapter("again", "Reproduce", ("again",)),
 )
 PAGES: dict[str, tuple[Chapter, ...]] = {
