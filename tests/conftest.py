@@ -121,7 +121,7 @@ LONG = {
     "source": "migrate/read/neighbors migrate/rewrite",
     "tasks": "dataloader detection imagefolder lm models",
     "training": "cuda_graph divergence ema meters optimizers other_precisions session without_float64",
-    "training/precision": "actnn apex_steps contract fabric fp8 keep_fp32",
+    "training/precision": "actnn apex_steps contract fabric fp8 gemm keep_fp32",
 }
 STARTS_PROCESSES = re.compile(r"\bsubprocess\b|\bmultiprocessing\b|\bos\.fork\b|\breplayed\b|\bfork(ed_\w+|ing)\b")
 STARTS = ("subprocess.Popen", "os.fork", "os.posix_spawn", "os.system")

@@ -28,9 +28,9 @@ from tests.modules import EXAMPLE, ROOT, with_example
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md")), EXAMPLE / "README.md"]
 BLOCK = re.compile(r"(?:^<!-- ([^\n]*) -->\n)?^( *)```(\w*)\n(.*?)^\2```$", flags=re.DOTALL | re.MULTILINE)
-# Pages without a mark on every block: commands of exec.md run in tests/legacy, those of troubleshooting.md are parsed
-# in tests/docs; what programs under benchmarks/ wrote names the command that it was made by.
-UNMARKED = ("docs/exec.md", "docs/script.md", "docs/troubleshooting.md", "docs/benchmarks/")
+# Pages without a mark on every block: commands of exec.md run in tests/legacy, those of troubleshooting.md and errors/
+# are parsed in tests/docs; what programs under benchmarks/ wrote names the command that it was made by.
+UNMARKED = ("docs/exec.md", "docs/script.md", "docs/troubleshooting.md", "docs/errors/", "docs/benchmarks/")
 AS_PROCESSES = "docs/quickstart.md"
 NOT_COMMANDS = ("text", "yaml", "toml", "json")
 # What a page shows does the same with fewer seeds, epochs and samples.
@@ -38,6 +38,8 @@ SMALL = "--train-size 256 --val-size 64"
 FEWER = {
     "--seeds 0-5 --epochs 2 --margin 1": f"--seeds 0-1 --epochs 1 --margin 1 {SMALL}",
     "--seeds 0-2 --epochs 2": f"--seeds 0-1 --epochs 1 {SMALL}",
+    "gemm:mxfp8,gemm:nvfp4,gemm:bf16,fprop=nvfp4 --seeds 0-2 --max-steps 60": "gemm:bf16,fprop=nvfp4 --seeds 0-1 "
+    "--max-steps 2 --batch-size 4 --train-size 64 --val-size 16",
     "--seeds 0-2": "--seeds 0-1",
     "--opt-level O2 --epochs 1": f"--opt-level O2 --epochs 1 {SMALL}",
     "mynets:make_net --arm native:bf16 --epochs 1": f"mynets:make_net --arm native:bf16 --epochs 1 {SMALL}",

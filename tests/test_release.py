@@ -74,5 +74,26 @@ def test_publishing_needs_no_secret() -> None:
     assert "permissions" not in build
     assert (publish["needs"], publish["permissions"]) == ("build", {"id-token": "write"})
     assert publish["steps"][-1]["with"] == {"attestations": True}
+    for name, given in (("image", {"contents": "read", "packages": "write"}), ("site", {"contents": "write"})):
+        assert (workflow["jobs"][name]["needs"], workflow["jobs"][name]["permissions"]) == ("build", given)
+    lines = "".join(step.get("run", "") for name in ("image", "site") for step in workflow["jobs"][name]["steps"])
+    assert "scripts/docker-build cpu" in lines
+    assert "scripts/docs publish" in lines
+    assert "ghcr.io/${GITHUB_REPOSITORY,,}" in lines  # the forge's own address, and none that is written here
     assert list(workflow[True]) == ["push"]  # YAML reads `on` so
     assert list(workflow[True]["push"]) == ["tags"]
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["publish", "1.2"], "ADDRESS in setup.py is empty"),
+        (["publish", "dev"], "ADDRESS in setup.py is empty"),
+        (["publish", "v1.2.3"], "name the version as 1.2"),
+        (["publish"], "name the version as 1.2"),
+    ],
+)
+def test_no_site_is_published_without_an_address(checkout: Path, words: list[str], reason: str) -> None:
+    shutil.copy(ROOT / "scripts/docs", checkout / "scripts/docs")
+    done = subprocess.run([checkout / "scripts/docs", *words], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, reason in done.stderr) == (4, True)

@@ -4,11 +4,13 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
-HOME = "ampcompare.apex"
+from ampcompare.base.shim.alias import ENGINE, AliasLoader
+
+HOME = ENGINE
 STANDALONE = frozenset({"amp_C", "apex_C", "fused_layer_norm_cuda"})
 # Every other extension that the setup.py of Apex 25.05 can build.
 KERNELS = frozenset(
@@ -61,39 +63,11 @@ class ApexFinder(MetaPathFinder):
         real_spec = importlib.util.find_spec(real)
         if real_spec is None:
             return None
-        return ModuleSpec(fullname, _AliasLoader(real), is_package=real_spec.submodule_search_locations is not None)
+        return ModuleSpec(fullname, AliasLoader(real), is_package=real_spec.submodule_search_locations is not None)
 
     def _miss(self, name: str) -> None:
         if name not in self.missing:
             self.missing.append(name)
-
-
-class _AliasLoader(Loader):
-    """Return a module that is loaded under another name."""
-
-    def __init__(self, real: str) -> None:
-        self._real = real
-        self._spec: ModuleSpec | None = None
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        module = importlib.import_module(self._real)
-        self._spec = module.__spec__
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        # The import system has just set the spec of the alias on the module.
-        module.__spec__ = self._spec
-        _alias_loaded()
-
-
-def _alias_loaded() -> None:
-    """Register all loaded modules under their aliases too.
-
-    A regular import of `apex.amp._amp_state` would replace the state object of that name by the module.
-    """
-    for name, module in list(sys.modules.items()):
-        if name.startswith(f"{HOME}."):
-            sys.modules.setdefault("apex" + name[len(HOME) :], module)
 
 
 def install() -> ApexFinder:

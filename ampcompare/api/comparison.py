@@ -17,6 +17,7 @@ from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.report.export import make_exporter
 from ampcompare.settings.config import RunConfig
+from ampcompare.settings.reads import TRAIN
 from ampcompare.settings.recipe import Recipe
 
 
@@ -142,5 +143,5 @@ def resolve_config(
         ConfigError: settings that cannot be used.
     """
     request = settings_request(recipe, size, config_file, {**settings, "arm": str(arm)})
-    sources = collect_settings(request, one_run=True)
+    sources = collect_settings(request, TRAIN, one_run=True)
     return sources.config, dict(sources.resolved.origins)

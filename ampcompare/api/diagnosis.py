@@ -14,6 +14,7 @@ from ampcompare.experiment.sources import collect_settings
 from ampcompare.results.records.diagnosis import Diagnosis
 from ampcompare.results.records.outlook import Outlook
 from ampcompare.results.records.profile import Profile
+from ampcompare.settings.reads import AHEAD, DIAGNOSE, DIAGNOSE_LOOP, FIND_BATCH, PROFILE, PROFILE_LOOP
 from ampcompare.settings.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def diagnose(
         raise ConfigError("diagnose takes either a loop or a script, but both were given; leave one out")
     arm = Arm.parse(arm) if isinstance(arm, str) else arm
     request = settings_request(recipe, size, config_file, with_script({**settings, "arm": str(arm)}, script, ()))
-    config = collect_settings(request, one_run=True).config
+    config = collect_settings(request, DIAGNOSE if loop is None else DIAGNOSE_LOOP, one_run=True).config
     options = DiagnoseOptions(config, steps, reference, cures)
     options.check()
     if loop is None:
@@ -120,11 +121,11 @@ def profile(
 
     if loop is not None and script is not None:
         raise ConfigError("profile takes either a loop or a script, but both were given; leave one out")
-    names = _names_of(arms)
+    names, reads = _names_of(arms), PROFILE if loop is None else PROFILE_LOOP
     configs = []
     for name in names:
         request = settings_request(recipe, size, config_file, with_script({**settings, "arm": name}, script, ()))
-        configs.append(collect_settings(request, one_run=True).config)
+        configs.append(collect_settings(request, reads, one_run=True).config)
     options = ProfileOptions(tuple(configs), steps=steps, profiled=profiled_steps, trials=trials)
     options.check()
     if loop is None:
@@ -169,7 +170,7 @@ def look_ahead(
     from ampcompare.experiment.run_options import settings_request, with_script
 
     given = with_script({**settings, "arm": "fp32"}, script, ())
-    config = collect_settings(settings_request(recipe, size, config_file, given), one_run=True).config
+    config = collect_settings(settings_request(recipe, size, config_file, given), AHEAD, one_run=True).config
     judged = [Arm.parse(name) for name in _names_of(arms)]
     return _look_ahead(AheadOptions(config, judged, prefix, steps, twin))
 
@@ -209,7 +210,7 @@ def find_batch(
     from ampcompare.experiment.find_batch import BatchSearch, configs_of, search_batches
     from ampcompare.experiment.run_options import settings_request
 
-    config = collect_settings(settings_request(recipe, size, config_file, settings), one_run=True).config
+    config = collect_settings(settings_request(recipe, size, config_file, settings), FIND_BATCH, one_run=True).config
     configs = configs_of(config, _names_of(arms))
     return search_batches(BatchSearch(configs, memory_limit, margin / 100, note, preflight), gpus)
 

@@ -19,7 +19,17 @@ from ampcompare.base.errors import ConfigError, close_matches
 
 SHORTHANDS = {word: arm for spec in BUILT_IN.values() for word, arm in spec.shorthands.items()}
 LEVEL = re.compile(r"[Oo0][0-9]")  # also 02 and O4, so that the message is about the level
-UNTYPED = ("engine", "cast_model_outputs", "output", "bits", "group", "scaling", "align", "passes")  # not in `Roles`
+UNTYPED = (
+    "engine",
+    "cast_model_outputs",
+    "output",
+    "bits",
+    "group",
+    "scaling",
+    "align",
+    "passes",
+    "keep",
+)  # not in `Roles`
 HEAD_END = re.compile("[:,]")
 
 
@@ -151,6 +161,8 @@ class Arm:
             raise ConfigError(f"unknown backend {backend!r}: {_hint(backend)}known backends are {known}")
         if spec.parsers is None:
             return cls(backend, {k: _guess(v) if isinstance(v, str) else v for k, v in sorted(given.items())})
+        if other := spec.stands_for({option: str(value) for option, value in given.items()}):
+            return cls.parse(other)
         parsed: dict[str, Any] = dict(spec.written)
         if spec.positional is not None and spec.default is not None:
             parsed[spec.positional] = spec.parsers[spec.positional](spec.default)
@@ -189,7 +201,7 @@ class Arm:
         """In which type each part of a step is held or computed, as the arm declares it; None if that is not known."""
         own = self.spec.roles(self.options)
         inner = None if own is not None or self.runs is None else self.runs.roles
-        return own if inner is None else self.spec.wraps(inner)
+        return own if inner is None else self.spec.wraps(self.options, inner)
 
     def declares_the_same(self, other: Arm) -> bool:
         """Return whether another arm of the backend holds and computes every part of a step in the same types."""

@@ -15,6 +15,7 @@ from ampcompare.backends import (
     fp8,
     fp32,
     fsdp,
+    gemm,
     half,
     horovod,
     mmengine,
@@ -40,12 +41,13 @@ BUILT_IN: dict[str, BackendSpec] = {
     "horovod": horovod.SPEC,
     "actnn": actnn.SPEC,
     "fp8": fp8.SPEC,
+    "gemm": gemm.SPEC,
     "fsdp": fsdp.SPEC,
     "script": script.SPEC,
 }
 
 # Backends that can replace a script's amp calls: they need no training loop of their own and do not split the model.
-SCRIPT_BACKENDS = ("script", "fp32", "native", "half", "apex")
+SCRIPT_BACKENDS = ("script", "fp32", "native", "half", "apex", "gemm")
 
 
 def third_party_backends() -> dict[str, str]:

@@ -3,6 +3,7 @@
 Source: torchao 0.18, `torchao.float8`; tests compare its emulation with the formula.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from ampcompare.backends.explanation import ArmExplanation, half_script, native_script
@@ -36,32 +37,28 @@ def _script(inner: str) -> tuple[str, ...]:
 
 def _conversion(scaling: str, multiple: int) -> tuple[str, ...]:
     """Return how a script converts its model, before DDP."""
-    fits = (
-        "fits = lambda module, name: type(module) is torch.nn.Linear and not any(",
-        f"    size % {multiple} for size in module.weight.shape)",
-    )
-    if scaling == "mxfp8":
-        return (
-            "from torchao.prototype.moe_training.config import MXFP8TrainingOpConfig  # compute capability 10",
-            "from torchao.quantization import quantize_",
-            *fits,
-            "quantize_(model, MXFP8TrainingOpConfig(), filter_fn=fits)",
-        )
     return (
         "from torchao.float8 import Float8LinearConfig, convert_to_float8_training",
         f'config = Float8LinearConfig.from_recipe_name("{scaling}")',
-        *fits,
+        "fits = lambda module, name: type(module) is torch.nn.Linear and not any(",
+        f"    size % {multiple} for size in module.weight.shape)",
         "model = convert_to_float8_training(model, config=config, module_filter_fn=fits)",
     )
 
 
+def _stands_for(given: Mapping[str, str]) -> str:
+    """Return the arm that `fp8:mxfp8` is a name of; it takes layers of any size."""
+    if given.get("scaling", "").lower() != "mxfp8":
+        return ""
+    over = f",over={given['over']}" if "over" in given else ""
+    return f"gemm:mxfp8{over}"
+
+
 def _explain(options: Options) -> ArmExplanation:
     scaling, inner = str(options["scaling"]), _inner(options)
-    mx = scaling == "mxfp8"
     scales = {
         "rowwise": "one scale for each row or column, a power of two, from its largest element",
         "tensorwise": "one scale for each tensor, from its largest element",
-        "mxfp8": "one scale for each 32 numbers that a product sums over, a power of two, from the largest of them",
     }
     multiple = int(options.get("align", ALIGNMENT))
     return ArmExplanation(
@@ -89,9 +86,7 @@ def _explain(options: Options) -> ArmExplanation:
             ("checkpoint", f"that of {inner}"),
             (
                 "on a GPU",
-                "emulated too: torchao's kernels for compute capability 10.0 were not tried"
-                if mx
-                else f"in hardware from compute capability {CAPABILITY[scaling]}; below it is emulated",
+                f"in hardware from compute capability {CAPABILITY[scaling]}; below it is emulated",
             ),
             ("on a CPU", "emulated: operands are rounded to fp8, and multiplied in fp32"),
         ),
@@ -103,21 +98,21 @@ def _explain(options: Options) -> ArmExplanation:
 
 
 SPEC = BackendSpec(
-    summary="fp8 products of linear layers by torchao, tensorwise, rowwise or mxfp8, over a bf16 arm",
+    summary="fp8 products of linear layers by torchao, tensorwise or rowwise, over a bf16 arm",
     implementation="ampcompare.training.precision.fp8:FP8",
     explain=_explain,
     parsers={"scaling": choice("tensorwise", "rowwise", "mxfp8"), "over": INNER_ARM, "align": count},
+    stands_for=_stands_for,
     positional="scaling",
     default="tensorwise",
     implied={"over": "native:bf16", "align": ALIGNMENT},
     check=_check,
     library=LIBRARY,
     inner=_inner,
-    wraps=lambda inner: replace(inner, products="fp8"),
+    wraps=lambda options, inner: replace(inner, products="fp8"),
     contract=(
         ContractArm("fp8:tensorwise,align=1"),
         ContractArm("fp8:rowwise,align=1"),
-        ContractArm("fp8:mxfp8,align=1"),
         ContractArm("fp8:rowwise,align=1,over=half:dtype=bf16"),
     ),
 )

@@ -51,6 +51,24 @@ class BytesPerParameter:
 
 
 @dataclass(frozen=True)
+class ProductFormat:
+    """In which numbers one of the three products of a linear layer multiplies.
+
+    Attributes:
+        format: a name of `ampcompare.base.formats.FORMATS`, or "bf16".
+        scale: how scales are made; "" for bf16.
+        switches: what else changes its numbers, such as "sr" and "grads_as=e5m2".
+    """
+
+    format: str
+    scale: str = ""
+    switches: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return ", ".join(filter(None, (self.format, self.scale and f"scale {self.scale}", *self.switches)))
+
+
+@dataclass(frozen=True)
 class Roles:
     """In which type each part of a training step is held or computed, as an arm declares it; the default is fp32.
 
@@ -69,6 +87,8 @@ class Roles:
         update: how updated weights are rounded: "nearest", "stochastic" or "kahan".
         loss_scale: None if the loss is not scaled.
         kept: patterns of modules that stay in fp32, by the arm or by the user.
+        fprop, dgrad, wgrad: of the products of linear layers, forward, for the gradient of the input and for that of
+            the weight, if they have formats of their own.
     """
 
     weights: str = "fp32"
@@ -82,6 +102,9 @@ class Roles:
     update: str = "nearest"
     loss_scale: LossScale | None = None
     kept: tuple[str, ...] = ()
+    fprop: ProductFormat | None = None
+    dgrad: ProductFormat | None = None
+    wgrad: ProductFormat | None = None
     asks_state: bool = field(default=False, compare=False)
 
     def __str__(self) -> str:
@@ -99,12 +122,19 @@ class Roles:
         if self.loss_scale is not None:
             words.append("static loss scale" if self.loss_scale.interval is None else "dynamic loss scale")
         words += [f"fp32 in {' and '.join(self.kept)}"] if self.kept else []
+        words += [f"{role} in {form}" for role, form in self.formats.items()]
         return ", ".join(words)
 
     @property
     def operands(self) -> str:
         """The type of the operands of products."""
         return self.products or self.weights
+
+    @property
+    def formats(self) -> dict[str, ProductFormat]:
+        """The formats of the products of linear layers by role; empty if they have none of their own."""
+        formats = {"fprop": self.fprop, "dgrad": self.dgrad, "wgrad": self.wgrad}
+        return {role: form for role, form in formats.items() if form is not None}
 
     @property
     def half(self) -> str:

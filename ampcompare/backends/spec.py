@@ -46,7 +46,8 @@ class BackendSpec:
         implementation: `module:attribute` of its `Precision`, called as `factory(device=..., **options)`.
         explain: options -> explanation of the arm.
         roles: options -> in which type each part of a step is held or computed; None if that is not known.
-        wraps: roles of the arm that this one runs on -> its own.
+        wraps: options, roles of the arm that this one runs on -> its own.
+        stands_for: options as they are written -> text of the arm that this one is a name of; "" for an arm of its own.
         parsers: option name -> function that reads its text and raises `ValueError` with what was expected; None if the
             options are not known here.
         positional: the option that may be written without its name, such as the opt level in `apex:O2`.
@@ -71,7 +72,8 @@ class BackendSpec:
     implementation: str
     explain: Callable[[Options], ArmExplanation]
     roles: Callable[[Options], Roles | None] = lambda options: None
-    wraps: Callable[[Roles], Roles] = lambda inner: inner
+    wraps: Callable[[Options, Roles], Roles] = lambda options, inner: inner
+    stands_for: Callable[[Mapping[str, str]], str] = lambda options: ""
     parsers: Mapping[str, Callable[[str], Any]] | None = field(default_factory=dict)
     positional: str | None = None
     default: str | None = None

@@ -14,7 +14,9 @@ COMMANDS = {
     "convert": "Convert a checkpoint between Apex and torch.amp, or inspect it.",
     "migrate": "Rewrite Apex scripts for torch.amp; verify that they train the same.",
     "exec": "Run an unmodified Apex script on ampcompare.apex.",
+    "shim": "Make `from apex import amp` work in this environment, or undo that.",
     "lint": "Report mistakes in the use of Apex and torch.amp in source files.",
+    "lsp": "Report mistakes and offer fixes and rewriting in an editor.",
     "doctor": "Check this machine and its libraries; report problems and fixes.",
     "diagnose": "Find where numbers overflow or are lost, and what to keep in fp32.",
     "profile": "Find why an arm is faster or not, smaller or not.",
@@ -24,7 +26,7 @@ COMMANDS = {
     "config": "Show where each setting came from; print the schema of files.",
 }
 SECTIONS = {
-    "Choose and migrate": ("explain", "migrate", "lint", "convert", "exec"),
+    "Choose and migrate": ("explain", "migrate", "lint", "convert", "exec", "shim", "lsp"),
     "Compare": ("compare", "run", "find-batch", "diagnose", "profile", "report", "export", "judge"),
     "Look up": ("doctor", "list", "config"),
 }

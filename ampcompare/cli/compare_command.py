@@ -19,10 +19,12 @@ from ampcompare.cli.shared_options import (
     margin_options,
     output_options,
     recipe_options,
+    stack_option,
 )
 from ampcompare.cli.values import FILE, FOLDER
 from ampcompare.experiment.plan import parse_vary
 from ampcompare.experiment.run_options import CompareOptions, to_seconds
+from ampcompare.settings.reads import TRAIN
 from ampcompare.settings.script import SCRIPT_ARMS
 
 compare_option = options_of(CompareOptions)
@@ -61,6 +63,7 @@ compare_option = options_of(CompareOptions)
     group=ARMS,
     help="arm that the others are compared with; added if not listed  [default: script, else fp32, else the first]",
 )
+@stack_option(compare_option)
 @arm_options
 @compare_option(
     "--seeds",
@@ -91,7 +94,7 @@ compare_option = options_of(CompareOptions)
     help="sweep a setting: a row for each value, as in workers=0,2; repeatable",
 )
 @script_options
-@recipe_options
+@recipe_options(TRAIN)
 @compare_option(
     "--jobs",
     callback=lambda context, parameter, value: int(value) if value and value.isdecimal() else value and value.lower(),
@@ -164,7 +167,7 @@ def answer_without_training(options: CompareOptions, parameters: dict[str, Any])
 
 def options_from(parameters: dict[str, Any]) -> CompareOptions:
     """Return what the parameters of the command ask for."""
-    request = request_from({**parameters, "processes": count_processes(parameters)})
+    request = request_from({**parameters, "processes": count_processes(parameters)}, TRAIN)
     budget = None if parameters["budget"] is None else to_seconds("--budget", parameters["budget"])
     options = options_by_name(CompareOptions, parameters, arms=_arms(parameters), budget=budget, sweep=None)
     options.settings, options.sweep = request, tuple(map(parse_vary, parameters["sweep"]))

@@ -71,6 +71,7 @@ def _sources(context: click.Context, name: str, options: list[str]) -> tuple[Set
     from ampcompare.cli.run_command import sources_from
     from ampcompare.experiment.compare import requested_seeds
     from ampcompare.experiment.sources import collect_settings, matrix_rows
+    from ampcompare.settings.reads import TRAIN
 
     assert context.parent is not None
     group = context.parent.command
@@ -88,7 +89,7 @@ def _sources(context: click.Context, name: str, options: list[str]) -> tuple[Set
         if name == "run":
             return sources_from(inner.params), {}
         compare = options_from(inner.params)
-        sources = collect_settings(compare.settings)
+        sources = collect_settings(compare.settings, TRAIN)
         rows = matrix_rows(sources, arms=compare.arms, reference=compare.reference, sweep=compare.sweep)
         seeds = requested_seeds(compare, sources)
         return sources, {"rows": [{"arm": row.arm, **row.varied} for row in rows], "seeds": seeds}

@@ -16,6 +16,7 @@ from ampcompare.cli.output import note, text_width
 from ampcompare.cli.settings import ScriptCommand, watched_config, watched_script_options
 from ampcompare.cli.shared_options import json_option, recipe_options
 from ampcompare.cli.values import FOLDER
+from ampcompare.settings.reads import AHEAD, DIAGNOSE
 
 DEFAULT_ARM = "apex:O2"
 
@@ -58,7 +59,7 @@ ahead_option = options_of(api_look_ahead)
 @diagnose_option("--cures/--no-cures", group=OUTPUT)
 @watched_script_options
 @diagnose_option("--preflight/--no-preflight", group=SCRIPT)
-@recipe_options
+@recipe_options(DIAGNOSE, AHEAD)
 @option(
     "--output-dir",
     "-o",
@@ -90,7 +91,7 @@ def command(**parameters: Any) -> int:
     arms = parse_arms(parameters["arms"] or (DEFAULT_ARM,))
     if len(arms) != 1:
         raise ConfigError(f"diagnose watches one arm, and {len(arms)} are given; give one, or add --ahead")
-    config = watched_config(parameters, str(arms[0]))
+    config = watched_config(parameters, str(arms[0]), DIAGNOSE)
     options = DiagnoseOptions(
         config,
         steps=parameters["steps"] or DiagnoseOptions.steps,
@@ -121,7 +122,7 @@ def _ahead(parameters: dict[str, Any]) -> int:
     from ampcompare.results.report.base import write_result
     from ampcompare.results.report.outlook import outlook_text
 
-    config = watched_config(parameters, "fp32")
+    config = watched_config(parameters, "fp32", AHEAD)
     arms = parse_arms(parameters["arms"] or (DEFAULT_ARM,))
     options = AheadOptions(config, arms, parameters["prefix"], parameters["steps"], parameters["twin"])
 

@@ -1,14 +1,17 @@
 """`ampcompare doctor`: what this machine offers and what is wrong with it."""
 
 import os
+from pathlib import Path
 
 import click
 
 from ampcompare.api.machine import examine_machine
 from ampcompare.backends.arm import parse_arms
+from ampcompare.base.errors import ConfigError
 from ampcompare.cli.help import Command, option, options_of
 from ampcompare.cli.output import text_width
 from ampcompare.cli.shared_options import json_option
+from ampcompare.cli.values import FILE
 
 COLORS = {"ok": "green", "note": "cyan", "warning": "yellow", "problem": "red"}
 
@@ -18,6 +21,7 @@ COLORS = {"ok": "green", "note": "cyan", "warning": "yellow", "problem": "red"}
     cls=Command,
     examples=[
         ("What this machine offers, and what is wrong with it:", "ampcompare doctor"),
+        ("What the imports of Apex in a script get here:", "ampcompare doctor train.py"),
         ("In a job script, before training starts:", "ampcompare doctor --for apex:O1,engine=nvidia"),
     ],
     epilog="Exit codes: 0 all checks finished; 2 usage; 4 an arm given by --for cannot run here.",
@@ -31,8 +35,12 @@ COLORS = {"ok": "green", "note": "cyan", "warning": "yellow", "problem": "red"}
 )
 @options_of(examine_machine)("--time-limit", type=click.FloatRange(min=1), metavar="SECONDS")
 @json_option()
-def command(arms: tuple[str, ...], as_json: bool, time_limit: float) -> int:
+@click.argument("scripts", metavar="[SCRIPT]...", nargs=-1, type=FILE)
+def command(arms: tuple[str, ...], as_json: bool, time_limit: float, scripts: tuple[str, ...]) -> int:
     """Check this machine and its libraries; report problems and fixes.
+
+    It names who imports Apex: installed libraries, and each SCRIPT, a file or folder; by default the Python files of
+    this folder.
 
     Libraries that may be broken, such as torch or Apex, are tried in a separate process, so that a crash or a hang
     becomes a line of the report. Nothing is changed.
@@ -40,7 +48,10 @@ def command(arms: tuple[str, ...], as_json: bool, time_limit: float) -> int:
     from ampcompare.api.doctor.examine import examine, render
     from ampcompare.results.records.run import dump_json
 
-    examination = examine(parse_arms(arms), seconds=time_limit)
+    for script in scripts:
+        if not os.path.exists(script):
+            raise ConfigError(f"there is no file or folder {script}")
+    examination = examine(parse_arms(arms), [Path(script) for script in scripts], seconds=time_limit)
     if as_json:
         click.echo(dump_json(examination.data()))
     else:

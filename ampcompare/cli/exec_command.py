@@ -1,6 +1,7 @@
 """`ampcompare exec`: run an unmodified legacy script on ampcompare's engine."""
 
 import os
+from pathlib import Path
 from typing import Any
 
 import click
@@ -23,13 +24,25 @@ USAGE = 2  # the exit code of argparse and click for an argument that they do no
     examples=[
         ("A legacy script, unchanged:", "ampcompare exec train.py --epochs 1"),
         ("On a laptop, with a record of each step:", "ampcompare exec --device cpu --record r.jsonl train.py"),
+        (
+            "Does it resume exactly:",
+            "ampcompare exec --verify-resume 20 --resume-args '--resume {checkpoint}' train.py",
+        ),
     ],
     context_settings={"allow_interspersed_args": False},
-    epilog="Exit codes: the script's own; 2 no such script or module; 4 the environment cannot run these options.",
+    epilog="Exit codes: the script's own; 2 no such script or module; 4 the environment cannot run these options. "
+    "With --verify-resume: 0 it resumes exactly; 1 it does not; 3 it failed.",
 )
 @exec_option("--engine", type=Choice(["compat", "nvidia"]))
 @exec_option("--opt-level", type=LEVEL)
 @exec_option("--arm", metavar="ARM")
+@option(
+    "--stack",
+    "stacks",
+    multiple=True,
+    metavar="NAME=COMMAND",
+    help="another environment, by what starts its Python, for --arm script@NAME: old=/envs/old/bin/python",
+)
 @exec_option("--seed", metavar="N")
 @exec_option("--shift-seeds", metavar="global|all")
 @exec_option("--twin")
@@ -41,10 +54,31 @@ USAGE = 2  # the exit code of argparse and click for an argument that they do no
 @exec_option("--compat-torch")
 @option("--strict-guards", "guards", flag_value="strict", help="treat mistakes in the use of amp as errors")
 @option("--no-guards", "guards", flag_value="off", help="do not check for mistakes in the use of amp")
+@option(
+    "--verify-resume",
+    type=click.IntRange(1),
+    metavar="STEP",
+    help="stop the script once it has saved at or behind STEP, start it again, and compare with a run without a break",
+)
+@option(
+    "--resume-args",
+    metavar="ARGS",
+    help="added to the script's arguments when it is started again: {checkpoint} is the file that it saved last, "
+    "{folder} its folder",
+)
 @option("--module", "-m", is_flag=True, help="SCRIPT is the name of a module, as with python -m")
 @click.argument("script", metavar="SCRIPT", type=FILE)
 @click.argument("arguments", metavar="[ARGS]...", nargs=-1, type=click.UNPROCESSED)
-def command(module: bool, ledger: bool, script: str, arguments: tuple[str, ...], **options: Any) -> int:
+def command(
+    module: bool,
+    ledger: bool,
+    verify_resume: int | None,
+    resume_args: str | None,
+    script: str,
+    arguments: tuple[str, ...],
+    stacks: tuple[str, ...],
+    **options: Any,
+) -> int:
     """Run an unmodified Apex script on ampcompare.apex.
 
     Everything after SCRIPT is passed to the script. With several processes:
@@ -55,8 +89,16 @@ def command(module: bool, ledger: bool, script: str, arguments: tuple[str, ...],
     local_rank = parent.params.get("local_rank") if parent is not None else None
     if local_rank is not None:
         arguments = (f"--local-rank={local_rank}", *arguments)
+    if verify_resume is not None:
+        if stacks or "@" in (options["arm"] or ""):
+            raise ConfigError("--verify-resume is for a script in this environment; leave out --stack and @")
+        return _verify_resume(verify_resume, resume_args, module, script, arguments, {**options, "ledger": ledger})
+    if resume_args is not None:
+        raise ConfigError("--resume-args is for --verify-resume STEP; give both")
     if ledger and options["arm"] is None and options["opt_level"] is None:
         options["arm"] = "script"
+    if stacks or "@" in (options["arm"] or ""):
+        return _run_in_stack(stacks, [*(["-m"] if module else []), script, *arguments], ledger=ledger, **options)
     arm, record = options["arm"], options["record"]
     if ledger and arm is None:
         raise ConfigError("--ledger follows a script under an arm: give --arm O2 in place of --opt-level O2")
@@ -105,6 +147,65 @@ def command(module: bool, ledger: bool, script: str, arguments: tuple[str, ...],
             err=True,
         )
     return status
+
+
+def _verify_resume(
+    step: int,
+    resume_args: str | None,
+    module: bool,
+    script: str,
+    arguments: tuple[str, ...],
+    options: dict[str, Any],
+) -> int:
+    """Verify that a script resumes, and return the exit code."""
+    own = [name for name in ("opt_level", "ledger", "record", "twin", "shift_seeds", "max_steps") if options[name]]
+    if own:
+        flag = "--" + own[0].replace("_", "-")
+        raise ConfigError(f"{flag} is not for --verify-resume, which runs the script by itself; leave it out")
+    from ampcompare.base.environment.extras import require_torch
+
+    require_torch()
+    from ampcompare.experiment.script_resume import verify_script_resume
+    from ampcompare.script.legacy.target import Target, script_target
+
+    target = Target(script, list(arguments), is_module=True) if module else script_target(script, list(arguments))
+    settings = {
+        **{name: value for name, value in options.items() if name not in ("ledger", "guards")},
+        "arm": options["arm"] or "script",
+        "guards": "off",
+        "seed": 0 if options["seed"] is None else options["seed"],
+        "name": target.name,
+        "arguments": target.arguments,
+    }
+    return verify_script_resume(
+        settings, is_module=target.is_module, step=step, resume_args=resume_args, say=click.echo
+    )
+
+
+def _run_in_stack(stacks: tuple[str, ...], words: list[str], *, ledger: bool, **options: Any) -> int:
+    """Run a script in the stack that its arm names, and return its exit code."""
+    from ampcompare.settings.stack import arms_with_stacks, parse_stacks
+
+    known = parse_stacks(stacks)
+    arms = arms_with_stacks([options["arm"] or ""], known) if options["arm"] else []
+    arm, stack = arms[0] if len(arms) == 1 else ("", None)
+    if stack is None or len(known) != 1:
+        name = next(iter(known), "old")
+        raise ConfigError(f"a script runs in one stack: give --stack {name}=COMMAND and --arm script@{name}")
+    refuse_given(("opt_level", "engine", "guards"), "is for a script in this environment; leave it out with --stack")
+    from ampcompare.base.environment.extras import require_torch
+
+    require_torch()
+    from ampcompare.experiment.launch.script.stacks import run_in_stack
+    from ampcompare.script.recording.summary import in_words, read_exec_record
+
+    names = ("seed", "max_steps", "shift_seeds", "twin", "device", "autocast_lists", "compat_torch")
+    given = {name: options[name] for name in names if options[name] not in (None, False)}
+    code = run_in_stack(stack, arm, words, options["record"], ledger=ledger, **given)
+    if options["record"] is not None and os.path.exists(options["record"]):
+        summary = read_exec_record(Path(options["record"]))
+        click.echo(f"ampcompare: {in_words(summary)}; for more: ampcompare report {options['record']}", err=True)
+    return code
 
 
 def _say_what_was_shifted() -> None:

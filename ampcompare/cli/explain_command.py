@@ -14,6 +14,7 @@ from ampcompare.cli.help import refuse_given
 from ampcompare.cli.output import text_width
 from ampcompare.cli.settings import ScriptCommand, watched_config, watched_script_options
 from ampcompare.cli.shared_options import RECIPE_OPTIONS, json_option, parameter_of, recipe_options
+from ampcompare.settings.reads import EXPLAIN
 
 if TYPE_CHECKING:
     from ampcompare.results.records.ledger import Ledger
@@ -41,7 +42,7 @@ MODEL_OPTIONS = (
 )
 @click.argument("arm_text", metavar="ARM")
 @watched_script_options
-@recipe_options
+@recipe_options(EXPLAIN)
 @json_option()
 def command(**parameters: Any) -> int:
     """Explain a precision setting: dtypes, casts, torch.amp equivalent.
@@ -66,11 +67,11 @@ def command(**parameters: Any) -> int:
     arm, width, below = Arm.parse(parameters["arm_text"]), text_width(), ""
     document = explain_arm(arm).data()
     if parameters["script"] is not None:
-        ran = _train_briefly(watched_config(parameters, str(arm)))
+        ran = _train_briefly(watched_config(parameters, str(arm), EXPLAIN))
         document["ledger"] = ran.model_dump()
         below = Terminal(width, details=True).write(ledger_document(ran, arm))
     elif any(parameters[name] is not None for name in ("recipe__model__arch", "config_file", "recipe_name")):
-        config = watched_config(parameters, str(arm))
+        config = watched_config(parameters, str(arm), EXPLAIN)
         check_cells([config])
         document["observed"] = observation = observe_in_child(config)
         below = render_observation(observation, width=width)

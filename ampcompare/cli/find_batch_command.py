@@ -15,6 +15,7 @@ from ampcompare.cli.output import note
 from ampcompare.cli.settings import request_from
 from ampcompare.cli.shared_options import json_option, recipe_options
 from ampcompare.experiment.sources import collect_settings
+from ampcompare.settings.reads import FIND_BATCH
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +46,7 @@ batch_option = options_of(api_find_batch)
 @batch_option("--margin", metavar="PERCENT", group=MACHINE)
 @batch_option("--gpus", metavar="LIST", group=MACHINE)
 @batch_option("--preflight/--no-preflight", group=MACHINE)
-@recipe_options
+@recipe_options(FIND_BATCH)
 @json_option()
 def command(**parameters: Any) -> int:
     """Find the largest batch that each arm fits.
@@ -58,7 +59,9 @@ def command(**parameters: Any) -> int:
     from ampcompare.results.records.run import dump_json
     from ampcompare.results.report.tables import listing_table, room
 
-    config = collect_settings(request_from({**parameters, "arm_text": None}), one_run=True).config
+    config = collect_settings(
+        request_from({**parameters, "arm_text": None}, FIND_BATCH), FIND_BATCH, one_run=True
+    ).config
     arms = [str(arm) for arm in parse_arms(parameters["arms"] or ("fp32",))]
     search = BatchSearch(
         configs_of(config, list(dict.fromkeys(arms))),

@@ -27,6 +27,7 @@ from ampcompare.cli.shared_options import json_option, margin_options
 from ampcompare.cli.values import FILE
 
 judge_option = options_of(judge_table)
+GATES = ("--against", "--logprobs")
 VARIABLE = variable_name("judge", "--against")
 
 
@@ -36,7 +37,7 @@ class _JudgeCommand(Command):
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        is_gate = VARIABLE in os.environ or any(word.partition("=")[0] == "--against" for word in args)
+        is_gate = VARIABLE in os.environ or any(word.partition("=")[0] in GATES for word in args)
         try:
             return super().make_context(info_name, args, parent, **extra)
         except click.UsageError as error:
@@ -48,7 +49,7 @@ class _JudgeCommand(Command):
         try:
             return super().invoke(ctx)
         except (AmpCompareError, click.UsageError) as error:
-            if ctx.params["old"] is None or error.exit_code not in (1, 2):
+            if (ctx.params["old"] is None and ctx.params["logprobs"] is None) or error.exit_code not in (1, 2):
                 raise
             raise UnusableInput(
                 error.format_message() if isinstance(error, click.UsageError) else str(error)
@@ -73,6 +74,17 @@ class _JudgeCommand(Command):
 )
 @options_of(judge_against)("--against", "old", metavar="OLD", type=FILE, group=COMPARISON)
 @options_of(judge_against)("--arm", metavar="ARM", group=ARMS)
+@option(
+    "--logprobs",
+    nargs=2,
+    type=FILE,
+    metavar="A B",
+    group=DATA,
+    help="two files of log-probabilities of the same tokens, in place of a table",
+)
+@option(
+    "--twin", type=FILE, metavar="FILE", group=COMPARISON, help="with --logprobs: those of A after a harmless change"
+)
 @judge_option("--metric", metavar="COLUMN", group=DATA)
 @judge_option("--better", group=DATA)
 @margin_options(judge_option)
@@ -81,7 +93,15 @@ class _JudgeCommand(Command):
 @details_option
 @json_option()
 def command(
-    table: str | None, as_json: bool, example: bool, details: bool, old: str | None, arm: str | None, **options: Any
+    table: str | None,
+    as_json: bool,
+    example: bool,
+    details: bool,
+    old: str | None,
+    arm: str | None,
+    logprobs: tuple[str, str] | None,
+    twin: str | None,
+    **options: Any,
 ) -> int:
     """Compare results that were measured elsewhere.
 
@@ -89,9 +109,15 @@ def command(
     seed, seconds and a metric such as accuracy; a mean has its standard deviation (77.01 ± 0.16, or a column named
     like the metric with sd behind it) and n, its number of runs. A metric of NaN marks a run that diverged.
 
+    With --logprobs A B [--twin C] the answer is one line of JSON and the exit code, as with --against: whether B is
+    farther from A than C is, which is A after a harmless change.
+
     With --against OLD both are a table, a run directory or a report.json, and the answer is the exit code and one line
     of JSON: verdict, effect, interval, and the seeds that are still needed.
     """
+    if logprobs is not None:
+        return _judge_logprobs(logprobs, twin, is_alone=table is None and not example and old is None)
+    refuse_given(("twin",), "is for --logprobs A B; add them")
     from ampcompare.results.analysis.results_table import EXAMPLE, EXAMPLE_SD
     from ampcompare.results.report.base import FORMATS
 
@@ -111,6 +137,17 @@ def command(
         nl=False,
     )
     return 0
+
+
+def _judge_logprobs(files: tuple[str, str], twin: str | None, *, is_alone: bool) -> int:
+    """Print one line of JSON, and return the exit code that is the answer."""
+    from ampcompare.results.analysis.logprobs import judge_logprobs
+
+    if not is_alone:
+        raise UnusableInput("--logprobs takes the place of a table, --example and --against; leave these out")
+    result = judge_logprobs(*files, twin)
+    say(json.dumps(result.data(), allow_nan=False))
+    return result.exit_code
 
 
 def _judge_against(table: str | None, old: str, arm: str | None, options: dict[str, Any]) -> int:

@@ -13,7 +13,7 @@ from ampcompare.cli.values import FILE, Choice
     examples=[
         ("All Python files and notebooks of a project:", "ampcompare lint src"),
         ("Fix what can be fixed safely:", "ampcompare lint --fix train.py"),
-        ("Annotations in a pull request on GitHub:", "ampcompare lint --format github src"),
+        ("A file for code scanning:", "ampcompare lint --format sarif src"),
     ],
     epilog="Exit codes: 0 no findings; 1 findings; 2 usage, or a file that cannot be read, parsed or written. "
     "`# noqa: AMP201` on a line silences a code there.",
@@ -23,7 +23,7 @@ from ampcompare.cli.values import FILE, Choice
 @option(
     "--format",
     "form",
-    type=Choice(["text", "json", "github"]),
+    type=Choice(["text", "json", "github", "sarif"]),
     default="text",
     show_default=True,
     help="of the report on stdout",

@@ -14,6 +14,7 @@ from ampcompare.cli.output import note, text_width
 from ampcompare.cli.settings import ScriptCommand, watched_config, watched_script_options
 from ampcompare.cli.shared_options import json_option, recipe_options
 from ampcompare.cli.values import FOLDER
+from ampcompare.settings.reads import PROFILE
 
 profile_option = options_of(api_profile)
 
@@ -44,7 +45,7 @@ profile_option = options_of(api_profile)
 @profile_option("--trials/--no-trials", group=OUTPUT)
 @watched_script_options
 @profile_option("--preflight/--no-preflight", group=SCRIPT)
-@recipe_options
+@recipe_options(PROFILE)
 @option("--output-dir", "-o", type=FOLDER, group=OUTPUT, help="write profile.json, .md, .html and trace.json here")
 @json_option()
 def command(**parameters: Any) -> int:
@@ -61,7 +62,7 @@ def command(**parameters: Any) -> int:
     from ampcompare.results.report.terminal import Terminal
 
     arms = dict.fromkeys(map(str, parse_arms(parameters["arms"] or default_of(api_profile, "arms"))))
-    configs = [watched_config(parameters, arm) for arm in arms]
+    configs = [watched_config(parameters, arm, PROFILE) for arm in arms]
     options = ProfileOptions(
         tuple(configs),
         steps=parameters["steps"],

@@ -40,11 +40,11 @@ SUFFIXES = {
     cls=Command,
     examples=[
         ("The newest run, in a browser:", "ampcompare report --open"),
-        ("One run as a page:", "ampcompare report runs/first -o page.html"),
         ("The same runs against another reference:", "ampcompare report runs/first --reference O1"),
+        ("Seeds 0-4 of one machine and 5-9 of another:", "ampcompare report runs/here runs/there"),
     ],
 )
-@click.argument("path", metavar="[DIR|FILE]", required=False, type=FILE)
+@click.argument("paths", metavar="[DIR|FILE]...", nargs=-1, type=FILE)
 @option(
     "--format",
     "form",
@@ -62,7 +62,7 @@ SUFFIXES = {
 )
 @details_option
 def command(
-    path: str | None,
+    paths: tuple[str, ...],
     form: str | None,
     output: str | None,
     open_page: bool,
@@ -74,25 +74,30 @@ def command(
     Without DIR or FILE, the newest run directory in runs/ is shown: after `run`, that run. A line on standard error
     names it, and the one before it.
 
-    FILE is a record.json, a report.json, or a file that `exec --record` wrote.
+    FILE is a record.json, a report.json, or a file that `exec --record` wrote. Several run directories of one
+    comparison, each with seeds of its own, become one table; that is one more look at the runs of each.
 
     A different --reference is one more look at the runs, and is counted in the run directory.
 
     Records that fail validation (edited, copied, from another cell) are left out and listed; the exit code is then 2.
     """
+    from ampcompare.experiment.join_runs import join_comparison
     from ampcompare.experiment.reload_report import reload_comparison
     from ampcompare.script.recording.summary import is_exec_record, record_document
 
     target = _target_from(form, output, open_page)
-    source, excluded = _newest() if path is None else Path(path), list[str]()
-    is_of_exec = is_exec_record(source)
+    source, excluded = Path(paths[0]) if paths else _newest(), list[str]()
+    is_of_exec = len(paths) < 2 and is_exec_record(source)
     if is_of_exec and reference is not None:
         raise ConfigError("--reference is for arms of a comparison; records of exec have none")
-    target = target.with_file(source if source.is_dir() and reference is None else None)
+    target = target.with_file(source if source.is_dir() and reference is None and len(paths) < 2 else None)
     if is_of_exec:
         text = target.reporter().write(record_document(source))
     else:
-        comparison = reload_comparison(source, reference=reference)
+        if len(paths) > 1:
+            comparison = join_comparison([Path(path) for path in paths], reference=reference)
+        else:
+            comparison = reload_comparison(source, reference=reference)
         reporter = target.reporter(details)
         reporter.logs = log_links(comparison, source, target.file.parent) if target.file else {}
         text, excluded = reporter.render(comparison), comparison.excluded

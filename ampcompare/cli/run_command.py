@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ampcompare.backends.arm import Arm
-from ampcompare.base.errors import Ended
+from ampcompare.base.errors import ConfigError, Ended
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.formatting import printable
 from ampcompare.cli.comparison_output import details_option, terminal_text
@@ -17,9 +17,11 @@ from ampcompare.cli.help import ARMS, CHECKPOINTS, DATA, PROCESSES, option, opti
 from ampcompare.cli.launching import count_processes, launch_options, options_by_name, save_at_signals
 from ampcompare.cli.output import note, say
 from ampcompare.cli.settings import ScriptCommand, request_from, script_options, show_metrics
-from ampcompare.cli.shared_options import arm_from_flags, arm_options, output_options, recipe_options
+from ampcompare.cli.shared_options import arm_from_flags, arm_options, output_options, recipe_options, stack_option
 from ampcompare.experiment.run_options import LaunchOptions, RunOptions
 from ampcompare.experiment.sources import SettingsSources, collect_settings
+from ampcompare.settings.reads import TRAIN
+from ampcompare.settings.stack import StackConfig, arms_with_stacks, parse_stacks
 
 if TYPE_CHECKING:
     from ampcompare.experiment.single_run import RunOutcome, Verification
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     group=ARMS,
     help="backend and options in one word: fp32, bf16, O2 or apex:O2,loss_scale=128  [default: fp32]",
 )
+@stack_option(option)
 @arm_options
 @option(
     "--seed",
@@ -55,7 +58,7 @@ if TYPE_CHECKING:
 )
 @details_option
 @script_options
-@recipe_options
+@recipe_options(TRAIN)
 @option(
     "--verify-resume",
     is_flag=True,
@@ -75,7 +78,8 @@ def command(**parameters: Any) -> int:
     from ampcompare.results.records.run import dump_json
 
     as_json, quiet = parameters["as_json"], parameters["quiet"]
-    options = options_by_name(RunOptions, parameters, config=sources_from(parameters).config)
+    config = sources_from(parameters).config.model_copy(update={"stack": _stack_of(parameters)})
+    options = options_by_name(RunOptions, parameters, config=config)
     if parameters["list_metrics"]:
         return show_metrics(options.config)
     if parameters["dry_run"]:
@@ -97,12 +101,22 @@ def command(**parameters: Any) -> int:
 def sources_from(parameters: Mapping[str, Any]) -> SettingsSources:
     """Return the settings of the one arm that the parameters of the command ask for."""
     named = parameters["arm_text"]
-    arm = str(Arm.parse(named)) if named is not None else None
+    arm = None if named is None else str(Arm.parse(named.rpartition("@")[0] or named))
     derived = {
         "arm_text": arm_from_flags(parameters, is_named=arm is not None) or arm,
         "processes": count_processes(parameters),
     }
-    return collect_settings(request_from({**parameters, **derived}), one_run=True)
+    return collect_settings(request_from({**parameters, **derived}, TRAIN), TRAIN, one_run=True)
+
+
+def _stack_of(parameters: Mapping[str, Any]) -> StackConfig | None:
+    """Return the stack that the arm names; None for an arm of this environment."""
+    stacks = parse_stacks(parameters["stacks"])
+    named = arms_with_stacks([parameters["arm_text"]], stacks) if parameters["arm_text"] is not None else []
+    if stacks and [stack for _, stack in named] != list(stacks.values()):
+        name = next(iter(stacks))
+        raise ConfigError(f"no arm trains in the stack {name}; name it, as in --arm script@{name}")
+    return named[0][1] if named else None
 
 
 def _show_run(outcome: RunOutcome, *, as_json: bool, quiet: bool, details: bool) -> None:

@@ -15,15 +15,12 @@ from ampcompare.cli.values import Choice
 from ampcompare.experiment.sources import SettingsRequest, collect_settings
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.layers import Layer, parse_assignment, set_path
+from ampcompare.settings.reads import CommandReads
 from ampcompare.settings.script import ScriptConfig, script_config
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 OTHER_PARAMETERS = {"guards": "guards", "processes": "processes", "seed": "recipe.seed", "arm_text": "arm"}
 DERIVED = {"processes": "number of requested processes", "arm_text": "flags of the arm"}
-# Settings of cells that hold for a script too; what the others say, the script decides.
-KEPT = frozenset(
-    {"device", "warmup_steps", "recipe.max_steps", "nan_patience", "threads", "stall_timeout", "allow_writes"}
-)
 OWN = ("metric", "list_metrics", "seed_arg", "shift_seeds", "compat_torch", "mask")
 NOT_FOR_SCRIPTS = (
     *("sweep", "timing_rounds", "verify_resume", "recipe_name", "size", "config_file", "overrides", "model_args"),
@@ -31,7 +28,7 @@ NOT_FOR_SCRIPTS = (
 )
 
 
-def request_from(parameters: Mapping[str, Any]) -> SettingsRequest:
+def request_from(parameters: Mapping[str, Any], reads: CommandReads) -> SettingsRequest:
     """Return the settings that the present command asks for: `--set` below variables, and these below flags."""
     layers = []
     for text in parameters["overrides"]:
@@ -52,7 +49,7 @@ def request_from(parameters: Mapping[str, Any]) -> SettingsRequest:
         set_path(from_flags, f"recipe.model.args.{name}", value)
         origins[f"recipe.model.args.{name}"] = "flag --model-arg"
     layers += [Layer("environment", from_environment, origins), Layer("flag", from_flags, origins)]
-    if (script := _script_layer(parameters)) is not None:
+    if (script := _script_layer(parameters, reads)) is not None:
         layers.append(script)
     return SettingsRequest(
         parameters.get("recipe_name"), parameters.get("size"), parameters.get("config_file"), tuple(layers)
@@ -180,13 +177,13 @@ def watched_script_options(function: Function) -> Function:
     return add_options(options, function)
 
 
-def watched_config(parameters: Mapping[str, Any], arm: str) -> RunConfig:
+def watched_config(parameters: Mapping[str, Any], arm: str, reads: CommandReads) -> RunConfig:
     """Return the settings of an arm that a command watches as it trains."""
     derived = {"arm_text": arm, "processes": parameters["nproc_per_node"], "metric": ()}
-    return collect_settings(request_from({**parameters, **derived}), one_run=True).config
+    return collect_settings(request_from({**parameters, **derived}, reads), reads, one_run=True).config
 
 
-def _script_layer(parameters: Mapping[str, Any]) -> Layer | None:
+def _script_layer(parameters: Mapping[str, Any], reads: CommandReads) -> Layer | None:
     """Return the setting of the script after `--`; None without one."""
     words = parameters.get("script")
     if words is None:
@@ -194,7 +191,7 @@ def _script_layer(parameters: Mapping[str, Any]) -> Layer | None:
         refuse_given(OWN, f"is for a script: ampcompare {command} [OPTIONS] -- SCRIPT ARGS...")
         return None
     paths = {parameter_of(path): path for _, path, _ in RECIPE_OPTIONS}
-    loops = [name for name, path in paths.items() if path not in KEPT]
+    loops = [name for name, path in paths.items() if path not in reads.script]
     refuse_given(
         (*loops, *NOT_FOR_SCRIPTS),
         "is a setting of ampcompare's own training loop, but a script has its own loop; leave it out, or give the "
@@ -205,7 +202,7 @@ def _script_layer(parameters: Mapping[str, Any]) -> Layer | None:
         metrics=parameters["metric"],
         seed_arg=parameters["seed_arg"],
         shift_seeds=parameters["shift_seeds"],
-        max_steps=parameters[parameter_of("recipe.max_steps")],
+        max_steps=parameters.get(parameter_of("recipe.max_steps")),
         compat_torch=parameters["compat_torch"],
         mask=parameters.get("mask") or (),
         torchrun=parameters["nproc_per_node"] is not None,

@@ -28,6 +28,7 @@ from ampcompare.cli.help import (
 )
 from ampcompare.cli.values import FILE, FLAG, FOLDER, HALF, LEVEL, Choice
 from ampcompare.settings.config import RunConfig
+from ampcompare.settings.reads import CommandReads
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -182,8 +183,13 @@ def _text(description: str | None, default: object) -> str:
     return f"{description or ''}  [default: {'on' if default is True else default}]".strip()
 
 
-def recipe_options(function: Function) -> Function:
-    """Add `--recipe` and `--size`, every option of a setting, `--model-arg`, `--config` and `--set`."""
+def recipe_options(*reads: CommandReads) -> Callable[[Function], Function]:
+    """Return what adds the flags of all settings that a command reads, in one or several ways of it.
+
+    These are the options of the settings, `--model-arg` and the guards, next to `--recipe`, `--size`, `--config` and
+    `--set`, which name several or any of them.
+    """
+    paths = frozenset[str]().union(*(each.options for each in reads))
     options = [
         option(
             "--recipe",
@@ -193,7 +199,7 @@ def recipe_options(function: Function) -> Function:
             help="a complete, named configuration (see `list recipes`), or a YAML file of your own",
         ),
         option("--size", metavar="NAME", group=DATA, help="a smaller size of the recipe, such as small"),
-        *(_option(*row) for row in RECIPE_OPTIONS),
+        *(_option(*row) for row in RECIPE_OPTIONS if row[1] in paths),
         option(
             "--model-arg",
             "model_args",
@@ -202,14 +208,7 @@ def recipe_options(function: Function) -> Function:
             group=DATA,
             help="argument of the network; repeatable",
         ),
-        option(
-            "--strict-guards",
-            "guards",
-            flag_value="strict",
-            group=DIVERGENCE,
-            help="treat AMP misuse in your code as an error",
-        ),
-        option("--no-guards", "guards", flag_value="off", group=DIVERGENCE, help="do not look for AMP misuse"),
+        *(_guard_options() if "guards" in paths else ()),
         option("--config", "-c", "config_file", type=FILE, group=SETTINGS, help="YAML file of settings"),
         option(
             "--set",
@@ -220,7 +219,20 @@ def recipe_options(function: Function) -> Function:
             help="any setting by its path, which `config show` lists: recipe.optimizer.nesterov=true; repeatable",
         ),
     ]
-    return add_options(options, function)
+    return lambda function: add_options(options, function)
+
+
+def _guard_options() -> tuple[Callable[[Function], Function], ...]:
+    return (
+        option(
+            "--strict-guards",
+            "guards",
+            flag_value="strict",
+            group=DIVERGENCE,
+            help="treat AMP misuse in your code as an error",
+        ),
+        option("--no-guards", "guards", flag_value="off", group=DIVERGENCE, help="do not look for AMP misuse"),
+    )
 
 
 def output_options(function: Function) -> Function:
@@ -270,6 +282,20 @@ def number_or_text(value: str | None) -> float | str | None:
 def typed_command() -> str:
     """Return the command line of this process, as it would be typed, with placeholders for secrets."""
     return shlex.join(["ampcompare", *hide(sys.argv[1:])])
+
+
+def stack_option(option_of: OptionOf) -> Callable[[Function], Function]:
+    """Return what adds the option for other environments of Python and torch."""
+    added: Callable[[Function], Function] = option_of(
+        "--stack",
+        "stacks",
+        multiple=True,
+        metavar="NAME=COMMAND",
+        group=ARMS,
+        help="another environment, by what starts its Python: old=/envs/old/bin/python, or old='docker run IMAGE "
+        "python'; arms such as script@old train there; repeatable",
+    )
+    return added
 
 
 def arm_options(function: Function) -> Function:

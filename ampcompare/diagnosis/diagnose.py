@@ -13,6 +13,7 @@ from ampcompare.diagnosis.loops import Conditions, Loop
 from ampcompare.diagnosis.observation import Observation, StepFacts
 from ampcompare.diagnosis.operation_watch import FP16_LARGEST
 from ampcompare.diagnosis.options import DiagnoseOptions
+from ampcompare.diagnosis.product_formats import diagnose_formats
 from ampcompare.diagnosis.ranges import HALF, counts_of, make_range
 from ampcompare.diagnosis.remedies import Tested, verdict_of, with_cure
 from ampcompare.diagnosis.watched_loop import watch_loop
@@ -90,6 +91,8 @@ def diagnose_loop(
     Raises:
         ConfigError: the loop made no step that was watched.
     """
+    if arm.roles is not None and arm.roles.formats:
+        return diagnose_formats(loop, arm, conditions, subject=subject, cures=cures)
     observation = watch_loop(loop, arm, conditions)
     if not observation.facts:
         raise ConfigError(f"no step was watched: the loop made {observation.steps} calls of step")

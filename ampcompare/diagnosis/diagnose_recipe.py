@@ -2,15 +2,11 @@
 
 from typing import Any, Literal
 
-import torch
-
 from ampcompare.diagnosis.diagnose import diagnose_given
 from ampcompare.diagnosis.loops import recipe_loop
 from ampcompare.diagnosis.options import DiagnoseOptions
-from ampcompare.settings.config import RunConfig
 from ampcompare.settings.examination import answering_errors
-from ampcompare.settings.validation import validate
-from ampcompare.training.device import resolve_device
+from ampcompare.training.process import enter_process
 
 
 @answering_errors
@@ -20,10 +16,9 @@ def diagnose_recipe(
     reference: Literal["float32", "float64", "none"],
     cures: bool,
 ) -> dict[str, Any]:
-    settings = validate(RunConfig, config)
-    torch.set_num_threads(settings.threads)
+    settings, device = enter_process(config)
     recipe = settings.recipe
     subject = f"{recipe.model.arch} on {recipe.data.name}, {recipe.optimizer.name}, seed {recipe.seed}"
-    loop = recipe_loop(settings, resolve_device(settings.device))
+    loop = recipe_loop(settings, device)
     options = DiagnoseOptions(settings, steps=steps, reference=reference, cures=cures)
     return diagnose_given(loop, options, subject=subject).model_dump(mode="json")

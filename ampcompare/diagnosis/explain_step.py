@@ -11,12 +11,11 @@ from ampcompare.base.tensors.products import dtype_name
 from ampcompare.base.tensors.tree import tensors_in
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.examination import answering_errors
-from ampcompare.settings.validation import validate
 from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import Assembly, assemble
-from ampcompare.training.device import resolve_device
 from ampcompare.training.precision.base import make_precision, owned_params
 from ampcompare.training.precision.cpu_half import cpu_half
+from ampcompare.training.process import enter_process
 from ampcompare.training.process_group import own_group
 
 MAX_STEPS = 30  # a dynamic scale that begins too high is halved at each
@@ -25,14 +24,12 @@ MAX_STEPS = 30  # a dynamic scale that begins too high is halved at each
 @answering_errors
 def explain_step(config: dict[str, Any]) -> dict[str, Any]:
     """Prepare the model of a configuration, make one step and return what was seen, as plain data."""
-    settings = validate(RunConfig, config)
+    settings, device = enter_process(config)
     with own_group(settings):
-        return _observe(settings)
+        return _observe(settings, device)
 
 
-def _observe(config: RunConfig) -> dict[str, Any]:
-    torch.set_num_threads(config.threads)
-    device = resolve_device(config.device)
+def _observe(config: RunConfig, device: torch.device) -> dict[str, Any]:
     precision = make_precision(config.arm, device=str(device), autocast_lists=config.autocast_lists)
     task = make_task(config.recipe)
     assembly = assemble(config.recipe, task, precision, device)

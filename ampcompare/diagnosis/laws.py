@@ -52,8 +52,8 @@ def outlook_of(arm: Arm, prefix: Prefix, twin: float | None) -> ArmOutlook:
         )
     if twin is not None and twin > CHAOTIC and roles != Roles():
         return ArmOutlook(arm=name, word="cannot know", why=_why_chaotic(prefix, twin))
-    if roles.operands == "fp8":
-        why = "what fp8 products cost depends on how far the loss still falls"
+    if roles.operands == "fp8" or any(form.format != "bf16" for form in roles.formats.values()):
+        why = "what the noise of products in 8 or 4 bits costs depends on how far the loss still falls"
         return ArmOutlook(arm=name, word="cannot know", part="products", why=why)
     found = ArmOutlook(arm=name, word="no fault in sight")
     if roles.weights in prefix.shares and not roles.masters and roles.update == "nearest":

@@ -33,6 +33,12 @@ class DiagnoseOptions:
                 f"diagnose trains a recipe in one process, but {self.config.processes} were requested; only a script "
                 f"after -- may have several"
             )
+        roles = self.config.parsed_arm.roles
+        if self.config.script is not None and roles is not None and roles.formats:
+            raise ConfigError(
+                f"{self.config.arm} is diagnosed by running a training once for each product of each layer, too long "
+                f"for a script; diagnose a recipe or a loop, or read the ledger of the script"
+            )
         if self.steps < 1:
             raise ConfigError(f"steps must be at least 1, not {self.steps}")
         require_one_of(get_args(Reference), "reference", self.reference)

@@ -3,25 +3,19 @@
 from contextlib import closing, suppress
 from typing import Any
 
-import torch
-
 from ampcompare.backends.arm import Arm
 from ampcompare.diagnosis.loops import Conditions, recipe_loop, trained_under
 from ampcompare.diagnosis.prefix import PrefixWatch
 from ampcompare.diagnosis.watched_precision import Enough, WatchedPrecision
-from ampcompare.settings.config import RunConfig
 from ampcompare.settings.examination import answering_errors
-from ampcompare.settings.validation import validate
 from ampcompare.training.assemble import Assembly
-from ampcompare.training.device import resolve_device
+from ampcompare.training.process import enter_process
 
 
 @answering_errors
 def prefix_recipe(config: dict[str, Any], steps: int, total: int | None, is_twin: bool) -> dict[str, Any]:
     """Train the first steps of a configuration in fp32, and return what was seen."""
-    settings = validate(RunConfig, {**config, "arm": "fp32"})
-    torch.set_num_threads(settings.threads)
-    device = resolve_device(settings.device)
+    settings, device = enter_process({**config, "arm": "fp32"})
     conditions = Conditions(device=str(device), seed=settings.recipe.seed)
     with (
         trained_under(Arm.parse("fp32"), conditions) as precision,

@@ -311,6 +311,8 @@ def conclusion_of(found: Diagnosis) -> str:
     if not found.faults:
         steps = f"{found.steps} {'step' if found.steps == 1 else 'steps'}"
         skipped = f", {found.skipped} of them skipped while the loss scale settled" if found.skipped else ""
+        if found.formats:
+            return f"no layer stands out at step {found.observed[-1]}, so none is to be kept"
         failure = f"; then the script failed: {found.failure}" if found.failure else ""
         return f"no fault in {steps}{skipped}{failure}"
     first, cure = found.faults[0], found.cure
@@ -319,8 +321,10 @@ def conclusion_of(found: Diagnosis) -> str:
         return f"no fault of precision: at step {first.step} {first.text}{where}"
     why = f", as {first.reason}" if first.reason else ""
     fault = f"{first.kind} at step {first.step}: {first.text}{where}{why}"
+    if cure is None and first.kind == "format" and found.trials:
+        return f"{fault}; {found.trials[0].name} is not proven to cure it: {found.trials[0].left}"
     if cure is None:
         return f"{fault}; {UNCURED}" if found.trials else fault
     changes = [*cure.keeps, *([cure.option] if cure.option else [])]
-    how = " in fp32" if cure.keeps and not cure.option else ""
+    how = "" if cure.option or not cure.keeps else " in bf16" if first.kind == "format" else " in fp32"
     return f"{fault}; {' and '.join(changes)}{how} {'cures' if len(changes) == 1 else 'cure'} it"

@@ -57,6 +57,7 @@ from ampcompare.results.records.run import RunRecord
 from ampcompare.results.report.base import FORMATS, write_reports
 from ampcompare.results.report.export import make_exporter
 from ampcompare.results.report.junit import junit_xml
+from ampcompare.settings.reads import TRAIN
 from ampcompare.tasks.catalog import TASKS
 
 DEFAULT_SEEDS = "0-2"
@@ -127,7 +128,7 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
     if options.baseline is not None and not options.fail_on:
         raise ConfigError('a baseline is what --fail-on compares with; add --fail-on "metric:worse", or leave it out')
     baseline = reload_comparison(options.baseline) if options.baseline is not None else None
-    sources = collect_settings(options.settings)
+    sources = collect_settings(options.settings, TRAIN)
     margins = (options.margin, sources.matrix.margin, Criteria.margin)
     margin, metrics = next(value for value in margins if value is not None), _known_metrics(sources)
     gates = tuple(parse_gate(text, metrics) for text in options.fail_on)
@@ -137,7 +138,12 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
         margin, options.time_margin / 100, prefer=options.objective, tag=options.tag, looks=options.looks,
         loss_margin=options.loss_margin / 100,
     )  # fmt: skip
-    rows = tuple(matrix_rows(sources, arms=options.arms, reference=options.reference, sweep=options.sweep))
+    rows = tuple(matrix_rows(
+        sources, arms=options.arms, reference=options.reference, sweep=options.sweep, stacks=options.stacks,
+    ))  # fmt: skip
+    used = {row.stack.name for row in rows if row.stack is not None}
+    if unused := sorted(options.stacks.keys() - used):
+        raise ConfigError(f"no arm trains in the stack {unused[0]}; name one, as in --arm script,script@{unused[0]}")
     if options.twin and (base_row := find_reference(rows, options.reference)) is not None:
         rows = (*rows, replace(base_row, varied={**base_row.varied, "first_weights": "twin"}))
     base = sources.config

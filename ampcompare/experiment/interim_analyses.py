@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.experiment.run_directory import RunDirectory, StoredPlan
@@ -62,10 +63,14 @@ class Journal:
         self.run.append_look(look)
         return comparison.model_copy(update={"looks": [*self.looks, look]})
 
+    def record_files(self) -> dict[str, Path]:
+        """Return the file of each cell's record, which need not exist, under LABEL@SEED."""
+        return {label: self.run.cell_named(cell) / CellFile.RECORD for label, cell in self.plan.cells.items()}
+
     def _look_at(self, records: Sequence[RunRecord]) -> Look:
         plan, terms, ended = self.plan, self.plan.terms, finished_runs(records)
         ran = {f"{run.arm}@{run.config.recipe.seed}" for run in ended}
-        files = {label: self.run.cell_named(cell) / CellFile.RECORD for label, cell in plan.cells.items()}
+        files = self.record_files()
         rows = {arm: [run for run in ended if run.arm == arm] for arm in plan.arms}
         return Look(
             **{"number": 0, "error_rate": 0.0, "reference": plan.reference, "arms": plan.arms, "planned": terms.looks},

@@ -5,14 +5,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
-from ampcompare.backends.arm import Arm, parse_arms
+from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError, close_matches
 from ampcompare.results.analysis.pairing.comparability import settings
 from ampcompare.settings.config import NON_NUMERIC_SETTINGS, RunConfig
 from ampcompare.settings.file import Matrix
 from ampcompare.settings.layers import MUTUALLY_EXCLUSIVE
+from ampcompare.settings.stack import StackConfig, arms_with_stacks
 
 DEFAULT_ARMS = (
     "fp32",
@@ -31,24 +33,26 @@ Vary = Sequence[tuple[str, Sequence[Any]]]
 
 @dataclass(frozen=True)
 class Row:
-    """One row: the canonical text of an arm, and values of settings by their paths."""
+    """One row: the canonical text of an arm, values of settings by their paths, and the stack that it trains in."""
 
     arm: str
     varied: Mapping[str, Any] = field(default_factory=dict)
+    stack: StackConfig | None = None
 
     @property
     def label(self) -> str:
-        """What the row is called: the arm, and what is varied."""
+        """What the row is called: the arm, its stack, and what is varied."""
         named = [f"{path.rpartition('.')[2]}={value}" for path, value in self.varied.items()]
-        return " ".join([self.arm, *named])
+        at = "" if self.stack is None else f"@{self.stack.name}"
+        return " ".join([self.arm + at, *named])
 
 
-def cross(arms: Sequence[str], vary: Vary) -> list[Row]:
-    """Return every arm, which may be lists such as `fp32,bf16`, with every combination of the values of settings."""
-    texts = [str(arm) for arm in parse_arms(arms)]
+def cross(arms: Sequence[str], vary: Vary, stacks: Mapping[str, StackConfig] = MappingProxyType({})) -> list[Row]:
+    """Return every arm, which may be lists such as `fp32,bf16@old`, with every combination of values of settings."""
+    rows = arms_with_stacks(arms, stacks)
     paths = [path for path, _ in vary]
     combinations = list(itertools.product(*(values for _, values in vary)))
-    return [Row(text, dict(zip(paths, values, strict=True))) for text in texts for values in combinations]
+    return [Row(arm, dict(zip(paths, values, strict=True)), stack) for arm, stack in rows for values in combinations]
 
 
 def find_setting(name: str, said: str) -> str:
@@ -76,6 +80,7 @@ def expand_matrix(
     reference: str | None = None,
     vary: Vary = (),
     by_hand: Collection[str] = (),
+    stacks: Mapping[str, StackConfig] = MappingProxyType({}),
 ) -> list[Row]:
     """Return the rows that a file describes, or the requested ones instead.
 
@@ -84,6 +89,7 @@ def expand_matrix(
         reference: an arm, or the label of a row; an arm that no row has is added in front.
         vary: instead of what the file varies of the same settings, else crossed with it; rows give way too.
         by_hand: paths of settings that were given one value, which are then not varied by the file.
+        stacks: those that arms may name, as in script@old.
     """
 
     def is_kept(path: str) -> bool:
@@ -104,9 +110,9 @@ def expand_matrix(
     }
     axes = {path: values for path, values in axes.items() if is_kept(path)} | dict(vary)
     chosen = list(arms) or matrix.arms or list(DEFAULT_ARMS)
-    rows = cross(chosen, list(axes.items()))
+    rows = cross(chosen, list(axes.items()), stacks)
     if reference is not None and find_reference(rows, reference) is None:
-        return cross([reference, *chosen], list(axes.items()))
+        return cross([reference, *chosen], list(axes.items()), stacks)
     return rows
 
 
@@ -118,8 +124,10 @@ def find_reference(rows: Sequence[Row], reference: str | None) -> Row | None:
     named = next((row for row in rows if row.label == reference), None)
     if named is not None:
         return named
-    arm = str(Arm.parse(reference))
-    return next((row for row in rows if row.arm == arm), None)
+    text, at, stack = reference.rpartition("@")
+    arm = str(Arm.parse(text if at else reference))
+    wanted = (arm, stack if at else "")
+    return next((row for row in rows if (row.arm, row.stack.name if row.stack else "") == wanted), None)
 
 
 def first_matching(matrix: Matrix, arm: str | None) -> Row | None:

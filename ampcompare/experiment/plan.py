@@ -126,7 +126,7 @@ def plan_rows(base: RunConfig, rows: Sequence[Row], seeds: Sequence[int], refere
         if row.label in named:
             raise ConfigError(f"arm {row.label!r} is named twice; list each arm once")
         named[row.label] = row
-    cells = [_cell(base, row.arm, row.varied, seed) for seed in seeds for row in named.values()]
+    cells = [_cell(base, row, seed) for seed in seeds for row in named.values()]
     base_row = find_reference(rows, reference)
     if base_row is None:
         raise ConfigError(f"the reference {reference!r} is not one of the arms {', '.join(named)}")
@@ -146,8 +146,9 @@ def parse_vary(text: str) -> tuple[str, list[Any]]:
         raise ConfigError(f"--sweep {text!r}: a value cannot be read: {fault}") from None
 
 
-def _cell(base: RunConfig, arm: str, varied: Mapping[str, Any], seed: int) -> RunConfig:
-    values = base.model_dump()
+def _cell(base: RunConfig, row: Row, seed: int) -> RunConfig:
+    arm, varied, values = row.arm, row.varied, base.model_dump()
+    values["stack"] = row.stack
     for path, value in varied.items():
         *parents, name = path.split(".")
         node = values

@@ -149,7 +149,7 @@ def _build(cell: RunConfig) -> str:
     """Return what decides how a cell is built, as one text."""
     recipe = cell.recipe
     return repr(
-        (cell.arm, cell.device, cell.script, recipe.task, recipe.model, recipe.data, recipe.optimizer.name,
+        (cell.arm, cell.stack, cell.device, cell.script, recipe.task, recipe.model, recipe.data, recipe.optimizer.name,
          cell.processes, cell.parallel, recipe.batch_size)
     )  # fmt: skip
 
@@ -196,6 +196,8 @@ class _Trial:
     def is_scripts_own(self) -> bool:
         """Whether it failed before the arm had anything to do, and not by the arm's refusal, so that all fail alike."""
         rows, code = self.rows, self.record.environment.get("exit_code")
+        if self.record.config.stack is not None:  # whose fault it may be
+            return False
         return bool(self.error) and rows is not None and not rows.weights and not rows.steps and code != REFUSED
 
     def budget(self, cells: int) -> float:

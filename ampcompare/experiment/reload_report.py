@@ -71,7 +71,7 @@ def reload_comparison(path: Path, *, reference: str | None = None) -> Comparison
     if isinstance(kind, dict) and "records" in kind:
         return _from_report(path, read_comparison(path), reference)
     record = read_checked(path)
-    _chosen_reference(reference or record.arm, [record.arm])
+    choose_reference(reference or record.arm, [record.arm])
     return summarize([record], arms=[record.arm], reference=record.arm)
 
 
@@ -94,7 +94,7 @@ def load_records(path: Path) -> list[RunRecord]:
 
 def _from_folder(run: RunDirectory, reference: str | None) -> Comparison:
     records, excluded = run.records()
-    plan, looks = _read_plan(run), tuple(run.looks())
+    plan, looks = read_plan(run), tuple(run.looks())
     if plan is None:
         for record in records[1:]:
             if apart := changed_settings(records[0].config, record.config):
@@ -105,12 +105,12 @@ def _from_folder(run: RunDirectory, reference: str | None) -> Comparison:
         arms = sorted({record.arm for record in records})
         first = "fp32" if "fp32" in arms else arms[0]
         return summarize(
-            records, arms=arms, reference=_chosen_reference(reference or first, arms), excluded=excluded,
+            records, arms=arms, reference=choose_reference(reference or first, arms), excluded=excluded,
             design=Design(0.0, 0.0, looks=looks, notes=(NO_PLAN,)) if looks else None,
         )  # fmt: skip
     by_cell = {record.cell: record for record in records}
     mine = [with_label(by_cell[cell], row_of(label)) for label, cell in plan.cells.items() if cell in by_cell]
-    chosen = plan.model_copy(update={"reference": _chosen_reference(reference or plan.reference, plan.arms)})
+    chosen = plan.model_copy(update={"reference": choose_reference(reference or plan.reference, plan.arms)})
 
     def sum_up(design: Design | None) -> Comparison:
         return summarize(
@@ -151,7 +151,7 @@ def _count_look(
 
 def _from_report(path: Path, comparison: Comparison, reference: str | None) -> Comparison:
     """Return a stored comparison with the headline of its rows, or against another reference without a test."""
-    chosen = _chosen_reference(reference or comparison.reference, [row.arm for row in comparison.arms])
+    chosen = choose_reference(reference or comparison.reference, [row.arm for row in comparison.arms])
     if chosen == comparison.reference:
         if not comparison.records:
             return comparison
@@ -168,7 +168,7 @@ def _from_report(path: Path, comparison: Comparison, reference: str | None) -> C
     )  # fmt: skip
 
 
-def _read_plan(run: RunDirectory) -> StoredPlan | None:
+def read_plan(run: RunDirectory) -> StoredPlan | None:
     """Read the plan of a run directory."""
     try:
         return run.plan()
@@ -179,7 +179,7 @@ def _read_plan(run: RunDirectory) -> StoredPlan | None:
         ) from None
 
 
-def _chosen_reference(text: str, arms: Sequence[str]) -> str:
+def choose_reference(text: str, arms: Sequence[str]) -> str:
     """Return the row that a text names: by its label, or by its arm in any spelling."""
     if text in arms:
         return text

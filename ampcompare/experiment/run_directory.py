@@ -46,6 +46,7 @@ DEFAULT_FOLDER = Path("runs")
 REPORT = f"{RunFile.REPORT}.json"
 CHANGED = (REPORT, RunFile.PLAN, RunFile.CELLS)  # which every command writes that adds to a run directory
 RESULTS = ("completed", "diverged")
+STACK_FACTS = ("torch", "python", "apex", "ampcompare")
 
 
 class StoredPlan(BaseModel):
@@ -368,6 +369,8 @@ def _why_again(record: RunRecord, config: RunConfig) -> str:
     if record.status not in RESULTS:
         was = "was " if record.status == "interrupted" else ""
         return f"it {was}{record.status} before"
+    if config.stack is not None:
+        return _why_stack_again(record, config)
     now = fingerprint()
     changed = [name for name, value in now.items() if record.environment.get(name) != value]
     changed += [name for name in SWITCHES if name not in now and record.environment.get(name)]
@@ -386,6 +389,17 @@ def _why_again(record: RunRecord, config: RunConfig) -> str:
     if config.saving.resume_into_other_arm and config.saving.resume not in (other, "auto"):
         return f"it resumed from {other or 'no checkpoint'} before"
     return ""
+
+
+def _why_stack_again(record: RunRecord, config: RunConfig) -> str:
+    """Return in what a stack is no longer that of a record; "" if it is, or if it cannot be asked now."""
+    from ampcompare.experiment.launch.script.stacks import facts_now  # it imports torch
+
+    now, then = facts_now(config), record.environment
+    changed = [name for name in STACK_FACTS if now.get(name) and then.get(name) and now[name] != then[name]]
+    code = changed_code(record.code or {}, code_folder(config))
+    changed += [name for name, how in code.items() if how == "changed"]
+    return f"{_some(changed)} changed since" if changed else ""
 
 
 def _some(names: Sequence[str]) -> str:

@@ -21,8 +21,10 @@ from ampcompare.experiment.sources import SettingsRequest, collect_settings
 from ampcompare.results.analysis.inference.criteria import Criteria, Preference
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.layers import Layer
+from ampcompare.settings.reads import RECIPE_OBJECT, TRAIN
 from ampcompare.settings.recipe import Recipe
 from ampcompare.settings.script import SCRIPT_ARMS, script_config
+from ampcompare.settings.stack import parse_stacks
 
 Jobs: TypeAlias = int | Literal["auto"] | None
 
@@ -116,7 +118,7 @@ class RunOptions:
             raise ConfigError(
                 "run takes either a complete config, or a recipe, file and settings, but both were given; leave one out"
             )
-        self.config = config or collect_settings(request, one_run=True).config
+        self.config = config or collect_settings(request, TRAIN, one_run=True).config
         self.output_dir, self.force, self.observer = _path(output_dir), force, observer
         self.launch = _launch(launch, slurm_options)
 
@@ -139,6 +141,8 @@ class CompareOptions:
         recipe: what all arms train: a recipe, its name, or a YAML file with one.
         size: a smaller size of a named recipe, such as "small".
         config_file: YAML file of settings, which win over those of the recipe.
+        stacks: other environments of Python and torch by name, with what starts their Python, for arms such as
+            "script@old": {"old": "/envs/old/bin/python"}.
         sweep: settings with values to cross with the arms: {"workers": [0, 2]}.
         output_dir: run directory, by default `runs/compare-<digest of the plan>`.
         force: ignore records of earlier calls and run again.
@@ -194,6 +198,7 @@ class CompareOptions:
         recipe: Recipe | str | None = None,
         size: str | None = None,
         config_file: str | Path | None = None,
+        stacks: Mapping[str, str] | Sequence[str] = (),
         sweep: Mapping[str, Sequence[Any]] | None = None,
         output_dir: str | Path | None = None,
         force: bool = False,
@@ -241,6 +246,7 @@ class CompareOptions:
         self.seeds = seeds if isinstance(seeds, str) or seeds is None else ",".join(map(str, seeds))
         self.budget_seconds = None if budget is None else to_seconds("budget", budget)
         self.sweep = tuple((find_setting(name, "sweep"), list(values)) for name, values in (sweep or {}).items())
+        self.stacks = parse_stacks((stacks,) if isinstance(stacks, str) else stacks)
         self.margin, self.time_margin, self.loss_margin = margin, time_margin, loss_margin
         self.looks, self.objective = looks, prefer or objective
         self.jobs, self.gpus, self.timing_rounds = jobs, gpus, timing_rounds
@@ -267,15 +273,18 @@ def settings_request(
         name: value.model_dump(exclude_unset=True) if isinstance(value, BaseModel) else value
         for name, value in settings.items()
     }
+    layers = []
     if isinstance(recipe, Recipe):
         if size is not None:
             raise ConfigError(f"size {size!r} is for a named recipe, and a Recipe object was given")
-        values["recipe"] = recipe.model_dump(exclude_unset=True)
+        layers.append(Layer(RECIPE_OBJECT, {"recipe": recipe.model_dump(exclude_unset=True)}))
+    if values:
+        layers.append(Layer("argument", values))
     return SettingsRequest(
         recipe=recipe if isinstance(recipe, str) else None,
         size=size,
         file=None if config_file is None else str(config_file),
-        layers=(Layer("argument", values),) if values else (),
+        layers=tuple(layers),
     )
 
 

@@ -161,6 +161,11 @@ class RunningPlan:
         plan = run.in_recorded_order(plan)
         looks = tuple(run.looks())
         self._known: Sequence[Reuse] = [Reuse(None, "")] * len(plan.cells)
+        if any(cell.stack is not None for cell in plan.cells):
+            from ampcompare.experiment.launch.script.stacks import take_up  # it imports torch
+
+            for cell in plan.cells:
+                take_up(cell, run.cell(cell), observer.note)
         if not force:
             # Timing rounds are made by this launcher, with cells that it has trained.
             others = set() if plan.timing_rounds else run.cell_names() - {cell.digest() for cell in plan.cells}

@@ -116,6 +116,10 @@ def _train(options: RunOptions, launcher: Launcher, observer: Observer) -> RunRe
     config, run = options.config, RunDirectory(options.folder)
     run.make()
     launcher.on_note = observer.note
+    if config.stack is not None:
+        from ampcompare.experiment.launch.script.stacks import take_up  # it imports torch
+
+        take_up(config, run.cell(config), observer.note)
     earlier = None if options.force else run.reusable(config)
     if earlier is not None and earlier.reason:
         observer.note(f"{config.arm} runs again: {earlier.reason}")

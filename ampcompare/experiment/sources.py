@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from ampcompare.backends.arm import Arm
@@ -23,6 +24,8 @@ from ampcompare.settings.file import (
     read_settings_file,
 )
 from ampcompare.settings.layers import Layer, ResolvedSettings, resolve_settings, set_path
+from ampcompare.settings.reads import CommandReads
+from ampcompare.settings.stack import StackConfig
 from ampcompare.settings.validation import flatten
 
 YAML_SUFFIXES = (".yaml", ".yml")  # of a recipe that is a file
@@ -64,12 +67,14 @@ class SettingsSources:
         return self.resolved.config
 
 
-def collect_settings(request: SettingsRequest, *, one_run: bool = False) -> SettingsSources:
+def collect_settings(request: SettingsRequest, reads: CommandReads, *, one_run: bool = False) -> SettingsSources:
     """Join all sources of settings.
 
     Args:
+        reads: what the command reads. A recipe or file may say more.
         one_run: of the rows that a recipe names, take the first, and its first seed.
     """
+    reads.check(request.layers)
     name, size = request.recipe, request.size
     if size is not None and name is None:
         raise ConfigError(f"--size {size} needs a recipe; give --recipe too")
@@ -116,10 +121,17 @@ def matrix_seeds(matrix: Matrix) -> str | None:
 
 
 def matrix_rows(
-    sources: SettingsSources, *, arms: Sequence[str] = (), reference: str | None = None, sweep: Vary = ()
+    sources: SettingsSources,
+    *,
+    arms: Sequence[str] = (),
+    reference: str | None = None,
+    sweep: Vary = (),
+    stacks: Mapping[str, StackConfig] = MappingProxyType({}),
 ) -> list[Row]:
     """Return the rows of a comparison: those asked for, or else of the file, of the recipe, or the default arms."""
-    return expand_matrix(sources.matrix, arms=arms, reference=reference, vary=sweep, by_hand=sources.fixed)
+    return expand_matrix(
+        sources.matrix, arms=arms, reference=reference, vary=sweep, by_hand=sources.fixed, stacks=stacks
+    )
 
 
 def published_beside(sources: SettingsSources, measured: Sequence[Row]) -> Published | None:

@@ -18,6 +18,7 @@ from ampcompare.backends.catalog import SCRIPT_BACKENDS
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.base.patches import Layer, Points, Subscriptions
 from ampcompare.script.apex_amp import ScriptAmp, refuse_init
+from ampcompare.script.formats import ScriptFormats
 from ampcompare.script.fp16_optimizers import follow_fp16_optimizers, fp16_optimizer_classes
 from ampcompare.script.keep_fp32 import KeptAtFirstCall
 from ampcompare.script.legacy.prepare import override_opt_level
@@ -59,6 +60,10 @@ class StandIn:
         self, arm: Arm, rows: Rows | None, *, engine: str = "compat", watch: Watch | None = None, for_cuda: bool = False
     ) -> None:
         check_arm(arm)
+        formats = ScriptFormats(arm, rows) if arm.roles is not None and arm.roles.formats else None
+        if formats is not None:
+            assert arm.inner is not None
+            arm = arm.inner  # which does all else
         self.arm = arm
         self._for_cuda = for_cuda
         self.torch_amp: TorchAmp | O1BehindTorch | _AsWritten
@@ -82,6 +87,8 @@ class StandIn:
         if (reduce := arm.options.get("reduce")) is not None:
             reduce_wrappers_in(getattr(torch, reduce), str(arm), self._events)
         self.torch_amp.install(self._events)
+        if formats is not None:
+            formats.install(self._events)  # before what makes a block of autocast, so inside of it
         plain = PlainScript(arm, self.torch_amp, self._lifted, for_cuda=for_cuda, rows=rows, given=self._record_weights)
         plain.install(self._events)
         self._casting = plain.casting

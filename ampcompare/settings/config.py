@@ -29,6 +29,7 @@ from ampcompare.settings.recipe import (
     with_task_defaults,
 )
 from ampcompare.settings.script import ScriptConfig
+from ampcompare.settings.stack import StackConfig
 from ampcompare.settings.validation import flatten
 
 Launcher = Literal["auto", "torchrun", "spawn", "slurm", "ray"]
@@ -50,7 +51,7 @@ LATER_SETTINGS: dict[str, dict[str, Any]] = {
     "data": {"sequence_length": None},
 }
 # The same for settings of a run outside of the recipe, at which `settings_digest` leaves them out.
-LATER_RUN_SETTINGS: dict[str, Any] = {"script": None, "eval_precision": [], "first_weights": "seed"}
+LATER_RUN_SETTINGS: dict[str, Any] = {"script": None, "stack": None, "eval_precision": [], "first_weights": "seed"}
 LATER_SCRIPT_SETTINGS: dict[str, Any] = {"shift_seeds": None}
 NO_DEFAULT = object()
 # What casts by the lists of `autocast_lists`, as `Roles.lists` says; records from before that setting used the CPU's.
@@ -209,6 +210,7 @@ class RunConfig(Frozen):
     script: ScriptConfig | None = Field(
         None, description="a user's own script, which then trains in place of the recipe"
     )
+    stack: StackConfig | None = Field(None, description="another environment in which it trains; none: this one")
 
     @model_validator(mode="before")
     @classmethod

@@ -47,6 +47,12 @@ def contradict(one: Facts, other: Facts) -> bool:
     return any(key in other and other[key] != value for key, value in one.items())
 
 
+@functools.lru_cache(maxsize=4096)
+def _text(node: ast.expr) -> str:
+    """Return the text of an expression, which is asked for once for each way that leads there."""
+    return ast.unparse(node)
+
+
 def conditions(test: ast.expr, holds: bool) -> dict[str, object]:
     """Return what is known where a test holds, or where it does not.
 
@@ -56,14 +62,14 @@ def conditions(test: ast.expr, holds: bool) -> dict[str, object]:
         return conditions(test.operand, not holds)
     if isinstance(test, ast.BoolOp):
         if isinstance(test.op, ast.And) == holds:
-            return _merge(conditions(value, holds) for value in test.values) | {ast.unparse(test): holds}
-        return {ast.unparse(test): holds}
+            return _merge(conditions(value, holds) for value in test.values) | {_text(test): holds}
+        return {_text(test): holds}
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         operator, right = test.ops[0], test.comparators[0]
         is_equal = isinstance(operator, (ast.Eq, ast.Is))
         if is_equal or isinstance(operator, (ast.NotEq, ast.IsNot)):
             holds = holds == is_equal
-            left = ast.unparse(test.left)
+            left = _text(test.left)
             known: dict[str, object]
             if isinstance(right, ast.Constant):
                 if right.value is None or isinstance(right.value, bool):
@@ -72,13 +78,13 @@ def conditions(test: ast.expr, holds: bool) -> dict[str, object]:
                 if holds:
                     known[f"{left} =="] = right.value
                 return known
-            known = {f"{left} == {ast.unparse(right)}": holds}
+            known = {f"{left} == {_text(right)}": holds}
             if (
                 holds and (dotted_name(right) or "").rpartition(".")[2].isupper()
             ):  # a constant, or a member of an enumeration
-                known[f"{left} =="] = ast.unparse(right)
+                known[f"{left} =="] = _text(right)
             return known
-    return {ast.unparse(test): holds}
+    return {_text(test): holds}
 
 
 def narrow(facts: Facts, test: ast.expr, holds: bool) -> Facts:

@@ -93,7 +93,17 @@ class CallFollower:
         return {}
 
     def spelled_out(self, test: ast.expr, frame: Frame) -> ast.expr:
-        """Return a condition in the words of the function that was begun with."""
+        """Return a condition in the words of the function that was begun with: a parameter as its argument."""
+        if isinstance(test, ast.UnaryOp):
+            return ast.UnaryOp(test.op, self.spelled_out(test.operand, frame))
+        if isinstance(test, ast.BoolOp):
+            return ast.BoolOp(test.op, [self.spelled_out(value, frame) for value in test.values])
+        if isinstance(test, ast.Compare):
+            return ast.Compare(self.spelled_out(test.left, frame), test.ops, test.comparators)
+        return self.spell(test, frame)
+
+    def spell(self, test: ast.expr, frame: Frame) -> ast.expr:
+        """Return a part of a condition that no operator joins, in the words of the function that was begun with."""
         return test
 
     def is_full(self) -> bool:

@@ -477,7 +477,8 @@ class Index:
             else:
                 found.add(UNKNOWN)
         if positional[:1] == [name]:
-            found |= {Function(each) for each in self._decorators.get(scope, ())}
+            decorated = self._decorators.get(scope, ())
+            found |= {_Class(each) if isinstance(each.node, ast.ClassDef) else Function(each) for each in decorated}
         return frozenset(found)
 
     def _is_static(self, scope: Scope) -> bool:

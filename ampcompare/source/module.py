@@ -209,6 +209,8 @@ class Module(Text):
         self.calls: list[ast.Call] = []
         self.imports: list[Imported] = []
         self._known: dict[tuple[Scope, str], str | None] = {}
+        self._resolved: dict[tuple[ast.AST, Scope, bool], str | None] = {}
+        self._passing = 0
         self._walk()
         self.calls.sort(key=lambda call: (call.lineno, call.col_offset))
 
@@ -425,10 +427,18 @@ class Module(Text):
             scope: in which it is looked up; by default that in which it stands.
             follow: whether to look at what is assigned to a name, if that is no more than another name.
         """
+        scope = scope or self.scope_of.get(node, self.top)
+        if depth or self._passing:  # within a question, whose answer may be incomplete
+            return self._resolve(node, scope, follow, depth)
+        key = (node, scope, follow)
+        if key not in self._resolved:
+            self._resolved[key] = self._resolve(node, scope, follow, depth)
+        return self._resolved[key]
+
+    def _resolve(self, node: ast.AST, scope: Scope, follow: bool, depth: int) -> str | None:
         text = dotted_name(node)
         if text is None or depth > MAX_ALIASES:
             return None
-        scope = scope or self.scope_of.get(node, self.top)
         head, _, rest = text.partition(".")
         for one in scope.enclosing():
             if head in one.imports:
@@ -463,7 +473,9 @@ class Module(Text):
             if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 names = self.positional(function)
                 given = (arguments(call, names).get(parameter) for call in self._by_name[function.name])
+                self._passing += 1
                 found = {None if value is None else self.resolve(value) for value in given}
+                self._passing -= 1
             self._known[scope, parameter] = found.pop() if len(found) == 1 else None
         return self._known[scope, parameter]
 

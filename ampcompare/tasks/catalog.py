@@ -15,6 +15,7 @@ from ampcompare.base.environment.packages import entry_points
 from ampcompare.base.errors import AmpCompareError, BackendUnavailable, ConfigError, did_you_mean
 from ampcompare.results.records.metric import TOP1, TOP5, Metric
 from ampcompare.settings.recipe import DEFAULT_TASK, DataConfig, Recipe
+from ampcompare.tasks.factory import check_module
 
 CLASSIFICATION = (TOP1, TOP5)
 
@@ -308,6 +309,8 @@ def check_model(arch: str, task: str = DEFAULT_TASK) -> None:
             raise ConfigError(f"--arch {prefix}:{name}: these are {what}, for --task {tasks}; the task is {task}")
         if not name:
             raise ConfigError(f"--arch {prefix}: names no model; write it as {example}")
+    elif colon:
+        check_module(arch)
     if colon or arch in spec.models:
         return
     own = [*spec.models, *(MODEL_LIBRARIES[prefix][2] for prefix in spec.libraries)]
@@ -329,6 +332,9 @@ def check_data(name: str, task: str = DEFAULT_TASK) -> None:
     if not is_known and not (task == DEFAULT_TASK and kind == "imagefolder"):
         what = "there is" if task == DEFAULT_TASK else f"the task {task} has"
         raise ConfigError(f"{what} no data set {name!r}; {did_you_mean(name, known)}")
+    kinds = {other.partition(":")[0] for other in known if other != "module:factory"}
+    if path and kind not in (*kinds, "imagefolder"):
+        check_module(name)
 
 
 @contextmanager

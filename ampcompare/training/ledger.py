@@ -4,6 +4,7 @@ The first two steps are looked at operation by operation. After them one step in
 and of what the optimizer gets, as long as all looks together take at most a hundredth of the time.
 """
 
+import math
 import time
 import weakref
 from collections import Counter, defaultdict
@@ -20,10 +21,10 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ampcompare.base.tensors.lists import magnitudes
-from ampcompare.base.tensors.products import OperationMode, narrowest, product_flops, type_name
+from ampcompare.base.tensors.products import LinearProduct, OperationMode, narrowest, product_flops, type_name
 from ampcompare.base.tensors.sharded import local
 from ampcompare.base.tensors.tree import tensors_in
-from ampcompare.results.records.ledger import GroupTypes, Ledger, Types
+from ampcompare.results.records.ledger import GroupTypes, Ledger, LinearFormat, Types
 from ampcompare.training.precision.base import Precision, PrecisionWrapper, rate_of
 from ampcompare.training.precision.half import COMPENSATION
 
@@ -50,6 +51,7 @@ class _Seen:
     backward: Counter[str] = field(default_factory=Counter)
     looks: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))  # by type of forward products
     products: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    linear: dict[tuple[str, str], list[LinearProduct]] = field(default_factory=lambda: defaultdict(list))
     reduced: Counter[str] = field(default_factory=Counter)
     has_compensation: bool = False
     updates: list[Tensor] = field(default_factory=list)  # elements that should move, that stayed, that differ
@@ -321,6 +323,9 @@ class StepLook:
             forward_steps=dict(seen.looks),
             backward=_shares(seen.backward),
             elsewhere={name: sorted(found) for name, found in seen.products.items() if name != main},
+            linear=_linear_formats(seen.linear),
+            linear_in_bf16=_layers_in_bf16(seen.linear),
+            lost_gradients=_lost_gradients(seen.linear),
             reduced=_shares(seen.reduced),
             update=update,
             lost=lost if update == "nearest" else None,  # the others keep what they cut off
@@ -336,6 +341,11 @@ class _Products(OperationMode):
     def __init__(self, seen: _Seen) -> None:
         super().__init__()
         self._seen = seen
+
+    def see_linear(self, product: LinearProduct) -> None:
+        self._seen.linear[product.role, product.text].append(product)
+        passes = self._seen.forward if product.role == "fprop" else self._seen.backward
+        passes[product.format] += product.flops
 
     def see(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         space, _, name = func._schema.name.partition("::")
@@ -423,6 +433,45 @@ def _bare(optimizer: Optimizer) -> Optimizer:
 def _count(counts: Counter[str], tensors: Iterable[Tensor]) -> None:
     for tensor in tensors:
         counts[type_name(tensor)] += tensor.numel()
+
+
+_Linear = Mapping[tuple[str, str], Sequence[LinearProduct]]
+"""Products of linear layers by role and format."""
+
+
+def _linear_formats(seen: _Linear) -> list[LinearFormat]:
+    """Return the formats of each role, read from the device."""
+    flops = {key: sum(one.flops for one in products) for key, products in seen.items()}
+    found = []
+    for (role, text), products in sorted(seen.items(), key=lambda item: ("fdw".index(item[0][0][0]), item[0][1])):
+        total = sum(count for (other, _), count in flops.items() if other == role)
+        entry: dict[str, Any] = {"role": role, "format": text, "share": flops[role, text] / total}
+        entry["layers"] = sorted({one.layer for one in products if one.format == "bf16"})
+        figures = [one.figures for one in products if one.figures is not None]
+        if figures:
+            elements, cut, zeroed, scales, ends, error, square = torch.stack(figures).sum(0).tolist()
+            entry |= {"cut_off": cut / elements, "zeroed": zeroed / elements, "scales_at_end": ends / scales}
+            entry["error"] = math.sqrt(error / square) if square else 0.0
+        found.append(LinearFormat(**entry))
+    return found
+
+
+def _layers_in_bf16(seen: _Linear) -> list[str]:
+    formats: dict[str, set[str]] = defaultdict(set)
+    for one in (one for products in seen.values() for one in products):
+        formats[one.layer].add(one.format)
+    return sorted(name for name, found in formats.items() if found == {"bf16"})
+
+
+def _lost_gradients(seen: _Linear) -> list[str]:
+    """Return the products that were all 0 where those of bf16 were not."""
+    lost = {
+        f"{one.layer} {one.role}"
+        for products in seen.values()
+        for one in products
+        if one.is_lost is not None and one.is_lost
+    }
+    return sorted(lost)
 
 
 def _shares(counts: Counter[str]) -> Types:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,8 @@ LINK = re.compile(r"\[([^\]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)]*)?\)")
 FOREIGN = re.compile(r'<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)="((?:https?:)?//[^"]+)"')
 # Rank of a page in the search: questions before references, and measurements last. The first prefix counts.
 BOOSTS = (
+    ("errors/index.md", 1.0),
+    ("errors/", 8.0),
     ("troubleshooting.md", 4.0),
     ("install.md", 8.0),
     ("benchmarks/", 0.2),
@@ -39,9 +42,15 @@ log = logging.getLogger("mkdocs.hooks.pages")
 
 
 def on_config(config: Any) -> Any:
-    """Add the pages of folders that grow: benchmarks and examples."""
+    """Add pages of folders that grow, the address of the repository, and a choice of versions where there is one."""
+    address = re.search(r'^ADDRESS = "(.+)"', (ROOT / "setup.py").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    if address is not None:
+        config["repo_url"] = address[1]
+    if "MIKE_DOCS_VERSION" in os.environ:
+        config["extra"]["version"] = {"provider": "mike"}
     named = set(_named(config["nav"]))
     for folder, title in (
+        ("errors", "Error messages"),
         ("contributing", "Adding to it"),
         ("examples", "Examples"),
         ("benchmarks", "Measurements"),

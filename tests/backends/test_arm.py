@@ -118,7 +118,7 @@ def test_backend_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
     assert dict(arm.options) == {"fast": True, "mode": "soft", "rate": 0.5, "steps": 3}
     assert str(arm) == "theirs:fast,mode=soft,rate=0.5,steps=3"
     assert Arm.parse(str(arm)) == arm
-    with pytest.raises(ConfigError, match=r"known backends are fp32, apex, .*, actnn, fp8, fsdp, script, theirs"):
+    with pytest.raises(ConfigError, match=r"known backends are fp32, apex, .*, actnn, fp8, gemm, fsdp, script, theirs"):
         Arm.parse("ours")
 
 

@@ -27,6 +27,7 @@ CORE = {
     "list": ["list"],
     "doctor": ["doctor"],
     "config": ["config", "show"],
+    "shim": ["shim", "status"],
 }
 STATS = {
     "judge": ["judge", "gnmt.csv", "--margin", "0.5"],
@@ -42,6 +43,7 @@ TORCH = {
     "convert": ["convert", "last.pt", "--inspect"],
     "exec": ["exec", "train.py"],
 }
+EDITORS = {"lsp": ["lsp"]}
 OTHER_WAYS = [  # that need torch
     ["run", "--", "train.py"],
     ["run", "--list-metrics", "--", "train.py"],
@@ -182,17 +184,17 @@ def _did(command: str, result: Result) -> None:
 
 
 def test_every_command_has_a_place() -> None:
-    assert CORE.keys() | STATS.keys() | TORCH.keys() == COMMANDS.keys()
+    assert CORE.keys() | STATS.keys() | TORCH.keys() | EDITORS.keys() == COMMANDS.keys()
 
 
 def test_the_core_alone(core: Call) -> None:
     """What it is for works, and the rest names its extra; each way of it that trains too."""
-    commands = {**CORE, **STATS, **TORCH}
+    commands = {**CORE, **STATS, **TORCH, **EDITORS}
     for command, result in zip(commands, _run_all(core, commands.values()), strict=True):
         if command in CORE:
             _did(command, result)
         else:
-            _refused(result, "stats" if command in STATS else "torch")
+            _refused(result, "stats" if command in STATS else "lsp" if command in EDITORS else "torch")
     for words, result in zip(OTHER_WAYS, _run_all(core, OTHER_WAYS), strict=True):
         assert result.status == 4, words
         assert result.err.splitlines()[-1].endswith(INSTALL.format("torch")), words

@@ -46,3 +46,16 @@ def test_bad_calls_are_one_line(arguments: list[str], words: str, capsys: pytest
     assert words in error
     assert error.count("\n") == 1
     assert "\x1b" not in error
+
+
+def test_log_probabilities_answer_by_the_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.write_text("-1\n-2\n")
+    other.write_text("-1\n-3\n")
+    assert main(["judge", "--logprobs", str(one), str(one)]) == 0
+    assert json.loads(capsys.readouterr().out)["answer"] == "identical"
+    assert main(["judge", "--logprobs", str(one), str(other)]) == 2
+    assert main(["judge", "--logprobs", str(one), "missing"]) == 64
+    assert main(["judge", "--example", "--logprobs", str(one), str(other)]) == 64
+    assert main(["judge", "--example", "--twin", str(one)]) == 2
+    assert "--twin is for --logprobs" in capsys.readouterr().err

@@ -30,11 +30,16 @@ for line in sys.stdin:
 REFUSED: list[tuple[list[str], int, str]] = [
     (["run", "--arch", "resnet19"], 2, "there is no model 'resnet19'"),
     (["run", "--arch", "deeplabv3_resnet50"], 2, "for segmentation, not for classification"),
+    (["run", "--arch", "nomod:x"], 2, "there is no module 'nomod'"),
+    (["run", "--data", "nomod:x"], 2, "there is no module 'nomod'"),
+    (["compare", "--task", "lm", "--data", "nomod:x"], 2, "there is no module 'nomod'"),
     (["run", "--data", "nosuch"], 2, "there is no data set 'nosuch'"),
     (["run", "--device", "nosuch"], 2, "is unknown; use auto, cpu, cuda"),
     (["run", "--device", "mps", "--arm", "apex:O1"], 2, "apex:O1 does not run on mps"),
     (["run", "--arm", "horovod"], 4, "horovod is not installed"),
     (["run", "--launcher", "slurm"], 4, "needs sbatch"),
+    (["exec", "--resume-args", "--resume x", "train.py"], 2, "--resume-args is for --verify-resume STEP; give both"),
+    (["exec", "--verify-resume", "2", "--twin", "train.py"], 2, "--twin is not for --verify-resume"),
     (["compare", "--arm", "fp32", "--arm", "horovod"], 4, "horovod is not installed"),
     (["compare", "--arch", "resnet19"], 2, "there is no model 'resnet19'"),
     (["compare", "--sweep", "recipe.model.arch=mlp,mpl"], 2, "there is no model 'mpl'"),
@@ -46,7 +51,6 @@ REFUSED: list[tuple[list[str], int, str]] = [
 IN_THE_CELL: list[tuple[list[str], int, str]] = [
     (["--device", "xpu"], 4, "an Intel GPU), but torch sees none"),
     (["--data", "imagefolder", "--data-dir", "nowhere"], 2, "no images in nowhere/train"),
-    (["--arch", "nomod:x"], 2, "there is no module 'nomod'"),
 ]
 
 

@@ -140,8 +140,11 @@ def test_the_script_as_it_is_written() -> None:
     assert outlook_of(Arm.parse("script"), _prefix(0.6), twin=0.0).word == "no fault in sight"
 
 
-def test_fp8_depends_on_what_is_still_to_learn() -> None:
-    assert outlook_of(Arm.parse("fp8:mxfp8"), _prefix(), twin=0.0).word == "cannot know"
+@pytest.mark.parametrize("arm", ["fp8:tensorwise", "gemm:mxfp8", "gemm:bf16,dgrad=nvfp4"])
+def test_noise_of_products_depends_on_what_is_still_to_learn(arm: str) -> None:
+    found = outlook_of(Arm.parse(arm), _prefix(), twin=0.0)
+    assert (found.word, found.part) == ("cannot know", "products")
+    assert outlook_of(Arm.parse("gemm:bf16"), _prefix(), twin=0.0).word == "no fault in sight"
 
 
 def test_the_distance_of_a_twin() -> None:

@@ -97,6 +97,7 @@ def on_ranks(
         ("half:bf16,masters=fp32,grads=fp32,reduce=bf16", "ddp"),
         ("half:bf16,rounding=stochastic", "apex-ddp"),
         pytest.param("fp8:rowwise,align=2", "ddp", marks=needs_torchao),
+        ("gemm:nvfp4,sr,keep=none", "ddp"),
     ],
 )
 def test_two_ranks_go_on_to_the_last_bit(ranks: Run, arm: str, kind: str, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ ARMS = [
     *(f"half:bf16,{option}" for option in TYPES),
     *("native:bf16", "native:fp16", "native:bf16,state=bf16", "native:fp16,state=bf16", "native:fp16,keep_fp32=0"),
     *("native:bf16,weights=bf16", *(f"native:bf16,weights=bf16,{option}" for option in TYPES)),
+    *("gemm:mxfp8,keep=none", "gemm:nvfp4,sr,keep=none,over=half:bf16+masters=fp32"),
 ]
 
 HEAD = """import torch

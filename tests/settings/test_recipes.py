@@ -17,6 +17,7 @@ from ampcompare.settings.optimizers import (
     list_optimizers,
     require_optimizer,
 )
+from ampcompare.settings.reads import TRAIN
 from ampcompare.settings.recipe import OptimizerConfig
 from ampcompare.settings.validation import validate
 
@@ -53,14 +54,14 @@ def test_a_recipe_can_be_planned(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("articles/")])
 def test_published_figures_have_their_rows(name: str) -> None:
     """At each scale every published figure stands beside the same row of the recipe."""
-    sources = collect_settings(SettingsRequest(recipe=name))
+    sources = collect_settings(SettingsRequest(recipe=name), TRAIN)
     rows = matrix_rows(sources)
     published = published_beside(sources, rows)
     assert published is not None
     assert published.differs == []
     assert all(line.row for line in published.rows)
     for scale in load_recipe(name).matrix.scales:
-        small = collect_settings(SettingsRequest(recipe=name, size=scale))
+        small = collect_settings(SettingsRequest(recipe=name, size=scale), TRAIN)
         there = matrix_rows(small)
         again = published_beside(small, there)
         assert again is not None

@@ -185,3 +185,13 @@ def test_several_and_unknown_are_apart() -> None:
     found = index.callee(second, module.top)
     assert isinstance(found, Unknown)
     assert len(found.candidates) == 1
+
+
+def test_a_decorated_class_is_no_function() -> None:
+    """What a decorator gets and calls is the class, which has no value to return of its own."""
+    text = "def register(item):\n    made = item()\n    return item\n\n\n@register\nclass Hook:\n    pass\n"
+    module = Module(text)
+    index = Index(module)
+    call = next(each for each in module.calls if getattr(each.func, "id", "") == "item")
+    assert isinstance(index.callee(call, module.scope_of[call]), Imported | Unknown)
+    index.values(module.scopes[1].node.body[0].value, module.scopes[1])  # type: ignore[union-attr]

@@ -15,6 +15,7 @@ from ampcompare.results.records.ledger import Ledger
 from ampcompare.training.ledger import LedgerKeeper
 from ampcompare.training.loop import update
 from ampcompare.training.parallel.replication import Single
+from ampcompare.training.precision import linear_products
 from ampcompare.training.precision.base import make_precision
 from ampcompare.training.precision.cpu_half import cpu_half
 from tests.covering import covering
@@ -201,3 +202,76 @@ def test_later_looks_take_little_time() -> None:
     for _ in range(40):
         make([model], [optimizer], precision, Single(), loss_of, [torch.ones(2, 4)], None)
     assert keeper.look.steps == [0, 1, 20]
+
+
+def linear_ledger(arm: str, *, scale: float = 1.0, steps: int = 2) -> Ledger:
+    """Train two linear layers and return what was seen."""
+    torch.manual_seed(0)
+    model: nn.Module = nn.Sequential(nn.Linear(48, 64), nn.GELU(), nn.Linear(64, 32))
+    precision = make_precision(arm)
+    (model,), (made,) = precision.prepare([model], [AdamW(model.parameters(), lr=0.01)])
+    keeper = LedgerKeeper([model], 20)
+    batches = [scale * torch.randn(32, 48, generator=torch.Generator().manual_seed(1))]
+    for _ in range(steps):
+        keeper.watch(update)([model], [made], precision, Single(), loss_of, batches, None)
+    return keeper.look.result(loss_scale=None)
+
+
+def test_the_ledger_has_the_products_of_linear_layers_by_format() -> None:
+    """Shares of multiply-adds, and what rounding did: 4 bits lose more than 8, and some numbers become 0."""
+    errors = {}
+    for name in ("mxfp8", "nvfp4", "mxfp4"):
+        arm = f"gemm:{name}"
+        ledger = linear_ledger(arm)
+        assert differences(arm, ledger) == []
+        assert ledger.linear_in_bf16 == ["2"]
+        assert ledger.lost_gradients == []
+        shares = {(one.role, one.format.partition(",")[0]): one.share for one in ledger.linear}
+        assert shares["fprop", name] == pytest.approx(48 / (48 + 32))
+        assert shares["wgrad", name] == pytest.approx(48 / (48 + 32))
+        assert shares["dgrad", "bf16"] == 1  # the batch needs no gradient
+        errors[name] = next(one.error for one in ledger.linear if one.error is not None)
+        assert ledger.forward[name] == pytest.approx(48 / (48 + 32))
+        zeroed = next(one.zeroed for one in ledger.linear if one.zeroed is not None)
+        assert (zeroed > 0.01) is (name != "mxfp8")
+    assert 0.01 < errors["mxfp8"] < 0.05 < errors["nvfp4"] < errors["mxfp4"] < 0.3
+    cut = {one.format: one.cut_off for one in linear_ledger("gemm:mxfp8,scale=floor").linear}
+    assert (cut["mxfp8, scale floor"] or 0) > 0
+    ends = {one.format: one.scales_at_end for one in linear_ledger("gemm:mxfp8", scale=2.0**-124).linear}
+    assert (ends["mxfp8, scale rceil"] or 0) > 0.3
+
+
+@pytest.mark.parametrize(
+    ("arm", "ran", "text"),
+    [
+        ("gemm:mxfp8,keep=none", "gemm:mxfp8,scale=floor,keep=none", "fprop is mxfp8, scale floor, mxfp8, scale rceil"),
+        (
+            "gemm:nvfp4,rht,keep=none",
+            "gemm:nvfp4,keep=none",
+            "wgrad is nvfp4, scale te, nvfp4, scale te, rht was asked",
+        ),
+        ("gemm:nvfp4,keep=none", "gemm:nvfp4,dgrad=bf16,keep=none", "dgrad is bf16, nvfp4, scale te was asked"),
+        ("gemm:nvfp4,keep=none", "native:bf16", "fprop is none, nvfp4, scale te was asked"),
+    ],
+)
+def test_another_format_scale_or_switch_is_not_as_declared(arm: str, ran: str, text: str) -> None:
+    assert any(difference.startswith(text) for difference in differences(arm, linear_ledger(ran)))
+
+
+def test_a_gradient_that_is_all_zero_is_not_as_declared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training goes on with it, and learns nothing there; zeros of a weight that is 0 are no fault."""
+    arm = "gemm:mxfp8,keep=none"
+    original = linear_products._multiply
+
+    def lose(layer: Any, role: str, left: Tensor, right: Tensor, **options: Any) -> Any:
+        result, operands = original(layer, role, left, right, **options)
+        return (result * 0 if role == "wgrad" and layer.name == "0" else result), operands
+
+    monkeypatch.setattr(linear_products, "_multiply", lose)
+    ledger = linear_ledger(arm)
+    assert ledger.lost_gradients == ["0 wgrad"]
+    (difference,) = differences(arm, ledger)
+    assert difference.startswith("wgrad is mxfp8, scale rceil; all 0, where bf16 is not, in 0, ")
+    monkeypatch.undo()
+    monkeypatch.setattr(nn.Linear, "reset_parameters", lambda layer: [nn.init.zeros_(p) for p in layer.parameters()])
+    assert linear_ledger(arm).lost_gradients == []

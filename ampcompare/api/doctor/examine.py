@@ -8,11 +8,13 @@ import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from ampcompare.api.doctor.apex import examine_apex
 from ampcompare.api.doctor.finding import VERDICTS, Check, Verdict, ask
 from ampcompare.api.doctor.gpu import driver_version, examine_gpus, has_nvidia_gpu
+from ampcompare.api.doctor.importers import examine_importers
 from ampcompare.api.doctor.machine import examine_machine, examine_processor, examine_torch, examine_vision
 from ampcompare.api.doctor.needs import ArmNeeds, MachineFacts, examine_arm
 from ampcompare.backends.arm import Arm
@@ -25,6 +27,7 @@ from ampcompare.base.version import __version__
 # Extra: its distributions, and what it adds.
 EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "stats": (("numpy", "scipy"), "verdicts: judge, report"),
+    "lsp": (("pygls",), "a language server for editors: ampcompare lsp"),
     "html": (("jinja2",), "report.html, the report as a page"),
     "gpu": (("nvidia-ml-py",), "the GPU's clock, temperature and other processes along with times"),
     "tensorboard": (("tensorboard",), "curves as event files"),
@@ -149,12 +152,19 @@ class Examination:
         }
 
 
-def examine(arms: Sequence[Arm] = (), *, seconds: float = TIME_LIMIT) -> Examination:
-    """Examine this machine as a script in the current folder would find it."""
+def examine(arms: Sequence[Arm] = (), scripts: Sequence[Path] = (), *, seconds: float = TIME_LIMIT) -> Examination:
+    """Examine this machine as a script in the current folder would find it.
+
+    Args:
+        scripts: files and folders of which it is said what their imports of Apex get; by default the Python files of
+            the current folder.
+        seconds: time limit of each library that is tried.
+    """
     kinds = [kind for kind in ACCELERATORS if not why_no_accelerator(kind)]
-    with ThreadPoolExecutor(max_workers=3) as pool:
+    with ThreadPoolExecutor(max_workers=4) as pool:
         vision = pool.submit(ask, "vision", seconds=seconds)
         apex_asked = pool.submit(examine_apex, seconds=seconds)
+        importers_found = pool.submit(lambda: examine_importers(apex_asked.result(), scripts))
         torch = ask("torch_build", seconds=seconds)
         build = torch.value if torch.done else None
         others = ask("accelerators", seconds=seconds, options={"kinds": kinds}) if kinds else None
@@ -163,12 +173,13 @@ def examine(arms: Sequence[Arm] = (), *, seconds: float = TIME_LIMIT) -> Examina
         vision_check = examine_vision(vision.result(), build["version"] if build else installed_version("torch"))
     devices = gpus.value.get("devices", ()) if gpus and gpus.done else ()
     python = Check("Software", "python", f"{platform.python_version()} ({sys.executable})", "ok")
-    findings = [python, torch_check, vision_check, apex]
+    findings = [python, torch_check, vision_check]
     findings += examine_gpus(gpus, driver=driver_version(), hip=build["hip"] if build else None)
     findings += examine_accelerators(others) if others and torch.done else []
     findings += examine_processor(build)
     findings += examine_numerics(build, os.environ)
     findings += examine_machine(os.environ)
+    findings += [apex, *importers_found.result()]
     findings += examine_extras()
     facts = MachineFacts(torch_check, tuple(devices), apex, build["bf16_instructions"] if build else None)
     return Examination(tuple(findings), tuple(examine_arm(arm, facts) for arm in arms))

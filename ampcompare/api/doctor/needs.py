@@ -4,11 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ampcompare.api.doctor.apex import INSTALL
+from ampcompare.api.doctor.apex import INSTALL, REBUILD
 from ampcompare.api.doctor.finding import Check, ask
 from ampcompare.backends.apex_levels import ROCM_LEVELS
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import BUILT_IN
+
+# What gives an Apex with amp where scripts need none, and so have another remedy.
+BUILDS = {**dict.fromkeys(("no_amp", "grafted", "impostor"), REBUILD), **dict.fromkeys(("absent", "ours"), (INSTALL,))}
 
 
 @dataclass(frozen=True)
@@ -89,8 +92,7 @@ def _apex(arm: Arm, facts: MachineFacts, missing: list[str], notes: list[str], r
     if engine == "nvidia":
         if not apex.facts["usable"]:
             missing.append(f"engine=nvidia needs NVIDIA Apex with apex.amp; apex is {apex.value}")
-            remedy.extend(apex.remedy)
-            remedy.extend([INSTALL] if apex.facts["state"] == "absent" else [])
+            remedy.extend(BUILDS.get(apex.facts["state"], apex.remedy))
         if not facts.devices:
             missing.append("engine=nvidia runs on CUDA only, and torch sees no GPU")
         if missing:

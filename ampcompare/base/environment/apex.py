@@ -26,6 +26,8 @@ class ApexInstall:
             PyPI); no_amp (NVIDIA's after May 2025); python_only (no compiled kernels); full.
         reason: one sentence, with the remedy where `apex.amp` is not there.
         commit: of the repository that it was installed from, where metadata or a clone tell it.
+        maker: whose build has `apex.amp`, by the levels that it knows: O4 and O5 are ROCm's.
+        has_kernels: whether a compiled `amp_C` is there.
     """
 
     kind: Kind
@@ -33,6 +35,8 @@ class ApexInstall:
     version: str
     reason: str
     commit: str | None = None
+    maker: Literal["NVIDIA", "ROCm"] = "NVIDIA"
+    has_kernels: bool = False
 
     @property
     def has_amp(self) -> bool:
@@ -80,18 +84,33 @@ def _describe(package: Path, folders: Sequence[Path]) -> ApexInstall:
     version = distribution.version if distribution else "unknown"
     commit = _installed_commit(distribution) or _cloned_commit(package.parent)
     named = f"{version} (commit {commit[:8]})" if commit else version
+    kernels = _has_kernels(folders)
     if os.path.isfile(package / "amp" / "__init__.py"):
-        present = (folder for folder in folders if os.path.isdir(folder))
-        if any(path.suffix in (".so", ".pyd") for folder in present for path in folder.glob("amp_C*")):
-            reason = f"NVIDIA Apex {named} with compiled kernels in {package}"
-            return ApexInstall("full", package, version, reason, commit)
-        reason = f"NVIDIA Apex {named} in {package}, Python only: no compiled kernels (amp_C)"
-        return ApexInstall("python_only", package, version, reason, commit)
+        maker = _maker(package)
+        if kernels:
+            reason = f"{maker} Apex {named} with compiled kernels in {package}"
+            return ApexInstall("full", package, version, reason, commit, maker, kernels)
+        reason = f"{maker} Apex {named} in {package}, Python only: no compiled kernels (amp_C)"
+        return ApexInstall("python_only", package, version, reason, commit, maker)
     if any(os.path.isdir(package / folder) for folder in NVIDIA_FOLDERS):
         reason = f"apex {named} is installed but has no apex.amp (removed upstream in May 2025); {REMEDY}"
-        return ApexInstall("no_amp", package, version, reason, commit)
+        return ApexInstall("no_amp", package, version, reason, commit, has_kernels=kernels)
     reason = f"apex {version} in {package} is the unrelated package of PyPI: pip uninstall apex, then {REMEDY}"
     return ApexInstall("impostor", package, version, reason)
+
+
+def _has_kernels(folders: Sequence[Path]) -> bool:
+    """Return whether a compiled `amp_C` lies in one of the folders."""
+    present = (folder for folder in folders if os.path.isdir(folder))
+    return any(path.suffix in (".so", ".pyd") for folder in present for path in folder.glob("amp_C*"))
+
+
+def _maker(package: Path) -> Literal["NVIDIA", "ROCm"]:
+    try:
+        levels = (package / "amp" / "frontend.py").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return "NVIDIA"
+    return "ROCm" if "class O4" in levels else "NVIDIA"
 
 
 def _installed_commit(distribution: metadata.Distribution | None) -> str | None:

@@ -33,6 +33,15 @@ def require_stats() -> None:
     _require("stats", MODULES["stats"], "verdicts need")
 
 
+def require_lsp() -> None:
+    """Check that what speaks with editors is installed.
+
+    Raises:
+        ExtraMissing: it is not.
+    """
+    _require("lsp", ("pygls", "lsprotocol"), "editors need")
+
+
 def require_torch(*, engine_alone: bool = False) -> None:
     """Check that what trains is installed, and that torch is not too old.
 

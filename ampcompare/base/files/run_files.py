@@ -43,6 +43,8 @@ class CellFile:
     SCRIPT = "script.jsonl"
     SCRIPTS = "script*.jsonl"
     RANK_SCRIPTS = "script.rank*.jsonl"
+    RECORDER = "recorder.py"  # of a stack
+    BY_HAND = "by-hand.txt"
     CHECKPOINTS = "checkpoints"
     ROUNDS = "rounds"
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import _thread
 import functools
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,6 +31,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 SPARE = "AutocastIPU"
+COMPOSED = "CompositeImplicitAutograd"
+MAX_KEYS = 64  # so many kinds of calls of one function are known
 AS_IT_IS: AbstractContextManager[None] = nullcontext()
 TO_COPY = torch.ops.aten._to_copy.default  # what a cast of a tensor is below autocast
 HALF_TYPES = (torch.float16, torch.bfloat16)
@@ -38,6 +41,8 @@ RECURRENT = ("lstm.input", "lstm.data", "gru.input", "gru.data", "rnn_tanh.input
              "rnn_relu.data")  # fmt: skip
 # One kernel of CUDA computes a whole list of tensors; those of a CPU call an operation for each, which would be cast.
 OF_LISTS = "aten::_foreach_"
+# Overloads of torch before 2.13, which Python cannot call by their schema.
+NAMED_DIMENSIONS = ("imname", "DimnameList", "names_ScalarOpt_dim")
 # Kernels of CUDA refuse 16-bit types here as those of a CPU do, which no tensor without memory shows: no LAPACK has
 # them, and neither has `ctc_loss`. `index_copy` wants one type, `cat` and `stack` promote by themselves, and a padded
 # convolution is one of the products.
@@ -58,13 +63,17 @@ class Cast(Enum):
     NONE = "not cast"
 
 
+_Call = tuple[Any, tuple[torch.dtype, ...]]  # an operation below autocast, and the types of what it gets
+
+
 @dataclass(frozen=True)
 class _Seen:
-    """What was seen of a call: the types of its results, the casts of what it got, and the error, if any."""
+    """What was seen of a call: the types of its results, the casts in it, the error if any, and all that it calls."""
 
     results: tuple[torch.dtype, ...]
     casts: tuple[torch.dtype, ...]
     error: BaseException | None
+    calls: tuple[_Call, ...]
 
     def result_type(self) -> torch.dtype | None:
         """Return the type in which the operation is computed, where that is seen."""
@@ -76,14 +85,14 @@ class _WithoutMemory(Tensor):
     """A tensor without memory that claims to be on a device, so that autocast for that device casts it."""
 
     meta: Tensor
-    casts: list[torch.dtype]
+    calls: list[_Call]
 
     @staticmethod
-    def __new__(cls, meta: Tensor, device: str, casts: list[torch.dtype]) -> _WithoutMemory:
+    def __new__(cls, meta: Tensor, device: str, calls: list[_Call]) -> _WithoutMemory:
         made: _WithoutMemory = torch.Tensor._make_wrapper_subclass(
             cls, meta.size(), strides=meta.stride(), dtype=meta.dtype, device=torch.device(device)
         )
-        made.meta, made.casts = meta, casts
+        made.meta, made.calls = meta, calls
         return made
 
     @classmethod
@@ -91,9 +100,10 @@ class _WithoutMemory(Tensor):
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        own = next(one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, _WithoutMemory))
-        if func is TO_COPY and kwargs.get("dtype") is not None:
-            own.casts.append(kwargs["dtype"])
+        leaves = pytree.tree_leaves((args, kwargs))
+        own = next(one for one in leaves if isinstance(one, _WithoutMemory))
+        given = [one.dtype if isinstance(one, Tensor) else one for one in leaves]
+        own.calls.append((func, tuple(one for one in given if isinstance(one, torch.dtype))))
 
         def without(value: Any) -> Any:
             return value.meta if isinstance(value, _WithoutMemory) else _META if _is_device(value) else value
@@ -101,7 +111,7 @@ class _WithoutMemory(Tensor):
         result = func(*pytree.tree_map(without, args), **pytree.tree_map(without, kwargs))
         device = own.device.type
         return pytree.tree_map(
-            lambda one: _WithoutMemory(one, device, own.casts) if isinstance(one, Tensor) else one, result
+            lambda one: _WithoutMemory(one, device, own.calls) if isinstance(one, Tensor) else one, result
         )
 
 
@@ -148,14 +158,20 @@ def _in_new_thread(function: Callable[[], Any]) -> Any:
         return box[0]
 
 
-def _ask(device: str, dtype: torch.dtype | None, function: Any, args: Any, kwargs: Any) -> _Seen:
-    """Call an operation on tensors without memory, under autocast for a device unless `dtype` is None."""
+def _ask(
+    device: str, dtype: torch.dtype | None, function: Any, args: Any, kwargs: Any, *, with_casts: bool = False
+) -> _Seen:
+    """Call an operation on tensors without memory, under autocast for a device unless `dtype` is None.
+
+    Args:
+        with_casts: cast here, as on CUDA, what torch does not cast so for the device.
+    """
 
     def call() -> _Seen:
-        casts: list[torch.dtype] = []
+        calls: list[_Call] = []
         result, error = None, None
         fake_args, fake_kwargs = pytree.tree_map(
-            lambda one: _WithoutMemory(one, device, casts) if isinstance(one, Tensor) else one, (args, kwargs)
+            lambda one: _WithoutMemory(one, device, calls) if isinstance(one, Tensor) else one, (args, kwargs)
         )
         try:
             with torch.no_grad(), warnings.catch_warnings():
@@ -163,15 +179,18 @@ def _ask(device: str, dtype: torch.dtype | None, function: Any, args: Any, kwarg
                 if dtype is not None:
                     torch._C.set_autocast_dtype(device, dtype)
                     torch._C.set_autocast_enabled(device, True)
+                    switch(with_casts)
                 try:
                     result = function(*fake_args, **fake_kwargs)
                 finally:
                     torch._C.set_autocast_enabled(device, False)
+                    switch(False)
         except Exception as raised:  # of any kind: what torch says is the answer
             error = raised.with_traceback(None)
             error.__context__ = None
-        types = tuple(one.dtype for one in pytree.tree_leaves(result) if isinstance(one, Tensor))
-        return _Seen(types, tuple(casts), error)
+        results = tuple(one.dtype for one in pytree.tree_leaves(result) if isinstance(one, Tensor))
+        casts = tuple(types[1] for func, types in calls if func is TO_COPY and len(types) > 1)
+        return _Seen(results, casts, error, tuple(calls))
 
     return _in_new_thread(call)  # type: ignore[no-any-return]
 
@@ -260,7 +279,7 @@ def _cast(values: Any, cast: Callable[[Tensor], Tensor]) -> Iterator[Any]:
 
 def _call_with(function: Any, args: Any, kwargs: dict[str, Any], cast: Callable[[Tensor], Tensor]) -> Any:
     """Return what an operation computes of arguments that are cast, with autocast off inside."""
-    args = tuple(_cast(args, cast))
+    args = [*_cast(args, cast)]
     if kwargs:
         kwargs = dict(zip(kwargs, _cast(kwargs.values(), cast), strict=True))
     with _without(_KEYS):
@@ -274,14 +293,18 @@ def _plainly(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 def _has_type(args: Any, kwargs: dict[str, Any]) -> bool:
     """Return whether a call says in which type it is to be computed."""
-    return kwargs.get("dtype") is not None or any(isinstance(each, torch.dtype) for each in args)
+    return torch.dtype in map(type, args) or (bool(kwargs) and kwargs.get("dtype") is not None)
+
+
+def _to_fp32(one: Tensor) -> Tensor:
+    return one if one.dtype is torch.float32 else one.float()
 
 
 def _in_fp32(function: Any) -> _Rule:
     def rule(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if _has_type(args, kwargs):
             return _plainly(function, args, kwargs)
-        return _call_with(function, args, kwargs, Tensor.float)
+        return _call_with(function, args, kwargs, _to_fp32)
 
     return rule
 
@@ -385,23 +408,46 @@ def _without_cast(name: str, function: Any) -> _Rule:
     Not every kernel of a CPU knows 16-bit types, or adds in fp32. What a function is composed of may have casts of its
     own; then it is computed by its parts, as on CUDA.
     """
-    is_composed = torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
+    is_composed = torch._C._dispatch_has_kernel_for_dispatch_key(name, COMPOSED)
     is_plain = _is_view(function) or name.partition("::")[2].startswith(AS_ON_CPU)
     plans: dict[Any, tuple[torch.dtype, ...] | None] = {}
+    compose = functools.partial(function._op_dk, getattr(torch._C.DispatchKey, COMPOSED))
+    are_alike: dict[Any, bool] = {}
 
     def rule(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        types = tuple(one.dtype for one in _tensors((args, kwargs)))
+        lower = _type_now("cpu")
+        key = None
+        if is_composed and not kwargs:
+            key = (lower, *[(one.dtype, one.dim()) if isinstance(one, Tensor) else one for one in args])
+            with suppress(TypeError):  # a list is no key
+                if are_alike.get(key):
+                    with _without(_ONLY_KEY):
+                        return compose(*args)
         results = None
-        if not is_plain and any(one in HALF_TYPES for one in types):
-            plan = (types, _type_now("cpu"))
-            if plan not in plans:
-                plans[plan] = _types_on_cuda(function, plan[1], args, kwargs)
-            results = plans[plan]
+        if not is_plain:
+            types = tuple(one.dtype for one in _tensors((args, kwargs)))
+            if torch.float16 in types or torch.bfloat16 in types:
+                if (lower, *types) not in plans:
+                    plans[lower, *types] = _types_on_cuda(function, lower, args, kwargs)
+                results = plans[lower, *types]
         if results is not None:
             return _round_results(function, args, kwargs, results)
-        return function.decompose(*args, **kwargs) if is_composed else _plainly(function, args, kwargs)
+        if not is_composed:
+            return _plainly(function, args, kwargs)
+        if key is not None and len(are_alike) < MAX_KEYS:
+            with suppress(TypeError):
+                if key not in are_alike:
+                    are_alike[key] = _are_parts_alike(compose, lower, args)
+        return compose(*args, **kwargs)
 
     return rule
+
+
+def _are_parts_alike(compose: Callable[..., Any], lower: torch.dtype, args: tuple[Any, ...]) -> bool:
+    """Return whether torch's own casts for the CPU, of the parts of a function, are those for CUDA."""
+    metas, _ = _metas((args, {}))
+    cast, left = (_ask("cpu", lower, compose, metas, {}, with_casts=on) for on in (True, False))
+    return cast.error is left.error is None and cast.calls == left.calls
 
 
 def _round_results(function: Any, args: Any, kwargs: dict[str, Any], types: Sequence[torch.dtype]) -> Any:
@@ -474,13 +520,13 @@ def _kernel(name: str, function: Any) -> Callable[..., Any]:
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
         nonlocal rule
-        if not _is_enabled("cpu"):  # inside of an operation that is cast, or of a block that switches autocast off
-            return _plainly(function, args, kwargs)
         if rule is None:
             rule = _rule_of(name, function)
             if rule is None:
                 _leave_to_torch(name)
                 rule = functools.partial(_by_torch, function)
+        if not _is_enabled("cpu"):  # inside of an operation that is cast, or of a block that switches autocast off
+            return _plainly(function, args, kwargs)
         return rule(args, kwargs)
 
     return kernel
@@ -511,11 +557,15 @@ def _library(name: str) -> torch.library.Library:
 
 
 _known: set[str] = set()
+_seen_modules = 0
 
 
 def install() -> None:
     """Register the casts, for the life of this process; nothing reaches them until the key is on for a thread."""
+    global _seen_modules
     with _lock:
+        if _seen_modules == (_seen_modules := len(sys.modules) + len(torch.ops.loaded_libraries)):
+            return  # what defines operations is imported or loaded
         if not _known:
             _library("_").fallback(torch.library.fallthrough_kernel, SPARE)
         names = operations_cast_on("CUDA") | operations_cast_on("CPU")
@@ -525,7 +575,7 @@ def install() -> None:
             names.add("aten::rms_norm")
         for name in sorted(names - _known):
             function = overload(name)
-            if function is not None:
+            if function is not None and not name.endswith(NAMED_DIMENSIONS):
                 _library(name).impl(name.partition("::")[2], _kernel(name, function), SPARE)
         _known.update(names)
 

@@ -1,12 +1,14 @@
 """Operations as torch dispatches them, and the multiply-adds of products by the type of their operands."""
 
 import abc
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.flop_counter import flop_registry
 
 SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
@@ -37,6 +39,30 @@ def product_flops(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], res
     return None if formula is None else int(formula(*args, **kwargs, out_val=result))
 
 
+@dataclass(frozen=True)
+class LinearProduct:
+    """One product of a linear layer that an emulation has multiplied in a format of its own.
+
+    Attributes:
+        layer: its name.
+        role: "fprop", "dgrad" or "wgrad".
+        format: of its operands, such as "nvfp4".
+        text: the same with the way its scales are made, and what else changes its numbers.
+        flops: two for each multiply-add.
+        figures: of both operands, in fp64: elements, those that were cut off, those that became 0, scales, those at an
+            end of their range, the sum of squared errors, that of squares; None for bf16.
+        is_lost: whether all of the result is 0 where bf16 operands give something else; None for fprop.
+    """
+
+    layer: str
+    role: str
+    format: str
+    text: str
+    flops: int
+    figures: Tensor | None = None
+    is_lost: Tensor | None = None
+
+
 class OperationMode(TorchDispatchMode, abc.ABC):
     """Sees every operation below autograd and autocast, once each.
 
@@ -48,6 +74,9 @@ class OperationMode(TorchDispatchMode, abc.ABC):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+
+    def see_linear(self, product: LinearProduct) -> None:
+        """Receive a product of a linear layer whose own operations are not seen."""
 
     @abc.abstractmethod
     def see(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
@@ -61,3 +90,21 @@ class OperationMode(TorchDispatchMode, abc.ABC):
         if not self.is_idle:
             self.see(func, args, kwargs, result)
         return result
+
+
+def watching_modes() -> list[OperationMode]:
+    """Return what sees the operations of this thread at present."""
+    stack = _get_current_dispatch_mode_stack()
+    return [mode for mode in stack if isinstance(mode, OperationMode) and not mode.is_idle]
+
+
+@contextmanager
+def hide_operations(modes: Sequence[OperationMode]) -> Iterator[None]:
+    """Run a block whose operations these do not see."""
+    for mode in modes:
+        mode.is_idle = True
+    try:
+        yield
+    finally:
+        for mode in modes:
+            mode.is_idle = False

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from ampcompare.base.errors import AmpCompareError, UnsupportedCombination
-from ampcompare.base.tensors.tf32 import set_tf32
 from ampcompare.diagnosis.loops import recipe_loop
 from ampcompare.diagnosis.profiling.measure import Loop, ProfiledPrecision, measure_loop, profile_of
 from ampcompare.diagnosis.profiling.reasons import BATCH, work_of
@@ -22,7 +21,7 @@ from ampcompare.settings.examination import answering_errors
 from ampcompare.settings.layers import set_path
 from ampcompare.settings.validation import validate
 from ampcompare.training.assemble import cpu_half_of
-from ampcompare.training.device import resolve_device
+from ampcompare.training.process import enter_process
 
 NEVER = 1_000_000  # steps between two reads of losses: none in a profile
 TRIAL_STEPS = Steps(warmup=2, timed=4, profiled=0, watched=0)
@@ -41,21 +40,23 @@ def _loop(config: RunConfig, device: torch.device) -> Loop:
     )
 
 
-def profile_config(config: RunConfig, steps: Steps, *, trials: bool) -> tuple[ArmProfile, dict[str, Any]]:
-    """Return the profile of the arm of a configuration in this process, without reasons, and its trace."""
-    device = resolve_device(config.device)
-    if config.tf32 != "torch":
-        set_tf32(config.tf32 == "on")
-    if config.recipe.cudnn_benchmark:
-        torch.backends.cudnn.benchmark = True
+def profile_config(
+    config: RunConfig, steps: Steps, device: torch.device, *, trials: bool
+) -> tuple[ArmProfile, dict[str, Any]]:
+    """Return the profile of the arm of a configuration in this process, which is set up, and its trace.
+
+    The profile has no reasons yet.
+    """
     is_compiled = config.recipe.compile != "none"
     if is_compiled:  # a dispatch mode would see the operations of a compiled graph only as it is traced
         steps = Steps(steps.warmup, steps.timed, steps.profiled, watched=0)
         torch._dynamo.utils.counters.clear()
     half = cpu_half_of(config.cpu_half, config.recipe.compile)
     arm = config.parsed_arm
-    seed = config.recipe.seed
-    profiler, half_dtype, mode = measure_loop(_loop(config, device), arm, steps, device, half=half, seed=seed)
+    seed, lists = config.recipe.seed, config.autocast_lists
+    profiler, half_dtype, mode = measure_loop(
+        _loop(config, device), arm, steps, device, half=half, lists=lists, seed=seed
+    )
     found = profile_of(arm, profiler, half_dtype, mode)
     changes: dict[str, Any] = {"batch_size": config.recipe.batch_size}
     if is_compiled:
@@ -67,7 +68,7 @@ def profile_config(config: RunConfig, steps: Steps, *, trials: bool) -> tuple[Ar
         def measure_step(tried: RunConfig) -> float:
             torch.backends.cudnn.benchmark = tried.recipe.cudnn_benchmark
             profiler, *_ = measure_loop(
-                _loop(tried, device), tried.parsed_arm, TRIAL_STEPS, device, half=half, seed=seed
+                _loop(tried, device), tried.parsed_arm, TRIAL_STEPS, device, half=half, lists=lists, seed=seed
             )
             return profiler.measured.step_seconds
 
@@ -87,9 +88,8 @@ def graph_breaks() -> dict[str, int]:
 @answering_errors
 def profile_recipe(config: dict[str, Any], steps: int, profiled: int, trials: bool, trace: str) -> dict[str, Any]:
     """Profile the arm and recipe of a configuration; `trace` is the file for the trace."""
-    settings = validate(RunConfig, config)
-    torch.set_num_threads(settings.threads)
-    found, events = profile_config(settings, Steps(timed=steps, profiled=profiled), trials=trials)
+    settings, device = enter_process(config)
+    found, events = profile_config(settings, Steps(timed=steps, profiled=profiled), device, trials=trials)
     Path(trace).write_text(json.dumps(events), encoding="utf-8")
     return found.model_dump(mode="json")
 

@@ -23,6 +23,8 @@ class DispatchingLauncher(LocalLauncher):
         self._slurm = dict(slurm or {})
 
     def launcher_of(self, config: RunConfig) -> Launcher:
+        if config.stack is not None:
+            return super().launcher_of(config)
         if config.launcher == "ray":
             return self._launcher("ray", RayLauncher)
         if config.launcher == "slurm" and config.script is None:

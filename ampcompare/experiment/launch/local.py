@@ -60,6 +60,10 @@ class LocalLauncher(Launcher):
 
     def launcher_of(self, config: RunConfig) -> Launcher:
         """Return the launcher for a cell."""
+        if config.stack is not None:
+            from ampcompare.experiment.launch.script.stacks import StackLauncher
+
+            return self._launcher("stack", lambda: StackLauncher(self._place))
         if config.script is not None:
             from ampcompare.experiment.launch.script.launcher import ScriptLauncher  # it imports torch
 

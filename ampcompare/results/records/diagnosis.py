@@ -8,7 +8,9 @@ from ampcompare.base.notebook_display import Shown
 from ampcompare.results.records.document import FrozenRecord, Number
 
 Phase = Literal["forward", "backward", "weight", "gradient"]
-FaultKind = Literal["overflow", "gradient overflow", "underflow", "rounding", "lost updates", "update", "not precision"]
+FaultKind = Literal[
+    "overflow", "gradient overflow", "underflow", "rounding", "lost updates", "update", "format", "not precision"
+]
 
 
 class Range(FrozenRecord):
@@ -107,6 +109,14 @@ class Fault(FrozenRecord):
     reason: str = Field("", description="why, if it is known: a number that fp16 lacks, or inputs that became zero")
 
 
+class FormatError(FrozenRecord):
+    """What one product of one linear layer in its format does to the whole gradient of a batch, all else in bf16."""
+
+    layer: str
+    role: str = Field(description="fprop, dgrad or wgrad")
+    error: Number = Field(description="norm of the difference to the gradient in bf16, relative to that")
+
+
 class Trial(FrozenRecord):
     """A candidate that was trained for some steps."""
 
@@ -146,6 +156,7 @@ class Diagnosis(Shown, FrozenRecord):
     map: list[ModuleStep] = Field(default_factory=list)
     headroom: Headroom | None = None
     updates: list[LostUpdates] = Field(default_factory=list)
+    formats: list[FormatError] = Field([], description="of an arm with formats of products, in the last step")
     faults: list[Fault] = Field(default_factory=list)
     trials: list[Trial] = Field(default_factory=list)
     cure: Cure | None = None

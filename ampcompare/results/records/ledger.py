@@ -19,6 +19,19 @@ class GroupTypes(FrozenRecord):
     state: Types = Field({}, description="of the optimizer between steps; empty if it keeps none")
 
 
+class LinearFormat(FrozenRecord):
+    """What products of linear layers multiplied in one format, and what rounding did to their operands."""
+
+    role: str = Field(description="fprop, dgrad or wgrad")
+    format: str = Field(description="such as `nvfp4, scale te, sr`, or bf16")
+    share: Share = Field(description="of the multiply-adds of this role in linear layers")
+    layers: list[str] = Field([], description="names of those in bf16")
+    cut_off: Share | None = Field(None, description="elements beyond the range of the format, which saturated")
+    zeroed: Share | None = Field(None, description="elements that became 0 and were not")
+    scales_at_end: Share | None = Field(None, description="scales at an end of their range, or beyond it")
+    error: Number | None = Field(None, description="of the operands: norm of the error over their norm")
+
+
 class Ledger(FrozenRecord):
     """In which types a training ran, seen in a few of its steps."""
 
@@ -32,6 +45,11 @@ class Ledger(FrozenRecord):
     backward: Types = Field({}, description="multiply-adds of the backward pass")
     elsewhere: dict[str, list[str]] = Field(
         {}, description="products of the forward pass in another than its main type, by type"
+    )
+    linear: list[LinearFormat] = Field([], description="products of linear layers in formats of their own")
+    linear_in_bf16: list[str] = Field([], description="of these layers, those that multiplied in bf16 only")
+    lost_gradients: list[str] = Field(
+        [], description="such as `head wgrad`: gradients that were all 0 where bf16 operands give others"
     )
     reduced: Types = Field({}, description="elements that ranks reduced")
     update: str = Field("", description="how updated weights were rounded: nearest, stochastic or kahan")

@@ -30,6 +30,7 @@ from ampcompare.results.report.document import Cell, Code, Document, Facts, Item
 from ampcompare.results.report.html.sections import answer_of, page_sections, subtitle
 from ampcompare.results.report.ledger import ledger_blocks
 from ampcompare.results.report.overview import make_overview
+from ampcompare.results.report.stacks import stack_table
 
 MAX_NAMED = 6
 METRIC_FIELDS = ("metric_final", "metric_best", "metric_last_mean")
@@ -76,6 +77,7 @@ def comparison_document(comparison: Comparison, logs: Mapping[str, str] | None =
         columns(comparison), comparison, legend=legend(comparison), caption="All measurements, one row per arm"
     )
     weights, published = precision_table(comparison), published_table(comparison)
+    stacks = stack_table(comparison)
     environment = [(name, str(value)) for name, value in comparison.environment.items()]
     sections = [
         Section("headline", [Text(comparison.headline)] if comparison.headline else []),
@@ -88,6 +90,7 @@ def comparison_document(comparison: Comparison, logs: Mapping[str, str] | None =
         *sample_sections(comparison),
         Section("published", [] if published is None else [published], "Published and measured"),
         Section("conclusions", [Items(comparison.reading)] if comparison.reading else [], "Conclusions"),
+        Section("stacks", [] if stacks is None else [stacks], "Environments"),
         Section("environment", [Facts([("", environment)])] if environment else [], "Environment"),
         Section("command", [Code(printable(comparison.command, MAX_LINE))] if comparison.command else [], "Reproduce"),
         Section("columns", [Table(first.columns, first.rows)]),

@@ -72,6 +72,7 @@ def diagnosis_document(diagnosis: Diagnosis) -> Document:
         Section("cure", [] if diagnosis.cure is None else _cure(diagnosis.cure, diagnosis)),
         Section("faults", [_fault(fault) for fault in diagnosis.faults]),
         Section("worst", [Table.of(HEADS, rows, f"The {len(rows)} worst places")] if rows else []),
+        Section("formats", _formats(diagnosis)),
         Section("losses", [*_headroom(diagnosis), *_updates(diagnosis)]),
         Section("trials", [Text([tried])] if diagnosis.trials else []),
         Section("notes", [Items([f"note: {note}" for note in diagnosis.notes])] if diagnosis.notes else []),
@@ -92,9 +93,26 @@ def diagnosis_document(diagnosis: Diagnosis) -> Document:
     )
 
 
+def _formats(diagnosis: Diagnosis) -> list[Block]:
+    """Return what each product of each layer changes, in the order of the layers, as sizes rank no layer."""
+    errors = {(one.layer, one.role): one.error for one in diagnosis.formats}
+    roles = list(dict.fromkeys(one.role for one in diagnosis.formats))
+    rows = [
+        [printable(layer, 60), *(f"{100 * errors[layer, role]:.2g} %" for role in roles)]
+        for layer in dict.fromkeys(one.layer for one in diagnosis.formats)
+    ]
+    caption = "Change of the gradient by one product of one layer in its format, all else in bf16"
+    return [Table.of(["layer", *roles], rows, caption)] if rows else []
+
+
 def _candidates(diagnosis: Diagnosis) -> Table:
     rows = [[trial.name, "yes" if trial.cures else "no", printable(trial.left, 200)] for trial in diagnosis.trials]
-    return Table.of(["candidate in fp32", "cures", "what is left"], rows, caption="Candidates", prose=True)
+    return Table.of(
+        [f"candidate in {'bf16' if diagnosis.formats else 'fp32'}", "cures", "what is left"],
+        rows,
+        caption="Candidates",
+        prose=True,
+    )
 
 
 def _cure(cure: Cure, diagnosis: Diagnosis) -> list[Block]:

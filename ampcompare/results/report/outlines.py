@@ -40,11 +40,12 @@ _COMPARISON = {
         "samples",
         "models",
         "conclusions",
+        "stacks",
         "environment",
     ),
     "md": (
         *("headline", "overview", "next", "measurements", "verdicts", "ledger", "precisions", "samples", "models"),
-        *("published", "conclusions", "environment", "command"),
+        *("published", "conclusions", "stacks", "environment", "command"),
     ),
     "latex": ("headline", "overview", "measurements", "verdicts", "published"),
     "csv": ("values",),
@@ -54,8 +55,8 @@ _COMPARISON = {
 OUTLINES: dict[str, dict[str, Outline]] = {
     "comparison": _COMPARISON,
     "diagnosis": {
-        "md": ("verdict", "cure", "faults", "worst", "losses", "trials", "notes"),
-        "notebook": ("map", "places", "candidates"),
+        "md": ("verdict", "cure", "faults", "worst", "formats", "losses", "trials", "notes"),
+        "notebook": ("map", "places", "formats", "candidates"),
     },
     "exec": {"md": ("records", "endings"), "csv": ("values",)},
     "explanation": {
@@ -90,14 +91,14 @@ _PAGE = (
     ),
     Chapter("figures", "Curves", ("curves", "costs"), "open"),
     Chapter("runs", "Runs", ("runs*", "measured+")),
-    Chapter("settings", "Settings", ("differing", "settings", "machine+")),
+    Chapter("settings", "Settings", ("differing", "stacks", "settings", "machine+")),
     Chapter("again", "Reproduce", ("again",)),
 )
 PAGES: dict[str, tuple[Chapter, ...]] = {
     "comparison": _PAGE,
     "diagnosis": (
         Chapter("map", "Map", ("map",)),
-        Chapter("worst", "Worst places", ("places", "candidates")),
+        Chapter("worst", "Worst places", ("places", "formats", "candidates")),
     ),
     "exec": (Chapter("records", "Figures", ("records",)),),
     "judged": _PAGE,

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from ampcompare import guards
 from ampcompare.apex._install import ApexFinder, install
-from ampcompare.base.environment.apex import probe_apex
+from ampcompare.base.environment.apex import ApexInstall, probe_apex
 from ampcompare.base.errors import BackendUnavailable, UnsupportedCombination
+from ampcompare.base.shim import finder as shim
 from ampcompare.guards.location import user_location
 from ampcompare.script.legacy import child_processes
 from ampcompare.script.legacy.missing_names import watch_names
@@ -68,7 +69,7 @@ def prepare_process(
             `apex.amp` is still to be recorded.
         child: the name of this process, such as "SpawnProcess-1", if the script has started it by multiprocessing.
     """
-    finder = _provide_apex(settings.engine)
+    finder = _provide_apex(settings, quiet=child is not None)
     _install_torchvision_import()
     child_processes.pass_on(dataclasses.asdict(settings), target=f"{__name__}:{prepare_child.__name__}")
     child_processes.pass_on_to_ranks(settings)
@@ -109,15 +110,32 @@ def prepare_child(values: dict[str, Any], name: str) -> None:
     prepare_process(ExecSettings(**values), child=name)
 
 
-def _provide_apex(engine: str) -> ApexFinder | None:
-    if engine == "nvidia":
-        probe = probe_apex()
+def _provide_apex(settings: ExecSettings, *, quiet: bool) -> ApexFinder | None:
+    """Let `import apex` find the engine, whole or in an installed Apex; return what resolves it if it is whole."""
+    probe = probe_apex()
+    if settings.engine == "nvidia":
         if not probe.has_amp:
             raise BackendUnavailable(f"--engine nvidia: {probe.reason}")
+        return None
+    if _takes_graft(settings, probe):
+        assert probe.path is not None
+        shim.install()
+        if not quiet:
+            added = ", ".join(shim.lacks(probe.path))
+            note(f"{probe.path} has no {added}: these are ampcompare's, and the rest of apex is NVIDIA's")
         return None
     finder = install()
     watch_names(finder)
     return finder
+
+
+def _takes_graft(settings: ExecSettings, installed: ApexInstall) -> bool:
+    """Return whether the engine adds to NVIDIA's Apex without amp, whose kernels the script then keeps.
+
+    Under an arm all of Apex is the engine's, as on other machines; and the kernels know no CPU.
+    """
+    on_gpu = settings.arm is None and settings.device is None
+    return on_gpu and installed.kind == "no_amp" and installed.has_kernels
 
 
 def _import_amp(engine: str) -> None:

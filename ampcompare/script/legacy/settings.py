@@ -11,7 +11,7 @@ class ExecSettings:
     Attributes:
         engine: what `import apex` means: ampcompare's own engine, or the real Apex.
         opt_level: override the script's opt level.
-        arm: run the script under this arm: fp32, bf16, native:fp16, half, O2.
+        arm: run the script under this arm: fp32, bf16, native:fp16, half, O2; with --stack script@NAME.
         seed: seed Python, NumPy and torch before the script starts; with --arm.
         shift_seeds: add an offset for the seed to what the script seeds: global generators alone, or all; with --seed.
         twin: change each weight that an optimizer gets by one part in 512; with --arm.

@@ -98,6 +98,9 @@ def read_exec_record(path: Path) -> ExecSummary:
 
 def add_row(summary: ExecSummary, row: dict[str, Any]) -> None:
     """Add a row to the sums."""
+    if row["kind"] == "weights" and "recorder" in summary.header:  # which writes no row of its own for a scaler
+        for number, name in enumerate(row["optimizers"]):
+            summary.optimizers.setdefault(number, OptimizerSummary(name))
     if row["kind"] not in OTHER_ROWS:
         ROWS[row["kind"]](summary, row)
 
@@ -189,6 +192,10 @@ def ending(summary: ExecSummary) -> str:
         end = f"it ended with exit code {ended.get('exit_code')}{error}"
     levels = ", ".join(dict.fromkeys(summary.opt_levels)) or "never initialized"
     version = str(header.get("engine_version", "")).removesuffix("+compat")
+    if "recorder" in header:
+        there = header.get("environment") or {}
+        apex = f", the genuine Apex {there['apex']}" if "apex" in there else ""
+        return f"{header.get('script')} on Python {there.get('python')}, torch {there.get('torch')}{apex}; {end}."
     return f"{header.get('script')} on engine {header.get('engine')} {version}, amp {levels}; {end}."
 
 

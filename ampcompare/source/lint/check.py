@@ -9,11 +9,22 @@ from ampcompare.source.lint.module import Finding, LintModule
 from ampcompare.source.syntax import NEWLINE, SourceInvalid
 from ampcompare.source.versions import LATEST, Versions
 
-WORDS = re.compile(
-    r"\bapex\b|autocast|[Ss]caler\b|\bamp\b|_amp_|clip_grad_norm\(|type\s*=\s*bool|amp_(?:backend|level)\b"
-    r"""|precision\s*=\s*["']?(?:bf)?16|float16|\.half\b|fp16_(?:backend|opt_level)|half_precision_backend|fp32_precision|allow_tf32"""
-    r"""|float32_matmul_precision|torch_dtype|dtype\s*=\s*["']auto"""
-)
+# Without one of these no rule reports anything. To look for plain text is several times as fast as for a pattern.
+WORDS = (
+    "autocast", "float16", "_amp_", "clip_grad_norm(", "fp16_backend", "fp16_opt_level", "half_precision_backend",
+    "fp32_precision", "allow_tf32", "float32_matmul_precision", "torch_dtype",
+)  # fmt: skip
+# Likewise, by a text that they hold. A pattern that begins with text is the faster one.
+PATTERNS = {
+    "apex": re.compile(r"apex(?<!\wapex)\b"),
+    "caler": re.compile(r"caler(?<=[Ss]caler)\b"),
+    "amp": re.compile(r"amp(?<!\wamp)\b"),
+    "bool": re.compile(r"type\s*=\s*bool"),
+    "amp_": re.compile(r"amp_(?:backend|level)\b"),
+    "16": re.compile(r"""precision\s*=\s*["']?(?:bf)?16"""),
+    ".half": re.compile(r"\.half\b"),
+    "auto": re.compile(r"""dtype\s*=\s*["']auto"""),
+}
 CODES = r"[A-Za-z]+[0-9]*(?:[\s,]+[A-Za-z]+[0-9]+)*"
 OF_LINE = re.compile(rf"#\s*noqa\b(?:\s*:\s*(?P<codes>{CODES}))?", re.IGNORECASE)
 OF_FILE = re.compile(rf"^\s*#\s*ampcompare\s*:\s*noqa\b(?:\s*:\s*(?P<codes>{CODES}))?", re.IGNORECASE)
@@ -21,7 +32,9 @@ OF_FILE = re.compile(rf"^\s*#\s*ampcompare\s*:\s*noqa\b(?:\s*:\s*(?P<codes>{CODE
 
 def is_of_interest(text: str) -> bool:
     """Return whether a text has a word without which no rule reports anything."""
-    return WORDS.search(text) is not None
+    if any(word in text for word in WORDS):
+        return True
+    return any(part in text and pattern.search(text) is not None for part, pattern in PATTERNS.items())
 
 
 def check_text(

@@ -1,10 +1,13 @@
-"""What lint found in files, and in which form it is written: text, JSON, annotations of GitHub."""
+"""What lint found in files, and in which form it is written: text, JSON, annotations of GitHub, SARIF."""
 
+import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
+from urllib.parse import quote
 
 from ampcompare.base.formatting import printable
 from ampcompare.base.notebook_display import Shown
@@ -13,6 +16,10 @@ from ampcompare.source.document import Place
 from ampcompare.source.lint.catalog import CODES
 
 LONGEST = 600
+# The version of SARIF that code scanning reads, and where its schema is.
+SARIF_VERSION = "2.1.0"
+SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+FINGERPRINT = "codeAndMessage/v1"
 
 
 @dataclass(frozen=True)
@@ -154,4 +161,71 @@ def _property(text: str) -> str:
     return _escape(text).replace(":", "%3A").replace(",", "%2C")
 
 
-FORMATS: dict[str, Callable[[Report], Iterator[str]]] = {"text": _text, "json": _json, "github": _github}
+def _sarif(report: Report) -> Iterator[str]:
+    codes = sorted({one.code for one in report.findings})
+    results: list[dict[str, Any]] = []
+    seen: Counter[tuple[str, str, str]] = Counter()
+    for one in report.findings:
+        cell = "" if one.place.cell is None else f"cell {one.place.cell}, line {one.place.line}: "
+        # A notebook is JSON, in which a line of a cell is not a line of the file.
+        region = {"startLine": one.place.line, "startColumn": one.place.column} if one.place.cell is None else None
+        key = (one.path.as_posix(), one.code, one.message)
+        digest = hashlib.sha256("\0".join((*key, str(seen[key]))).encode("utf-8", "surrogateescape")).hexdigest()
+        seen[key] += 1
+        results.append(
+            {
+                "ruleId": one.code,
+                "ruleIndex": codes.index(one.code),
+                "level": level_of(one.code),
+                "message": {"text": f"{cell}{one.message}; {CODES[one.code].remedy}"},
+                "locations": [_sarif_location(one.path, region)],
+                # Code scanning knows a finding again by this when lines above it come or go.
+                "partialFingerprints": {FINGERPRINT: digest},
+            }
+        )
+    unread = [
+        {
+            "level": "error",
+            "message": {"text": one.reason},
+            "locations": [_sarif_location(one.path, {"startLine": one.line} if one.line else None)],
+        }
+        for one in report.unread
+    ]
+    driver = {"name": "ampcompare lint", "version": __version__, "rules": [_sarif_rule(code) for code in codes]}
+    run = {
+        "tool": {"driver": driver},
+        "columnKind": "unicodeCodePoints",
+        "invocations": [{"executionSuccessful": not unread, "toolExecutionNotifications": unread}],
+        "results": results,
+    }
+    yield json.dumps({"$schema": SARIF_SCHEMA, "version": SARIF_VERSION, "runs": [run]}, indent=2)
+
+
+def _sarif_rule(code: str) -> dict[str, Any]:
+    mistake = CODES[code]
+    return {
+        "id": code,
+        "name": mistake.name,
+        "shortDescription": {"text": mistake.mistake},
+        "fullDescription": {"text": f"{mistake.mistake}: {mistake.matters}"},
+        "help": {"text": mistake.remedy},
+        "defaultConfiguration": {"level": level_of(code)},
+        "properties": {"tags": ["mixed-precision"]},
+    }
+
+
+def _sarif_location(path: Path, region: dict[str, int] | None) -> dict[str, Any]:
+    """Return a place in a file; a path is a URI there, relative to the folder in which lint runs."""
+    uri = path.as_uri() if path.is_absolute() else quote(path.as_posix().encode("utf-8", "surrogateescape"))
+    place: dict[str, Any] = {"artifactLocation": {"uri": uri}}
+    if region is not None:
+        place["region"] = region
+    return {"physicalLocation": place}
+
+
+FORMATS: dict[str, Callable[[Report], Iterator[str]]] = {
+    "text": _text,
+    "json": _json,
+    "github": _github,
+    "sarif": _sarif,
+}

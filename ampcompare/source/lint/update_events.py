@@ -400,17 +400,8 @@ class Tracer(CallFollower):
             return f"{frame.prefix}{text}" if head != "self" else text
         return text
 
-    def spelled_out(self, test: ast.expr, frame: Frame) -> ast.expr:
-        """Return a condition in the words of the function that the trace began in.
-
-        A parameter is spelled as the argument that it got, a name such as `is_last` as the test of a remainder.
-        """
-        if isinstance(test, ast.UnaryOp):
-            return ast.UnaryOp(test.op, self.spelled_out(test.operand, frame))
-        if isinstance(test, ast.BoolOp):
-            return ast.BoolOp(test.op, [self.spelled_out(value, frame) for value in test.values])
-        if isinstance(test, ast.Compare):
-            return ast.Compare(self.spelled_out(test.left, frame), test.ops, test.comparators)
+    def spell(self, test: ast.expr, frame: Frame) -> ast.expr:
+        # A name such as `is_last` is the test of a remainder.
         head, dot, rest = (dotted_name(test) or "").partition(".")
         if head in frame.names and ":" not in frame.names[head] and frame.names[head] != head:
             return expression_of(frame.names[head] + dot + rest) or test

@@ -6,15 +6,17 @@ import ast
 from collections.abc import Iterator, Mapping
 
 from ampcompare.source.migrate.core.context import Core
-from ampcompare.source.migrate.read.forward import model_keys
+from ampcompare.source.migrate.read.sites import model_keys
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import dotted_name, last_name, last_part
 
 # What O1 does with 16-bit inputs, and with others; then what autocast of CUDA does. By function of torch.nn.functional,
 # of torch, or method; a test measures them.
 KEPT, WIDE, LOWER = "the type of its inputs", "fp32", "fp16"
+ROUNDED = "fp32 of a log-softmax in the type of its inputs"  # to which torch passes that type on
 FUNCTIONAL = {
     "gelu": (WIDE, KEPT),
+    "cross_entropy": (WIDE, ROUNDED),
     "grid_sample": (WIDE, KEPT),
     "rms_norm": (KEPT, WIDE),
     "pairwise_distance": (KEPT, WIDE),
@@ -43,7 +45,7 @@ IN_ITS_PLACE = dict.fromkeys(
 )  # fmt: skip
 LAYERS = {
     "GELU": "gelu", "RMSNorm": "rms_norm", "PairwiseDistance": "pairwise_distance", "HuberLoss": "huber_loss",
-    "PReLU": "prelu",
+    "PReLU": "prelu", "CrossEntropyLoss": "cross_entropy",
 }  # fmt: skip
 # What a model of O2 computes in fp16, and autocast of CUDA in fp32.
 WIDE_UNDER_AUTOCAST = frozenset({

@@ -24,6 +24,7 @@ EMULATED = frozenset(
 )
 # oneDNN has these in 16 bits on few processors only, and raises on the others.
 RECURRENT = frozenset({aten.mkldnn_rnn_layer.default, aten.mkldnn_rnn_layer_backward.default})
+COMPUTED = EMULATED | RECURRENT
 
 
 def _is_half(value: Any) -> bool:
@@ -45,6 +46,8 @@ class EmulatedHalf(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        if func not in COMPUTED:  # nearly all: one look
+            return func(*args, **kwargs)
         if func in RECURRENT and (half := next((arg.dtype for arg in args if _is_half(arg)), None)) is not None:
             # Of both types, with 32-bit states and a workspace of bytes among the arguments.
             wide = func(*[arg.float() if _is_half(arg) else arg for arg in args], **kwargs)

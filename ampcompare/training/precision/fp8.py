@@ -9,77 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.optim import Optimizer
 
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.fp8 import ALIGNMENT, LIBRARY
-from ampcompare.backends.library import Library
 from ampcompare.base.errors import BackendUnavailable, UnsupportedCombination
 from ampcompare.training.precision.base import PrecisionWrapper, Prepared, make_precision
-from ampcompare.training.precision.replaced_forward import ReplacedForward
-
-BLOCK = 32
-MXFP8_LIBRARY = Library(
-    ("torchao.prototype.moe_training.mxfp8_linear",), ("torchao",), "pip install -U 'torchao>=0.18'"
-)
-
-Product = Callable[[Tensor, Tensor], Tensor]
-"""A differentiable product of an input (rows, in) with a weight (out, in), all sizes multiples of 32, in bf16."""
-
-
-class MXFP8Forward(ReplacedForward):
-    """Multiplies a linear layer's operands in MXFP8, forward and backward; input, weight, bias and result are bf16.
-
-    Blocks of 32 numbers share a power of two and lie along the dimension that a product sums over. One that a size cuts
-    short is filled with zeros, which change neither its scale nor the sum; so layers and batches of any size work. The
-    layer keeps its class, its parameters, its names and its hooks.
-    """
-
-    module: nn.Linear
-
-    def __init__(self, layer: nn.Linear, product: Product) -> None:
-        super().__init__(layer, layer.forward)
-        self.product = product
-
-    def __call__(self, value: Tensor) -> Tensor:
-        layer = self.module
-        with torch.autocast(value.device.type, enabled=False):
-            rows = value.bfloat16().reshape(-1, layer.in_features)
-            result = self.product(_fill_up(rows), _fill_up(layer.weight.bfloat16()))
-            result = result[: len(rows), : layer.out_features].reshape(*value.shape[:-1], layer.out_features)
-            return result if layer.bias is None else result + layer.bias.bfloat16()
-
-
-def _fill_up(matrix: Tensor) -> Tensor:
-    """Return a matrix with zeros up to sizes that are multiples of 32."""
-    rows, columns = (-size % BLOCK for size in matrix.shape)
-    return F.pad(matrix, (0, columns, 0, rows)) if rows or columns else matrix
-
-
-def load_product() -> Product:
-    """Return torchao's emulated product."""
-    linear: Any
-    linear, _, version = MXFP8_LIBRARY.load("fp8:mxfp8")
-    try:
-        choices = (
-            torch.float8_e4m3fn,
-            torch.float8_e4m3fn,
-            torch.float8_e4m3fn,
-            BLOCK,
-            linear.KernelPreference.EMULATED,
-            linear.MXFP8Dim0CastKernelChoice.TORCH,
-            linear.MXFP8Dim1CastKernelChoice.TORCH,
-            linear.ScaleCalculationMode.RCEIL,
-            False,  # the product for the gradient of the weight is in MXFP8 too
-        )
-        apply = linear.mx_mm.apply
-    except AttributeError as error:
-        raise BackendUnavailable(
-            f"torchao {version} emulates MXFP8 otherwise ({error}); {MXFP8_LIBRARY.install}"
-        ) from error
-    return lambda value, weight: apply(value, weight, *choices)
-
 
 CAPABILITY = {"tensorwise": (8, 9), "rowwise": (9, 0)}  # of the kernels of `torch._scaled_mm`
 MULTIPLYING = (nn.Linear, nn.modules.conv._ConvNd, nn.MultiheadAttention, nn.RNNBase, nn.Bilinear)
@@ -89,8 +24,8 @@ MAX_NAMED = 8
 class FP8(PrecisionWrapper):
     """Another arm, its options joined by `+`, whose linear layers multiply in fp8.
 
-    `scaling` is "tensorwise" or "rowwise", as torchao's recipes are called, or "mxfp8". Layers are converted whose
-    sizes are multiples of `align`; hardware needs multiples of 16.
+    `scaling` is "tensorwise" or "rowwise", as torchao's recipes are called. Layers are converted whose sizes are
+    multiples of `align`; hardware needs multiples of 16.
     """
 
     def __init__(
@@ -103,7 +38,6 @@ class FP8(PrecisionWrapper):
         self._over = str(inner)
         self._kept = list(filter(None, str(inner.options.get("keep_fp32", "")).split("|")))
         self._scaling = scaling
-        self._product = load_product() if scaling == "mxfp8" else None
         self._align = align
         self._device = torch.device(device)
         in_hardware = _has_fp8(self._device, scaling)
@@ -123,7 +57,7 @@ class FP8(PrecisionWrapper):
                 f"fp8 converts linear layers whose sizes are multiples of {self._align}, and this model has none; use "
                 f"{self._over} on it, or another model"
             )
-        if self._device.type == "cpu" and self._product is None:
+        if self._device.type == "cpu":
             for layer in layers:
                 layer.forward = functools.partial(_outside_autocast, layer.forward)
         prepared = super()._prepare(converted, optimizers)
@@ -135,11 +69,6 @@ class FP8(PrecisionWrapper):
 
     def _convert(self, model: nn.Module) -> nn.Module:
         fits = functools.partial(self._fits, self._kept_modules(model))
-        if self._product is not None:
-            for name, module in model.named_modules():
-                if isinstance(module, nn.Linear) and fits(module, name):
-                    MXFP8Forward(module, self._product).install()
-            return model
         recipe = self._float8.Float8LinearConfig.from_recipe_name(self._scaling)
         # The number of rows is that of the batch, and is padded where it is not a multiple of 16.
         config = dataclasses.replace(recipe, emulate=bool(self.emulated), pad_inner_dim=not self.emulated)
@@ -175,17 +104,11 @@ class FP8(PrecisionWrapper):
 def _fp8_layers(model: nn.Module) -> list[Any]:
     """Return the layers that were just converted: the arm underneath may replace `forward` again."""
     kind = importlib.import_module("torchao.float8.float8_linear").Float8Linear
-    return [
-        module for module in model.modules() if isinstance(module, kind) or isinstance(module.forward, MXFP8Forward)
-    ]
+    return [module for module in model.modules() if isinstance(module, kind)]
 
 
 def _has_fp8(device: torch.device, scaling: str) -> bool:
-    return (
-        scaling in CAPABILITY
-        and device.type == "cuda"
-        and torch.cuda.get_device_capability(device) >= CAPABILITY[scaling]
-    )
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= CAPABILITY[scaling]
 
 
 def _outside_autocast(forward: Callable[[Tensor], Tensor], value: Tensor) -> Tensor:

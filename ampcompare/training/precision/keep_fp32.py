@@ -41,7 +41,7 @@ def kept_in_fp32(
         yield ()
         return
     named = [(name, module) for model in models for name, module in model.named_modules(remove_duplicate=False) if name]
-    kept = _find_ids(patterns.split("|"), named)
+    kept = find_ids(patterns.split("|"), named)
     weights = _Weights([module for _, module in named if id(module) in kept])
     names: list[str] = []
     for model in models:
@@ -62,7 +62,7 @@ def find_kept(models: Sequence[nn.Module], patterns: str) -> dict[str, nn.Module
     if not patterns:
         return {}
     named = [(name, module) for model in models for name, module in model.named_modules(remove_duplicate=False) if name]
-    kept = _find_ids(patterns.split("|"), named)
+    kept = find_ids(patterns.split("|"), named)
     return {name: module for model in models for name, module in _called_from_outside(model, kept)}
 
 
@@ -86,14 +86,18 @@ def _do_nothing(module: nn.Module, args: Any) -> None:
     """Do nothing: torch's fused paths ignore `forward` of the modules inside of them, unless one has a hook."""
 
 
-def _find_ids(patterns: Sequence[str], named: Sequence[tuple[str, nn.Module]]) -> set[int]:
-    """Return the modules that are kept, as their ids."""
+def find_ids(patterns: Sequence[str], named: Sequence[tuple[str, nn.Module]], option: str = "keep_fp32") -> set[int]:
+    """Return the ids of the modules that patterns keep, those inside of them and those that share a weight with one.
+
+    Raises:
+        ConfigError: a pattern, of this option, matches no module.
+    """
     kept: set[int] = set()
     for pattern in patterns:
         found = [module for name, module in named if _matches(pattern, name, module)]
         if not found:
             raise ConfigError(
-                f"keep_fp32={pattern} matches no module, neither by its dotted name nor by its type; "
+                f"{option}={pattern} matches no module, neither by its dotted name nor by its type; "
                 f"{_near(pattern, named)}"
             )
         kept.update(id(inner) for module in found for inner in module.modules())

@@ -27,13 +27,13 @@ STATES: dict[str, tuple[dict[str, str], dict[str, str], str, str, str, tuple[str
     "impostor": (
         {"apex/__init__.py": "raise TypeError('Class advice impossible in Python3')", "apex/models.py": ""},
         {"version": "0.9.10.dev0"}, "warning", "not NVIDIA's: the unrelated package of PyPI, version 0.9.10.dev0",
-        "Class advice impossible in Python3", (UNINSTALL, INSTALL),
+        "Class advice impossible in Python3", (UNINSTALL,),
     ),
     "no_amp": (
         {"apex/__init__.py": "raise SystemError('must not be imported')", "apex/normalization/__init__.py": ""},
         {"version": "0.1", "direct_url_json": ORIGIN}, "warning",
         "NVIDIA Apex 0.1 (commit 01234567) without apex.amp", "cannot import name 'amp' from 'apex'",
-        ("ampcompare exec train.py  # instead of: python train.py", UNINSTALL, INSTALL),
+        ("ampcompare shim on",),
     ),
     "python_only": (
         BUILT, {"version": "0.1"}, "note", "NVIDIA Apex 0.1, Python only", "amp_C", (UNINSTALL, INSTALL),

@@ -307,3 +307,30 @@ def test_a_module_that_calls_itself() -> None:
 )
 def test_an_import_of_apex_is_guarded_where_the_script_goes_on(handler: str, is_found: bool) -> None:
     assert ("AMP301" in codes_of(f"try:\n    from apex import amp\n{handler}\n")) == is_found
+
+
+@pytest.mark.parametrize(
+    ("text", "is_wanted"),
+    [
+        ("import apex", True),
+        ("capex = apexes", False),
+        ("StandardScaler()", True),
+        ("rescaler", True),
+        ("scalers", False),
+        ("from torch.cuda import amp", True),
+        ("example = sample.amps", False),
+        ("amp_backend='x'", True),
+        ("dtype=bool", True),
+        ("bool(dtype)", False),
+        ("precision = 'bf16'", True),
+        ("precision = 32", False),
+        ("x.half()", True),
+        ("x.halfway", False),
+        ('dtype="auto"', True),
+        ("dtype=auto", False),
+        ("clip_grad_norm(p)", True),
+        ("clip_grad_norm_(p)", False),
+    ],
+)
+def test_a_file_is_parsed_for_a_word_of_a_rule_alone(text: str, is_wanted: bool) -> None:
+    assert is_of_interest(text) is is_wanted

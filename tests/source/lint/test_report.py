@@ -1,4 +1,4 @@
-"""The three forms of a report."""
+"""The forms of a report."""
 
 import json
 from pathlib import Path
@@ -57,3 +57,38 @@ def test_github() -> None:
     assert lines[3] == "::error file=old.py,line=7::not Python 3"
     odd = Report([Located(Path("a,b:c.py"), Place(1, 1), "AMP201", "x", False)])
     assert rendered("github", odd).startswith("::error file=a%2Cb%3Ac.py,line=1,")
+
+
+def test_sarif() -> None:
+    """Each result has a rule that is described, a URI, a place that code scanning can show, and a fingerprint."""
+    document = json.loads(rendered("sarif"))
+    assert document["version"] == "2.1.0"
+    (run,) = document["runs"]
+    rules = run["tool"]["driver"]["rules"]
+    assert [each["id"] for each in rules] == ["AMP201", "AMP302"]
+    assert [rules[each["ruleIndex"]]["id"] for each in run["results"]] == ["AMP201", "AMP302", "AMP201"]
+    assert [each["level"] for each in run["results"]] == ["error", "warning", "error"]
+    places = [each["locations"][0]["physicalLocation"] for each in run["results"]]
+    assert places[0] == {"artifactLocation": {"uri": "a%20b/train.py"}, "region": {"startLine": 3, "startColumn": 5}}
+    assert places[2] == {"artifactLocation": {"uri": "book.ipynb"}}
+    assert run["results"][2]["message"]["text"].startswith("cell 4, line 2: clipped; ")
+    (invocation,) = run["invocations"]
+    assert invocation["executionSuccessful"] is False
+    (unread,) = invocation["toolExecutionNotifications"]
+    assert unread["locations"][0]["physicalLocation"]["region"] == {"startLine": 7}
+
+
+def test_sarif_knows_a_finding_again_that_has_moved_and_tells_equal_ones_apart() -> None:
+    def fingerprints(*lines: int) -> list[str]:
+        found = [Located(Path("train.py"), Place(line, 1), "AMP201", "clipped", False) for line in lines]
+        (run,) = json.loads(rendered("sarif", Report(found)))["runs"]
+        return [each["partialFingerprints"]["codeAndMessage/v1"] for each in run["results"]]
+
+    assert fingerprints(3, 9) == fingerprints(5, 11)
+    assert len(set(fingerprints(3, 9))) == 2
+
+
+def test_sarif_without_findings_is_a_whole_run() -> None:
+    (run,) = json.loads(rendered("sarif", Report(files=2)))["runs"]
+    assert run["results"] == []
+    assert run["invocations"] == [{"executionSuccessful": True, "toolExecutionNotifications": []}]

@@ -11,7 +11,16 @@ from torch.nn import functional as F
 
 from ampcompare.apex.amp.lists import functional_overrides, torch_overrides
 from ampcompare.base.tensors.cuda_casts import cuda_casts, operations_cast_on
-from ampcompare.source.migrate.casts import FUNCTIONAL, IN_ITS_PLACE, KEPT, LOWER, PLAIN, WIDE, WIDE_UNDER_AUTOCAST
+from ampcompare.source.migrate.casts import (
+    FUNCTIONAL,
+    IN_ITS_PLACE,
+    KEPT,
+    LOWER,
+    PLAIN,
+    ROUNDED,
+    WIDE,
+    WIDE_UNDER_AUTOCAST,
+)
 from ampcompare.source.migrate.finding import NOTE
 from ampcompare.source.migrate.project import migrate_file
 from ampcompare.source.migrate.rewrite import migrate_text
@@ -24,6 +33,7 @@ CALLS: dict[str, Callable[[Tensor], Any]] = {
     **{name: lambda x, name=name: getattr(F, name)(x, x) for name in (
         "cosine_similarity", "pairwise_distance", "huber_loss")},
     "pow": lambda x: x.pow(2),
+    "cross_entropy": lambda x: F.cross_entropy(x, torch.zeros(2, 3, dtype=torch.long)),
     "softmin": lambda x: F.softmin(x, 0),
     "layer_norm": lambda x: F.layer_norm(x, (3,)),
     "rms_norm": lambda x: F.rms_norm(x, (3,)),
@@ -52,8 +62,17 @@ def _type_on_cuda(name: str, dtype: torch.dtype) -> torch.dtype:
 def test_autocast_computes_in_the_type_that_the_table_says(name: str) -> None:
     after = {**FUNCTIONAL, **PLAIN}[name][1]
     half, full = _type_on_cuda(name, torch.float16), _type_on_cuda(name, torch.float32)
-    assert half is (torch.float32 if after == WIDE else torch.float16)
+    assert half is (torch.float32 if after in (WIDE, ROUNDED) else torch.float16)
     assert full is (torch.float16 if after == LOWER else torch.float32)
+
+
+def test_autocast_rounds_inside_of_cross_entropy() -> None:
+    """Its value is that of a log-softmax in fp16, not that of one in fp32, which O1 computes."""
+    logits, target = torch.tensor([[1.0, 2.3, -0.7]]).half(), torch.tensor([2])
+    with cuda_casts(), torch.autocast("cpu", dtype=torch.float16):
+        found = F.cross_entropy(logits, target)
+    assert found.item() == F.nll_loss(logits.log_softmax(-1).float(), target).item()
+    assert found.item() != F.cross_entropy(logits.float(), target).item()
 
 
 @pytest.mark.parametrize("name", sorted(WIDE_UNDER_AUTOCAST))
@@ -80,7 +99,7 @@ import numpy as np
 class Net(nn.Module):
     def forward(self, x):
         x = F.gelu(x).exp_().softmax(-1)
-        return F.softmax(x, -1).std() + np.log1p(3) + torch.var(x) + nn.PReLU()(x) + x.softmax(0)
+        return F.softmax(x, -1).std() + np.log1p(3) + torch.var(x) + nn.PReLU()(nn.CrossEntropyLoss()(x, x))
 
 model = Net()
 model, optimizer = amp.initialize(model, torch.optim.SGD(model.parameters()), opt_level="O1")
@@ -105,10 +124,11 @@ def test_one_note_names_what_O1_computes_in_another_type_with_the_lines() -> Non
         "exp_ (line 9) fp32 alone",
         "softmax (line 9) the type of its inputs, now fp32",
         "prelu (line 10)",
+        "cross_entropy (line 10) fp32, now fp32 of a log-softmax in the type of its inputs",
     ):
         assert part in note
     assert "log1p" not in note
-    assert note.count("softmax") == 1
+    assert note.count(" softmax ") == 1
 
 
 def test_at_O2_the_note_names_what_autocast_computes_in_fp32() -> None:

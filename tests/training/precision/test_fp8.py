@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from ampcompare.backends import fp8 as description
-from ampcompare.backends.library import Library
 from ampcompare.base.errors import BackendUnavailable, UnsupportedCombination
 from ampcompare.training.precision.base import make_precision
 from ampcompare.training.precision.cpu_half import EmulatedHalf
@@ -60,45 +59,8 @@ def test_the_products_are_those_of_the_formula(scaling: str, over: str, emulate_
     torch.testing.assert_close(param.grad.float(), gradient.bfloat16().float(), rtol=2**-8, atol=0)
 
 
-def in_blocks(value: Tensor, dim: int) -> Tensor:
-    """The fp32 values of a tensor in MXFP8: of each 32 along `dim`, e4m3 times a power of two that clips none."""
-    moved = value.float().movedim(dim, -1)
-    size = moved.shape[-1]
-    blocks = nn.functional.pad(moved, (0, -size % 32)).unflatten(-1, (-1, 32))
-    scale = torch.exp2(torch.ceil(torch.log2(blocks.abs().amax(-1, keepdim=True).double() / 448))).float()
-    return ((blocks / scale).to(E4M3).float() * scale).flatten(-2)[..., :size].movedim(-1, dim)
-
-
 @needs_torchao
-@pytest.mark.parametrize("over", ["native:bf16", "half:dtype=bf16"])
-@pytest.mark.parametrize("emulate_half", [False, True])
-@pytest.mark.parametrize("shape", [(64, 64, 32), (7, 40, 24)])
-def test_products_in_mxfp8_are_those_of_the_formula(shape: tuple[int, int, int], over: str, emulate_half: bool) -> None:
-    """Blocks lie along what a product sums over, the batch for the gradient of the weight."""
-    rows, inside, outside = shape
-    torch.manual_seed(0)
-    layer, x = nn.Linear(inside, outside, bias=False), torch.randn(rows, inside).bfloat16().requires_grad_()
-    upstream = torch.randn(rows, outside).bfloat16()
-    weight = layer.weight.detach().bfloat16()
-    precision = make_precision(f"fp8:mxfp8,align=8,over={over}")
-    (model,), (optimizer,) = precision.prepare([nn.Sequential(layer)], [SGD(layer.parameters(), lr=1.0)])
-    with EmulatedHalf(torch.bfloat16) if emulate_half else torch.enable_grad():
-        with precision.autocast():
-            y = model(x)
-            loss = (y.float() * upstream.float()).sum()
-        precision.backward(loss, [optimizer])
-    assert torch.equal(y.float(), (in_blocks(x, 1) @ in_blocks(weight, 1).T).bfloat16().float())
-    (param,) = precision.unscale(optimizer)
-    assert param.grad is not None
-    assert x.grad is not None
-    into_weight = in_blocks(upstream, 0).T @ in_blocks(x, 0)
-    assert torch.equal(param.grad.float(), into_weight.bfloat16().float())
-    assert torch.equal(x.grad.float(), (in_blocks(upstream, 1) @ in_blocks(weight, 0)).bfloat16().float())
-    assert precision.emulated == "fp8"
-
-
-@needs_torchao
-@pytest.mark.parametrize("arm", ["fp8", "fp8:mxfp8", "fp8:mxfp8,over=half:dtype=bf16"])
+@pytest.mark.parametrize("arm", ["fp8", "fp8:rowwise,over=half:dtype=bf16"])
 def test_layers_that_are_not_converted_are_named(arm: str) -> None:
     """A head of 10 classes, convolutions and attention stay in bf16, the projection inside attention too."""
     model = nn.ModuleDict({"conv": nn.Conv2d(1, 4, 3), "attend": nn.MultiheadAttention(16, 2), "net": net()})
@@ -151,14 +113,3 @@ def test_hardware_is_used_where_it_is(
     if not emulated:
         with pytest.raises(BackendUnavailable, match="multiples of 16, but align is 8"):
             make_precision(f"fp8:{scaling},align=8", device="cuda:0")
-
-
-@needs_torchao
-def test_a_torchao_without_mxfp8_for_linear_layers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that lacks the module, or a name in it, is refused with what to type."""
-    for module, said in (("torchao.no_such", "cannot be imported"), ("torchao.float8", "emulates MXFP8 otherwise")):
-        monkeypatch.setattr(
-            "ampcompare.training.precision.fp8.MXFP8_LIBRARY", Library((module,), ("torchao",), "pip install -U")
-        )
-        with pytest.raises(BackendUnavailable, match=rf"{said}.*; pip install -U"):
-            make_precision("fp8:mxfp8")

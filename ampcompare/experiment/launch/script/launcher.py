@@ -81,6 +81,7 @@ class ScriptLauncher(ForkingLauncher):
         super().__init__(place)
         self._threads: list[str | None] = []  # of the server
         self._has_copies = False  # scripts run in copies of their folders, which was said
+        self._stuck = ""  # why the cell was ended
 
     def launch(
         self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
@@ -91,7 +92,7 @@ class ScriptLauncher(ForkingLauncher):
             old.unlink()
         write_config(config, folder)
         started, begin = datetime.now(UTC).isoformat(timespec="milliseconds"), time.perf_counter()
-        code = 0
+        code, self._stuck = 0, ""
         output: OutputReader | None = None
         files_read, readable = earlier_files(folder), files_of_other_cells(config)
         with self._process.busy(), sandboxed_cell(config, folder) as sandbox:
@@ -105,7 +106,7 @@ class ScriptLauncher(ForkingLauncher):
             record = failed_script(config, "asked to stop", started=started).model_copy(
                 update={"status": "interrupted"}
             )
-        elif error := _failure(config.script, code, rows, folder):
+        elif error := self._stuck or _failure(config.script, code, rows, folder):
             record = failed_script(config, error, exit_code=_our_code(code, rows), started=started)
         else:
             assert output is not None
@@ -146,6 +147,9 @@ class ScriptLauncher(ForkingLauncher):
                 runs = process.poll(POLL_SECONDS) is None
                 if (progress := counter.read()) is not None and on_progress is not None:
                     on_progress(progress)
+                if runs and not self._stuck and (why := self._why_stuck(config, folder)):
+                    self._stuck = why
+                    process.kill()
                 if runs and late is None and counter.has_ended_for(EXIT_SECONDS):
                     late = _exit_code_of_ranks(folder)
                     if late is not None:  # as gloo waits where one rank frees its DDP before another
@@ -160,8 +164,12 @@ class ScriptLauncher(ForkingLauncher):
             code = process.wait()
         return code if late is None else late, reader
 
+    def _why_stuck(self, config: RunConfig, folder: Path) -> str:
+        """Return why a cell has to be ended; a script that is silent may be in an evaluation."""
+        return ""
+
     def _start(self, config: RunConfig, script: ScriptConfig, folder: Path, sandbox: Sandbox) -> Fork:
-        outside = {**_environment(config, folder), **self._place.environment}
+        outside = {**cell_environment(config, folder), **self._place.environment}
         at = {CODE_FOLDER: sandbox.at(outside[CODE_FOLDER])}
         environment = {**outside, **sandbox.environment, **at}
         command = script_command(config, script, folder)
@@ -191,7 +199,7 @@ def _exit_code_of_ranks(folder: Path) -> int | None:
     return max(codes) if len(codes) == len(ends) else None
 
 
-def _environment(config: RunConfig, folder: Path) -> dict[str, str]:
+def cell_environment(config: RunConfig, folder: Path) -> dict[str, str]:
     """Return the environment of a script: that of this process, with as many threads per pool as cells have.
 
     Strings hash alike in all cells, also those of another server: a script may number its classes by a set of names.
@@ -223,6 +231,7 @@ def script_command(config: RunConfig, script: ScriptConfig, folder: Path) -> lis
         options += ["--device", "cpu"]
     if config.autocast_lists == "cpu":
         options += ["--autocast-lists", "cpu"]
+    options += {"warn": [], "strict": ["--strict-guards"], "off": ["--no-guards"]}[config.guards]
     if script.compat_torch:
         options.append("--compat-torch")
     engine = config.parsed_arm.options.get("engine")

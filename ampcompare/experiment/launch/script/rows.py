@@ -12,6 +12,8 @@ from ampcompare.results.records.document import to_float
 from ampcompare.results.records.ledger import Ledger
 from ampcompare.results.records.run import ScriptFacts, SeedCall, StepRecord
 
+KNOWN = ("lr", "grad_norm")  # of a step, where its row says them
+
 
 @dataclass
 class ScriptRows:
@@ -121,6 +123,8 @@ class _Update:
     after: dict[int, float] = field(default_factory=dict)
     applied: dict[int, bool] = field(default_factory=dict)
     seconds: float = 0.0
+    lr: float | None = None
+    grad_norm: float | None = None
 
 
 def _updates(rows: Iterable[dict[str, Any]]) -> Iterable[StepRecord]:
@@ -140,8 +144,9 @@ def _updates(rows: Iterable[dict[str, Any]]) -> Iterable[StepRecord]:
         if optimizer in update.applied:
             yield _record(update, number)
             update, number = _Update(), number + 1
-        if not update.applied and row["seconds"] is not None:
-            update.seconds = float(row["seconds"])
+        if not update.applied:
+            update.seconds = float(row["seconds"] or 0.0)
+            update.lr, update.grad_norm = (None if row.get(name) is None else to_float(row[name]) for name in KNOWN)
         update.applied[optimizer] = bool(row["applied"])
         if waiting:
             update.losses.append(sum(_losses(waiting)))
@@ -168,10 +173,11 @@ def _record(update: _Update, number: int) -> StepRecord:
         loss_scales_before=tuple(update.before.values()),
         loss_scales=tuple(update.after.values()),
         applied=tuple(applied for _, applied in sorted(update.applied.items())),
-        grad_norm=None,
+        grad_norm=update.grad_norm,
         seconds=update.seconds,
         data_seconds=0.0,
         losses=tuple(update.losses) if len(update.losses) > 1 else (),
+        lr=update.lr,
     )
 
 

@@ -33,7 +33,7 @@ from ampcompare.base.files.loaded_code import CodeWatch
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.files.write import write_atomically
 from ampcompare.base.formatting import first_line, format_count
-from ampcompare.base.tensors.tf32 import Tf32, set_tf32
+from ampcompare.base.tensors.tf32 import Tf32
 from ampcompare.experiment.launch.cell_files import (
     archive_checkpoints,
     continue_steps,
@@ -62,7 +62,7 @@ from ampcompare.training.other_precisions import evaluate_in_others
 from ampcompare.training.parallel.ranks import Communicator, weights_digest
 from ampcompare.training.precision.base import Precision, make_precision
 from ampcompare.training.precision.cpu_half import cpu_half
-from ampcompare.training.precision.fp32 import require_tf32
+from ampcompare.training.process import configure_process
 from ampcompare.training.process_group import own_group
 from ampcompare.training.run_summary import RunMetrics
 from ampcompare.training.session import Session
@@ -152,25 +152,6 @@ def end_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-def configure_process(config: RunConfig, device: torch.device) -> None:
-    """Set the switches of torch that hold for the whole process: device, threads, determinism, cuDNN, TF32."""
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    elif device.type == "xpu":
-        torch.xpu.set_device(device)
-    torch.set_num_threads(config.threads)
-    if config.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
-        torch.use_deterministic_algorithms(True)
-        torch.backends.cudnn.benchmark = False
-    if config.recipe.cudnn_benchmark:
-        torch.backends.cudnn.benchmark = True
-    if config.tf32 == "on":
-        require_tf32(device, "--tf32 on")
-    if config.tf32 != "torch":
-        set_tf32(config.tf32 == "on")
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ HALF_ON_CPU = {
     "fp16 emulated": "fp16 was computed in fp32 and rounded (emulated)",
     "fp16 native": "fp16 ran natively",
     "bf16 emulated": "bf16 was computed in fp32 and rounded (emulated)",
+    "gemm emulated": "operands of linear layers were rounded and multiplied in fp32 (emulated)",
     "fp8 emulated": "operands of fp8 were rounded and multiplied in fp32 (emulated)",
 }
 EVENTS: tuple[tuple[str, str, Callable[[RunSummary], bool]], ...] = (

@@ -86,6 +86,7 @@ def _not_comparable(pairing: Pairing, *reasons: Callable[..., str]) -> Verdict:
 
 def accuracy_incomparable_reason(arm: RunRecord, reference: RunRecord, *, same_software: bool = True) -> str:
     """Return how the work of two runs differs, so that their accuracies cannot be compared; "" if they can."""
+    same_software = same_software and arm.config.stack == reference.config.stack
     return (
         other_metric(arm, reference)
         or foreign_steps(arm)
@@ -141,6 +142,7 @@ def _skipping(summary: RunSummary) -> str:
 def _machine_reason(arm: RunRecord, reference: RunRecord, *, same_software: bool) -> str:
     """Return how the conditions of two runs of the same work differ, as time and memory need them equal."""
     here, there = device_kind(arm), device_kind(reference)
+    same_software = same_software and arm.config.stack == reference.config.stack
     return (
         (f"on {here}, not {there}" if here != there else "")
         or _environment_reason(HARDWARE, arm, reference)

@@ -14,6 +14,7 @@ HALF = ("fp16", "bf16")
 NOTICEABLE = 0.5  # per cent
 PARTS = (
     *("weights", "masters", "forward products", "backward products", "gradients", "accumulated gradients", "reduction"),
+    *("fprop", "dgrad", "wgrad"),
     *("state", "rounding", "loss scale", "update lost", "largest gradient", "zero denominators"),
 )
 FIGURES = PARTS[-3:]  # that no arm declares
@@ -148,6 +149,8 @@ def roles_next_to(roles: Roles | None, ledger: Ledger) -> list[Role]:
         "loss scale": (_declared_scale(roles.loss_scale), (roles.loss_scale is None) == (_scale(ledger) is None)),
     }
     observed = {name: (text, remark) for name, text, remark in _observed_parts(ledger)}
+    for name, form in roles.formats.items():
+        checks[name] = str(form), _is_linear_in(name, str(form), ledger)
     if without := _steps_without(roles, ledger):
         text, remark = observed["forward products"]
         observed["forward products"] = f"{text} (none in {roles.operands} in step {without[0]})", remark
@@ -159,7 +162,7 @@ def roles_next_to(roles: Roles | None, ledger: Ledger) -> list[Role]:
     rows = []
     for name, (declared, agrees) in checks.items():
         text, remark = observed[name]
-        shown = text or ("none" if name in ("masters", "loss scale") else "")
+        shown = text or ("none" if name in ("masters", "loss scale", *roles.formats) else "")
         if name == "state" and agrees and departs[name]:
             remark = f"the optimizer's own; {remark}"
         rows.append(Role(name, declared, shown, not agrees, remark, agrees and departs.get(name, False)))
@@ -188,6 +191,7 @@ def _observed_parts(ledger: Ledger) -> list[tuple[str, str, str]]:
         ("gradients", observed_text(ledger.of_groups("gradients")), ""),
         ("accumulated gradients", observed_text(ledger.accumulated), one_pass),
         ("reduction", observed_text(ledger.reduced), one_rank),
+        *_linear_parts(ledger),
         ("state", observed_text(ledger.of_groups("state")), no_state or by.get("state", "")),
         ("rounding", ledger.update, "" if ledger.update else skipped),
         ("loss scale", *(("", "") if scale is None else (f"{scale:g}", by.get("loss scale", "")))),
@@ -195,6 +199,40 @@ def _observed_parts(ledger: Ledger) -> list[tuple[str, str, str]]:
         ("largest gradient", *_largest_gradient(ledger)),
         ("zero denominators", f"{_percent(100 * zero)} %" if (zero := ledger.zero_denominators) else "", ""),
     ]
+
+
+def _is_linear_in(role: str, declared: str, ledger: Ledger) -> bool:
+    """Return whether linear layers multiplied in the declared format, but those in bf16, and no gradient got lost."""
+    if not ledger.forward or ledger.unseen:
+        return True
+    found = {one.format for one in ledger.linear if one.role == role}
+    if any(name.endswith(f" {role}") for name in ledger.lost_gradients) or not found <= {declared, "bf16"}:
+        return False
+    if declared in found:
+        return True
+    # No layer but those that are kept may have this gradient: the first one's input needs none.
+    in_bf16 = {name for one in ledger.linear if one.role == role for name in one.layers}
+    acts = any(one.format != "bf16" for one in ledger.linear)
+    return role != "fprop" and acts and in_bf16 <= set(ledger.linear_in_bf16)
+
+
+def _linear_parts(ledger: Ledger) -> list[tuple[str, str, str]]:
+    """Return (role, formats with their shares, what rounding did) of the products of linear layers."""
+    parts = []
+    for role in ("fprop", "dgrad", "wgrad"):
+        found = [one for one in ledger.linear if one.role == role]
+        lost = [name.removesuffix(f" {role}") for name in ledger.lost_gradients if name.endswith(f" {role}")]
+        text = observed_text({one.format: one.share for one in found})
+        if lost:
+            text = f"{text}; all 0, where bf16 is not, in {', '.join(lost[:3])}"
+        remarks = [
+            f"{_percent(100 * (one.cut_off or 0))} % cut off, {_percent(100 * (one.zeroed or 0))} % became 0, "
+            f"{_percent(100 * (one.scales_at_end or 0))} % of scales at an end, error {_percent(100 * one.error)} %"
+            for one in found
+            if one.error is not None
+        ]
+        parts.append((role, text, "; ".join(remarks)))
+    return parts
 
 
 def _largest_gradient(ledger: Ledger) -> tuple[str, str]:

@@ -454,9 +454,10 @@ def never_scaled(module: LintModule) -> Iterator[Finding]:
     for call in module.calls_of("apex.optimizers.FusedAdam"):
         if argument(call, "max_grad_norm") is not None:
             yield module.finding("AMP128", call, "FusedAdam has no argument `max_grad_norm`")
-    if module.mentions(r"scale_loss|GradScaler|[Ss]caler\b|FP16_Optimizer|backward_by_|deepspeed"):
+    prepared = list(module.events(Kind.INITIALIZE))
+    if not prepared or module.mentions(r"scale_loss|GradScaler|[Ss]caler\b|FP16_Optimizer|backward_by_|deepspeed"):
         return
-    for trace, index, event in module.events(Kind.INITIALIZE):
+    for trace, index, event in prepared:
         optimizers, enabled = argument(event.call, "optimizers", 1), argument(event.call, "enabled")
         level, scale = argument(event.call, "opt_level"), argument(event.call, "loss_scale")
         if optimizers is None or (enabled is not None and literal_of(enabled) is False):

@@ -223,6 +223,9 @@ def cross_entropy_in_autocast(module: LintModule) -> Iterator[Finding]:
             yield module.finding("AMP230", event.call, f"the autocast block begins in line {block.node.lineno}", edits)
 
 
+SCALES = r"(?i)scaler|loss_?scale|accelerat|deepspeed|fabric|lightning|\bapex\b|bfloat16|bf16"
+
+
 def _is_of_cuda(module: LintModule, call: ast.Call) -> bool:
     """Return whether an autocast is surely one of CUDA."""
     if module.resolve(call.func) == "torch.cuda.amp.autocast":
@@ -251,11 +254,9 @@ scaler.update()  # right
 )
 def fp16_without_scaler(module: LintModule) -> Iterator[Finding]:
     """Training under fp16 autocast, in a module without any loss scaling."""
-    if module.mentions(r"(?i)scaler|loss_?scale|accelerat|deepspeed|fabric|lightning|\bapex\b|bfloat16|bf16"):
-        return
     for trace, _, event in module.events(Kind.BACKWARD):
         steps = events_after(trace, event, Kind.STEP) if "(" not in event.subject else []
-        if steps and _is_computed_in_fp16(module, event):
+        if steps and _is_computed_in_fp16(module, event) and not module.mentions(SCALES):
             yield module.finding("AMP232", event.call, f"`{event.name}` comes from fp16 autocast")
 
 

@@ -223,6 +223,14 @@ def device_amp(module: LintModule) -> Iterator[Finding]:
         return
     statements = dict.fromkeys(each.statement for each in module.imports)
     groups = {name: edits for node in statements for name, edits in _import_edits(module, node).items()}
+    attributes = [
+        node
+        for node in module.nodes
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and node.attr in (*CALLED, *DECORATORS)
+    ]
+    of_attributes = any((module.resolve(each) or "").rpartition(".")[0] in PACKAGES for each in attributes)
+    if not of_attributes and not any(each.full.rpartition(".")[0] in PACKAGES for each in module.imports):
+        return  # a name means one of these by an import, or by what it is assigned
     for node in module.nodes:
         if not isinstance(node, (ast.Name, ast.Attribute)) or not isinstance(node.ctx, ast.Load):
             continue
@@ -450,14 +458,16 @@ except NameError:  # right
 )
 def not_imported(module: LintModule) -> Iterator[Finding]:
     """Calls of `amp`, where nothing binds that name."""
-    if any(each.alias.name == "*" for each in module.imports) or module.mentions(r"globals\(\)|setattr\(|exec\("):
+    called = [each for each in module.calls if name_of(each.func) in ("amp.initialize", "amp.scale_loss")]
+    if not called or any(each.alias.name == "*" for each in module.imports):
+        return
+    if module.mentions(r"globals\(\)|setattr\(|exec\("):
         return
     bound = {
         name for scope in module.scopes for name in (*scope.imports, *scope.parameters, *scope.values, *scope.functions)
     }
     if "amp" in bound:
         return
-    for call in module.calls:
-        if name_of(call.func) in ("amp.initialize", "amp.scale_loss"):
-            if not any(isinstance(outer, ast.Try) for outer in module.ancestors(call)):
-                yield module.finding("AMP305", call, "nothing in this module binds `amp`")
+    for call in called:
+        if not any(isinstance(outer, ast.Try) for outer in module.ancestors(call)):
+            yield module.finding("AMP305", call, "nothing in this module binds `amp`")

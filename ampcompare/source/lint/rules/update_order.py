@@ -281,7 +281,7 @@ for batch in loader:
 )
 def zero_grad_missing(module: LintModule) -> Iterator[Finding]:
     """A loop of passes and steps whose gradients are cleared nowhere, or only in another branch or of others."""
-    if module.mentions("ZeRO"):
+    if not module.amp_traces or module.mentions("ZeRO"):
         return
     clearing = [node for node in module.nodes if _clears(node)]
     for trace in module.amp_traces:

@@ -135,6 +135,9 @@ for batch in loader:
 )
 def weights_in_16_bits(module: LintModule) -> Iterator[Finding]:
     """Optimizers of torch over the parameters of a model that is in 16 bits where they are built."""
+    of_lightning = list(_in_lightning(module))
+    if not (of_lightning or any(True for _ in module.events(Kind.NEW_OPTIMIZER))):
+        return
     if module.mentions(KEEPS_MASTERS) or module.mentions(TRAINS_OTHERS):
         return
     for trace in module.traces:
@@ -151,7 +154,7 @@ def weights_in_16_bits(module: LintModule) -> Iterator[Finding]:
                 what = "has the type of its checkpoint, mostly bf16," if cast.kind == "auto" else f"is {cast.kind}"
                 shown = f"`{plain(cast.name)}` {what} since line {cast.event.call.lineno}"
                 yield module.finding("AMP239", event.call, shown + _loss_of_updates(cast.kind))
-    for maker, kind in _in_lightning(module):
+    for maker, kind in of_lightning:
         for call, name in module.resolved_calls:
             place = module.scope_of[call].node
             is_asked = maker.endswith("Fabric") or getattr(place, "name", "") == "configure_optimizers"

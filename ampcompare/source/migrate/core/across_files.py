@@ -26,6 +26,11 @@ SUBCLASS = (
 )
 
 
+def casts_itself(core: Core) -> bool:
+    """Return whether `forward` of the models gets autocast, as not all of its calls are in this module."""
+    return bool(_trains_elsewhere(core) or core.forward.missing or core.handed_on)
+
+
 def _trains_elsewhere(core: Core) -> bool:
     return not any(each.block for each in core.sites.backwards)
 
@@ -96,7 +101,7 @@ def attach(core: Core, initialize: Initialize, keys: list[str]) -> list[str]:
 
 def wrapped_models(core: Core, initialize: Initialize) -> list[str]:
     """Return lines that let `forward` of the models run under autocast wherever it is called, if it is not here."""
-    if not (_trains_elsewhere(core) or core.forward.missing or core.handed_on):
+    if not casts_itself(core):
         return []
     module = core.module
     models = initialize.arguments.get("models")

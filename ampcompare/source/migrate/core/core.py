@@ -1,6 +1,7 @@
 """Rewrite the core of `apex.amp` for `torch.amp`: initialize, scale_loss, steps, gradients that are read, state."""
 
 import ast
+import re
 from collections.abc import Iterator
 
 from ampcompare.source.amp_names import AUTOCASTS, SCALERS
@@ -8,7 +9,7 @@ from ampcompare.source.branches import branches_around, is_exclusive
 from ampcompare.source.edits import Edits
 from ampcompare.source.index import Answer, choices_of
 from ampcompare.source.index import Function as Called
-from ampcompare.source.migrate.core.across_files import is_list
+from ampcompare.source.migrate.core.across_files import casts_itself, is_list
 from ampcompare.source.migrate.core.context import Core
 from ampcompare.source.migrate.core.initialize import create_scalers
 from ampcompare.source.migrate.core.internals import AMP_STATE, refuse_internals
@@ -22,11 +23,11 @@ from ampcompare.source.migrate.core.steps import (
     rewrite_steps,
 )
 from ampcompare.source.migrate.finding import Unsure
-from ampcompare.source.migrate.read.forward import find_forward, model_keys
+from ampcompare.source.migrate.read.forward import find_forward
 from ampcompare.source.migrate.read.names import Names
 from ampcompare.source.migrate.read.neighbors import CARRIED, Around
 from ampcompare.source.migrate.read.order import BLOCK, Order, find_order
-from ampcompare.source.migrate.read.sites import Backward, Initialize, Sites, Step, collect_sites
+from ampcompare.source.migrate.read.sites import Backward, Initialize, Sites, Step, collect_sites, model_keys
 from ampcompare.source.module import Function, Module
 from ampcompare.source.syntax import argument_values, dotted_name, last_name, last_part, parameters, walk
 
@@ -53,6 +54,19 @@ MISSING = (
     "finds amp.initialize)"
 )
 NO_GRAD = ("torch.no_grad", "torch.inference_mode")
+HALVES = ("torch.half", "torch.float16", "torch.cuda.HalfTensor")
+HALF_GIVEN = (
+    "this runs outside of autocast, on weights that are fp32 in the result, and line {0} makes fp16 tensors: put it "
+    'under torch.autocast("cuda", dtype=torch.float16) and take that cast away'
+)
+# Methods of torch.nn.Module, and what is called so on models, none of which computes.
+NO_COMPUTATION = re.compile(
+    r"^_?(?:load|save|set|get|add|register|freeze|unfreeze|remove|named|init|reset|print|summary|export|apply|update|"
+    r"zero_grad|parameters|modules|children|buffers|state_dict|train|eval|to|cpu|cuda|half|float|double|bfloat16|type|"
+    r"requires_grad|share_memory|module|append|extend|insert|items|keys|values|copy|pop|format|join|no_sync|backward|"
+    r"step|num|is|has|with|make|build|create|config|resize|tie|hook|log)(?:_|$)"
+)
+METHOD = "Apex cast in {0} too; it is in fp32 now, unless under autocast, which covers forward alone"
 
 
 def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, around: Around) -> Core | None:
@@ -94,7 +108,7 @@ def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, around:
     for first, last in forward.regions:
         if not core.is_without_casts(first):
             edits.wrap(first, last, core.autocast(first, optimizer_near(core, first)))
-    _cast_evaluation(core)
+    _refuse_half_outside(core, _cast_evaluation(core))
     place_unscale(core)
     for backward in sites.backwards:
         _rewrite_backward(core, backward)
@@ -147,10 +161,14 @@ def _is_passed_on(module: Module, node: ast.AST) -> bool:
     return not (isinstance(parent, (ast.If, ast.BoolOp, ast.IfExp, ast.UnaryOp, ast.Assert)))
 
 
-def _cast_evaluation(core: Core) -> None:
-    """Add autocast to `with torch.no_grad():` around calls of a model, and note the calls that stay in fp32."""
+def _cast_evaluation(core: Core) -> set[ast.AST]:
+    """Add autocast to `with torch.no_grad():` around calls of a model, and note the calls that stay in fp32.
+
+    Returns:
+        The statements that have autocast now.
+    """
     if core.forward.missing or not core.sites.initializes or not any(each.block for each in core.sites.backwards):
-        return  # the model itself runs under autocast, or nothing is trained here
+        return set()  # the model itself runs under autocast, or nothing is trained here
     tails = {last_part(key) for key in model_keys(core.module, core.sites)}
     wrapped: set[ast.AST] = set()
     for node in core.module.nodes:
@@ -174,6 +192,47 @@ def _cast_evaluation(core: Core) -> None:
         names = {each.attr for each in walk(function) if isinstance(each, ast.Attribute)}
         if calls and names & {"eval", "no_grad", "inference_mode"}:  # it looks like evaluation
             core.note(calls[0], "Apex cast in this forward pass too; it is in fp32 now, unless under autocast")
+    return wrapped
+
+
+def _refuse_half_outside(core: Core, wrapped: set[ast.AST]) -> None:
+    """Refuse calls of a model that stay outside of autocast and may get fp16 tensors, and note those of methods.
+
+    The weights, which were fp16 or cast at each call, are fp32 in the result.
+
+    Args:
+        wrapped: statements that were put under autocast.
+    """
+    module = core.module
+    tails = {last_part(key) for key in model_keys(module, core.sites)}
+    halves = [node for node in module.nodes if _makes_half(core, node)]
+    noted: set[str] = set()
+    for call in module.calls if core.sites.initializes else ():
+        name, owner = last_name(call.func), ""
+        if isinstance(call.func, ast.Attribute) and not NO_COMPUTATION.search(name):
+            owner = last_part((dotted_name(call.func.value) or "").removesuffix(".module"))
+        is_method = owner in tails and (bool(call.args) or bool(call.keywords))
+        if not is_method and (name not in tails or casts_itself(core)):
+            continue
+        statement = module.statement(call)
+        if any(each in wrapped for each in module.ancestors(call)) or any(
+            first.lineno <= statement.lineno <= last.lineno for first, last in core.forward.regions
+        ):
+            continue
+        function = module.function(call)
+        for node in halves:
+            if module.function(node) is function and module.statement(node).lineno < statement.lineno:
+                raise Unsure(call, HALF_GIVEN.format(module.statement(node).lineno))
+        if is_method and casts_itself(core) and name not in noted:
+            noted.add(name)
+            core.note(call, METHOD.format(f"{ast.unparse(call.func)}()"))
+
+
+def _makes_half(core: Core, node: ast.AST) -> bool:
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Attribute) and node.func.attr == "half" and not node.args
+    is_name = isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load)
+    return is_name and core.module.resolve(node, follow=False) in HALVES
 
 
 def _is_no_grad(core: Core, node: ast.With) -> bool:

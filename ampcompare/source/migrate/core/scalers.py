@@ -8,6 +8,8 @@ from ampcompare.source.migrate.read.sites import Initialize, Sites
 from ampcompare.source.module import Function, Module
 from ampcompare.source.syntax import arguments, bound_in, dotted_name, walk
 
+LOOPS = (ast.For, ast.AsyncFor, ast.While)
+
 
 @dataclass(frozen=True)
 class Scaler:
@@ -75,12 +77,12 @@ def _has_self(function: Function | None) -> bool:
 
 
 def conditions_of(module: Module, initialize: Initialize) -> list[ast.If]:
-    """Return the `if` statements around a call, the innermost first, up to its function or loop."""
+    """Return the `if` statements of its function around a call, those around its loops too, the innermost first."""
     found = []
     for outer in module.ancestors(initialize.statement):
         if isinstance(outer, ast.If):
             found.append(outer)
-        elif isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef, ast.For, ast.While, ast.ClassDef)):
+        elif isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             break
     return found
 
@@ -94,7 +96,10 @@ def varies(index: Index, initialize: Initialize) -> bool:
 
 
 def _tests_around(module: Module, initialize: Initialize) -> list[ast.expr]:
-    return [each.test for each in conditions_of(module, initialize)]
+    """Return the tests that decide on a call in each round of its loop, or else in each call of its function."""
+    loop = next((each for each in module.within_function(initialize.statement) if isinstance(each, LOOPS)), None)
+    inside = [each for each in conditions_of(module, initialize) if loop is None or loop in module.ancestors(each)]
+    return [each.test for each in inside]
 
 
 def _keys(nodes: list[ast.expr]) -> set[str]:

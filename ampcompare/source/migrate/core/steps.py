@@ -106,6 +106,8 @@ def _place(core: Core, optimizer: str, step: Step, reads: list[Read]) -> None:
         if isinstance(node, LEAVING) and ordered[0].lineno < node.lineno < step.statement.lineno:
             if module.function(node) is not step.function:
                 continue
+            if not isinstance(node, ast.Return) and _loop(module, node) is not loop:
+                continue  # of a loop within, behind which the step comes
             if not conditions_around(module, step.statement, loop) - conditions_around(module, node, loop):
                 core.edits.before(node, [f"{scaler}.update()"])  # this step is skipped, its gradients were unscaled
 

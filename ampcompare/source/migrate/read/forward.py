@@ -8,8 +8,8 @@ from ampcompare.source.index import Answer, Index, choices_of
 from ampcompare.source.index import Function as Called
 from ampcompare.source.migrate.read.names import Names
 from ampcompare.source.migrate.read.order import BACKWARD
-from ampcompare.source.migrate.read.sites import Backward, Sites
-from ampcompare.source.module import Block, Function, Module
+from ampcompare.source.migrate.read.sites import Backward, Sites, model_keys
+from ampcompare.source.module import Block, Function
 from ampcompare.source.syntax import arguments, bound_in, dotted_name, last_name, last_part, walk
 
 BARRIERS = ("backward", "step", "zero_grad")
@@ -20,7 +20,6 @@ TRIVIAL = {
     "next", "numpy", "perf_counter", "print", "range", "record", "reshape", "size", "start", "sum", "time",
     "to", "tolist", "train", "tuple", "type", "update", "values", "view", "zip",
 }  # fmt: skip
-WRAPPERS = ("DistributedDataParallel", "DataParallel", "DDP", "FSDP", "BalancedDataParallel")
 MAX_DEPTH = 4
 
 
@@ -37,35 +36,6 @@ class Forward:
     regions: list[tuple[ast.stmt, ast.stmt]] = field(default_factory=list)
     inline: list[Backward] = field(default_factory=list)
     missing: list[Backward] = field(default_factory=list)
-
-
-def model_keys(module: Module, sites: Sites) -> set[str]:
-    """Return the keys of the models that went through `amp.initialize`, and of their parallel wrappers."""
-    found: set[str] = set()
-    for each in sites.initializes:
-        found |= _keys_in(each.arguments.get("models"))
-        if isinstance(each.statement, ast.Assign):
-            target = each.statement.targets[0]
-            optimizers = each.arguments.get("optimizers")
-            if optimizers is None:
-                found |= _keys_in(target)
-            elif isinstance(target, (ast.Tuple, ast.List)) and target.elts:
-                found |= _keys_in(target.elts[0])
-    for node in module.nodes:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and node.value.args:
-            name = (dotted_name(node.value.func) or "").rpartition(".")[2]
-            if name in WRAPPERS and dotted_name(node.value.args[0]) in found:
-                found |= _keys_in(node.targets[0])
-    return found - {"_"}
-
-
-def _keys_in(node: ast.AST | None) -> set[str]:
-    if node is None:
-        return set()
-    if isinstance(node, (ast.List, ast.Tuple)):
-        return set().union(*(_keys_in(each) for each in node.elts))
-    key = dotted_name(node)
-    return {key} if key is not None else set()
 
 
 def find_forward(index: Index, names: Names, sites: Sites) -> Forward:

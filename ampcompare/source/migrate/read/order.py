@@ -15,7 +15,7 @@ from ampcompare.source.call_order import DEFINITIONS, CallFollower, Frame
 from ampcompare.source.index import Answer, Event, Function, Imported, Index, Unknown, choices_of, nodes_of
 from ampcompare.source.migrate.finding import Unsure
 from ampcompare.source.migrate.read.neighbors import initializes
-from ampcompare.source.migrate.read.sites import Backward, Read, Sites, Step, clips, reads_grad
+from ampcompare.source.migrate.read.sites import Backward, Read, Sites, Step, clips, model_keys, reads_grad
 from ampcompare.source.module import Module, Scope
 from ampcompare.source.object_kinds import SCHEDULER
 from ampcompare.source.syntax import (
@@ -38,6 +38,8 @@ QUIET = frozenset({
     "set_lr", "no_sync", "buffers", "get_last_lr", "current_lr", "lr",
 })  # fmt: skip
 # What a method of any object does by its name, where nothing else is known of it: it shows, measures or keeps numbers.
+# This is not proven. It counts only where a call gets neither an optimizer, nor gradients, nor an object that may hold
+# both, by the names and by what went through Apex, and where its name does not speak of gradients.
 SHOWS = re.compile(
     r"^_?(?:log|logs|logging|print|info|debug|warn\w*|error|write|writelines|report|record|display|show|add_scalars?|"
     r"add_\w+|set_\w+|get_\w+|is_\w+|has_\w+|format|append|extend|items?|keys|values|join|split|item|tolist|numpy|cpu|"
@@ -45,11 +47,17 @@ SHOWS = re.compile(
     r"synchronize|empty_cache|len|range|max|min|abs|round|int|str|list|dict|tuple|zip|enumerate|sorted|isinstance|"
     r"update\w*|log_\w+|save\w*|write_\w+|all_reduce|reduce\w*|barrier|clone|pop|copy|next|state_dict)$"
 )
+# Names of what may hold gradients, and of what may hold an optimizer too, where the index knows no value. They only
+# ever refuse: what went through `amp.initialize` or `scale_loss` counts under any name.
 OBJECTS = re.compile(
     r"^_*(?:model|net|network|module|optim\w*|opt|param\w*|grads?|gradients?|trainer|runner|engine)s?$"
 )
 CARRIES_ALL = re.compile(r"^_*(?:self|trainer|runner|engine|state|ctx|context|learner|solver)$")
 OF_GRADIENTS = re.compile(r"grad|clip|norm|unscale|backward|optim|step|hook|callback", re.IGNORECASE)
+# A name that speaks of gradients: what it does to them is not known, whatever it gets; that it reads them is.
+WORKS_ON_GRADIENTS = re.compile(
+    r"^(?!.*(?:require|no_|enable|zero|clear|reset|is_|need)\w*grad).*grad(?!e|ual)|unscale", re.IGNORECASE
+)
 OPTIMIZERS = re.compile(r"^_*opt(?:im\w*)?\d*$|(?:^|_)optim\w*$")
 JOINING = frozenset(
     {"list", "tuple", "iter", "filter", "chain", "sorted", "map", "zip", "vars", "reversed", "enumerate"}
@@ -229,6 +237,7 @@ class _Events(CallFollower):
         self._calls: tuple[tuple[Scope, ast.AST], ...] = ()
         self.texts: dict[tuple[Scope, str], str] = {}  # what a function calls an object that it passes on
         self._tails = {last_part(key) for key in sites.optimizers} | {last_part(each.optimizer) for each in sites.steps}
+        self._models = {last_part(key) for key in model_keys(index.module, sites)}
 
     def of(self, scope: Scope) -> list[Happening]:
         """Return the events of a function or of the module."""
@@ -306,20 +315,45 @@ class _Events(CallFollower):
             self._add("read", call, frame)
         else:
             known = isinstance(callee, Imported) and callee.name.partition(".")[0] in KNOWN_PACKAGES
-            carried = _carried_to(module, call)
+            carried = _carried_to(module, call) | self._carried_by_origin(call, frame)
             of_object = owner is not None and OBJECTS.search(last_name(owner)) and name not in QUIET
             of_self = owner is not None and isinstance(owner, ast.Name) and owner.id == "self"
             if known and not carried - {"gradients"}:
                 return
             if known and _is_harmless_name(callee):
                 return
-            if carried or ((of_object or of_self or isinstance(call.func, ast.Name)) and not SHOWS.search(name)):
+            if not known and WORKS_ON_GRADIENTS.search(name):
+                what = carried or {"all" if "scale" in name else "gradients"}
+                self._add("unknown", call, frame, text=",".join(sorted(what)))
+            elif carried or ((of_object or of_self or isinstance(call.func, ast.Name)) and not SHOWS.search(name)):
                 if carried or OF_GRADIENTS.search(name) or (of_self and isinstance(callee, Unknown)):
                     if not (
                         SHOWS.search(name) and not carried & {"all", "optimizer", "gradients"} and name != "update"
                     ):
                         what = carried or {"all"}
                         self._add("unknown", call, frame, text=",".join(sorted(what)))
+
+    def _carried_by_origin(self, call: ast.Call, frame: Frame) -> set[str]:
+        """Return what a call gets of what went through Apex, whatever the names are."""
+        found: set[str] = set()
+        seen: set[str] = set()
+        waiting = argument_values(call)
+        while waiting:
+            node = waiting.pop()
+            if isinstance(node, (ast.List, ast.Tuple, ast.Set, ast.Dict, ast.Starred, ast.IfExp, ast.BoolOp)):
+                waiting += [each for each in ast.iter_child_nodes(node) if isinstance(each, ast.expr)]
+            elif isinstance(node, ast.Call) and last_name(node.func) in JOINING:
+                waiting += argument_values(node)
+            elif isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)):
+                tail = last_part(self.canonical(node, frame).rpartition(":")[2]).rstrip("[]")
+                if tail in self._tails:
+                    found.add("optimizer")
+                if tail in self._models:
+                    found.add("parameters")
+                if isinstance(node, ast.Name) and node.id not in seen:  # of a loop, or another name
+                    seen.add(node.id)
+                    waiting += [each for each in frame.scope.values.get(node.id, ()) if isinstance(each, ast.expr)]
+        return found
 
     def _add(
         self,
@@ -385,19 +419,13 @@ class _Events(CallFollower):
                 found[SPELLED + name] = ast.unparse(self.spelled_out(value, frame))
         return found
 
-    def spelled_out(self, test: ast.expr, frame: Frame) -> ast.expr:
-        """Return a condition in the words of the function that was begun with: a parameter as its argument."""
-        if isinstance(test, ast.UnaryOp):
-            return ast.UnaryOp(test.op, self.spelled_out(test.operand, frame))
-        if isinstance(test, ast.BoolOp):
-            return ast.BoolOp(test.op, [self.spelled_out(value, frame) for value in test.values])
-        if isinstance(test, ast.Compare):
-            return ast.Compare(self.spelled_out(test.left, frame), test.ops, test.comparators)
+    def spell(self, test: ast.expr, frame: Frame) -> ast.expr:
         head, dot, rest = (dotted_name(test) or "").partition(".")
         text = frame.names.get(SPELLED + head)
         return test if text is None else expression_of(text + dot + rest) or test
 
 
+# Packages none of whose functions steps or clips by itself, except READERS; the index says that a call is of one.
 KNOWN_PACKAGES = frozenset({
     "torch", "numpy", "np", "time", "logging", "os", "sys", "math", "json", "tqdm", "random", "datetime", "builtins",
     "print", "len", "range", "float", "int", "str", "max", "min", "sum", "isinstance", "getattr", "hasattr", "round",
@@ -664,14 +692,16 @@ class _Proof:
         if event.kind == "unknown":
             if event.text in ("parameters", "gradients,parameters") and self._is_forward(event, inside):
                 return
-            if event.text in ("parameters", "gradients", "gradients,parameters") and self._has_frame(event, steps):
+            if event.text in ("parameters", "gradients", "gradients,parameters") and self._has_frame(
+                block, event, steps
+            ):
                 self._add_read(event, steps)
             else:
                 raise Unsure(
                     block.node, f"what {self._place(event)} does with the gradients, before the step, cannot be seen"
                 )
         elif event.kind == "read" and (event.site is None or event.scope is not steps[0].scope):
-            if self._has_frame(event, steps):
+            if self._has_frame(block, event, steps):
                 self._add_read(event, steps)
                 self._order.lifted.add(id(event.node))
             elif event.site is not None:
@@ -696,26 +726,33 @@ class _Proof:
         file = "" if event.scope.module is self._module else f" of {self._index.name_of(event.scope.module)}"
         return f"{what} in line {line}{file}"
 
-    def _has_frame(self, event: Happening, steps: list[Happening]) -> bool:
-        """Return whether the function of each step calls what leads to an event, or holds it, in this module."""
-        return all(
-            step.scope.module is self._module and any(scope is step.scope for scope, _ in event.calls) for step in steps
-        )
+    def _has_frame(self, block: Happening, event: Happening, steps: list[Happening]) -> bool:
+        """Return whether a statement in the function of each step, in this module, leads to an event.
+
+        It must come behind the backward pass: gradients are unscaled above it.
+        """
+        return all(step.scope.module is self._module and self._is_behind(block, event, step.scope) for step in steps)
+
+    def _is_behind(self, block: Happening, event: Happening, scope: Scope) -> bool:
+        leading = next((node for one, node in event.calls if one is scope), None)
+        if leading is None:
+            return False
+        first = next((node for one, node in block.calls if one is scope), None)
+        return first is None or self._module.statement(first) is not self._module.statement(leading)
 
     def _add_read(self, event: Happening, steps: list[Happening]) -> None:
         """Let the statement of a step's function that leads to a read of gradients count as the read."""
         scope = steps[0].scope
         node = next(node for one, node in event.calls if one is scope)
-        if any(read.node is node for read in self._sites.reads):
-            return
-        within = {id(each) for each in walk(self._module.statement(node))}
-        if any(id(read.node) in within and read.function is scope.function for read in self._sites.reads):
-            return
+        optimizers = [each.site.optimizer for each in steps if isinstance(each.site, Step)]
         statement = self._module.statement(node)
-        self._sites.reads.append(Read(node, statement, scope.function, ()))
-        self._order.pending[id(node)] = tuple(
-            dict.fromkeys(each.site.optimizer for each in steps if isinstance(each.site, Step))
-        )
+        within = {id(each) for each in walk(statement)}
+        same = [each for each in self._sites.reads if each.node is node]
+        if not same and any(id(read.node) in within and read.function is scope.function for read in self._sites.reads):
+            return
+        if not same:
+            self._sites.reads.append(Read(node, statement, scope.function, ()))
+        self._order.pending[id(node)] = tuple(dict.fromkeys([*self._order.pending.get(id(node), ()), *optimizers]))
 
     def _check_conditions(self, trace: list[Happening], block: Happening, step: Happening, name: str) -> None:
         """Refuse a step that may run without a backward pass, and gradients that a step leaves behind."""

@@ -13,7 +13,7 @@ from ampcompare.source.migrate.read.options import UNSEEN, bind
 from ampcompare.source.module import Function, Module
 from ampcompare.source.syntax import dotted_name, elements, is_literal, last_name, last_part, walk
 
-__all__ = ["Backward", "Initialize", "Read", "Sites", "Step", "Unsure", "collect_sites"]
+__all__ = ["Backward", "Initialize", "Read", "Sites", "Step", "Unsure", "collect_sites", "model_keys"]
 
 INITIALIZE = (
     "models", "optimizers", "enabled", "opt_level", "cast_model_type", "patch_torch_functions", "keep_batchnorm_fp32",
@@ -21,6 +21,7 @@ INITIALIZE = (
 )  # fmt: skip
 # Words in the names of what a loop over parameters goes over; `hparams` is none.
 PARAMETERS = {"param", "params", "parameter", "parameters", "master", "masters", "group", "groups"}
+WRAPPERS = ("DistributedDataParallel", "DataParallel", "DDP", "FSDP", "BalancedDataParallel")
 SCALE_LOSS = ("loss", "optimizers", "loss_id", "model", "delay_unscale", "delay_overflow_check")
 
 
@@ -134,6 +135,35 @@ def collect_sites(module: Module, names: Names, index: Index) -> Sites:
     _add_reads(module, sites, index)
     sites.backwards.sort(key=lambda each: each.statement.lineno)
     return sites
+
+
+def model_keys(module: Module, sites: Sites) -> set[str]:
+    """Return the keys of the models that went through `amp.initialize`, and of their parallel wrappers."""
+    found: set[str] = set()
+    for each in sites.initializes:
+        found |= _keys_in(each.arguments.get("models"))
+        if isinstance(each.statement, ast.Assign):
+            target = each.statement.targets[0]
+            optimizers = each.arguments.get("optimizers")
+            if optimizers is None:
+                found |= _keys_in(target)
+            elif isinstance(target, (ast.Tuple, ast.List)) and target.elts:
+                found |= _keys_in(target.elts[0])
+    for node in module.nodes:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and node.value.args:
+            name = (dotted_name(node.value.func) or "").rpartition(".")[2]
+            if name in WRAPPERS and dotted_name(node.value.args[0]) in found:
+                found |= _keys_in(node.targets[0])
+    return found - {"_"}
+
+
+def _keys_in(node: ast.AST | None) -> set[str]:
+    if node is None:
+        return set()
+    if isinstance(node, (ast.List, ast.Tuple)):
+        return set().union(*(_keys_in(each) for each in node.elts))
+    key = dotted_name(node)
+    return {key} if key is not None else set()
 
 
 def _optimizers_of(initialize: Initialize) -> list[str]:

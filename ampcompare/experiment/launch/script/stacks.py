@@ -1,0 +1,445 @@
+"""Run a cell in another environment of Python and torch: by the ampcompare that is there, or under one recorder file.
+
+The recorder (`script/recording/recorder.py.txt`) is copied into the folder of the cell and needs torch alone, so that
+it can be run by hand where this command cannot reach: `take_up` makes a record of what it has written.
+"""
+
+import contextlib
+import json
+import os
+import shlex
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ampcompare.base.errors import ConfigError, EnvironmentUnfit, LaunchError, UnsupportedCombination
+from ampcompare.base.files.run_files import CellFile
+from ampcompare.base.files.write import write_atomically
+from ampcompare.base.formatting import printable
+from ampcompare.base.processes.sandbox import Sandbox
+from ampcompare.base.processes.start import kill_family, start_command
+from ampcompare.base.secrets import hide, mask
+from ampcompare.base.version import __version__
+from ampcompare.experiment.launch.cell_files import (
+    announce_cell,
+    fresh_progress,
+    last_lines,
+    make_cell_folder,
+    write_config,
+    write_record,
+)
+from ampcompare.experiment.launch.contract import Progress, Stoppable, interrupted_record
+from ampcompare.experiment.launch.places import ANYWHERE, Place
+from ampcompare.experiment.launch.script.launcher import (
+    POLL_SECONDS,
+    ScriptLauncher,
+    cell_environment,
+    failed_script,
+    script_record,
+)
+from ampcompare.experiment.launch.script.output import OutputReader
+from ampcompare.experiment.launch.script.rows import ScriptRows, of_training_process
+from ampcompare.results.records.run import EngineInfo, RunRecord, dump_json, read_record
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.stack import StackConfig
+
+TEMPLATE = Path(__file__).parents[3] / "script" / "recording" / "recorder.py.txt"
+RUN = "recorder_run"  # in the environment of a record: which run of the recorder it was made of
+MAX_SHOWN = 400
+OTHER_PYTHON = ("PYTHONHOME", "PYTHONSAFEPATH", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")  # of this one, not of the stack
+TORCHRUN, OLD_LAUNCHER = "torch.distributed.run", "torch.distributed.launch"
+MIN_TORCHRUN = (1, 9)
+START_SECONDS = 300.0  # until a stack answers, and a script there has imported torch
+RECORDED = ("seed", "max_steps", "shift_seeds")  # options of `exec` that the recorder has
+DEFAULTS = {"autocast_lists": "cuda"}
+
+_known: dict[tuple[str, ...], "Stack"] = {}  # what was seen of stacks since this process began
+
+
+class Stack:
+    """What a stack has.
+
+    Attributes:
+        facts: versions, processor and Apex; empty where it could not be started.
+        fault: why no cell can train there; "" if one can.
+    """
+
+    def __init__(self, name: str, facts: Mapping[str, Any], fault: str = "") -> None:
+        self.name, self.facts = name, dict(facts)
+        self.fault = fault
+        if facts.get("no_torch"):
+            self.fault = f"the stack {name} has no torch that can be imported: {facts['no_torch']}"
+
+    @property
+    def has_ampcompare(self) -> bool:
+        """Whether it has this version of ampcompare."""
+        return self.facts.get("ampcompare") == __version__
+
+    @property
+    def apex(self) -> str:
+        """The version of the genuine Apex there; "" if there is none."""
+        return str(self.facts.get("apex") or "")
+
+    def records_by_itself(self, config: RunConfig) -> bool:
+        """Return whether its own ampcompare trains a cell; a script for the genuine Apex runs as it does today."""
+        is_as_written = config.script is not None and config.parsed_arm.backend == "script"
+        return self.has_ampcompare and not (is_as_written and self.apex)
+
+
+def look_at(stack: StackConfig, folder: Path) -> Stack:
+    """Start the Python of a stack once, and return what it has; the recorder was copied into the folder."""
+    if stack.command in _known:
+        return _known[stack.command]
+    words = [*stack.words(folder), str(folder.resolve() / CellFile.RECORDER), "--probe"]
+    shown = printable(shlex.join(hide(stack.command)), MAX_SHOWN)
+    try:
+        process = subprocess.Popen(
+            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=_outside(),
+            start_new_session=True,
+        )  # fmt: skip
+    except (OSError, ValueError) as error:
+        return Stack(stack.name, {}, f"the stack {stack.name} cannot be started: {shown}: {_reason(error)}")
+    try:
+        out, err = process.communicate(timeout=START_SECONDS)
+    except subprocess.TimeoutExpired:
+        kill_family(process.pid)
+        process.communicate()
+        fault = f"the stack {stack.name} does not answer: {shown} printed nothing of its Python in {START_SECONDS:g} s"
+        found = Stack(stack.name, {}, fault)
+    else:
+        found = _read_facts(stack.name, shown, process.returncode, out, err)
+    _known[stack.command] = found
+    return found
+
+
+def facts_now(config: RunConfig) -> dict[str, Any]:
+    """Return what the stack of a cell has now; nothing where it cannot be started."""
+    assert config.stack is not None
+    with tempfile.TemporaryDirectory(prefix=".stack.") as place:
+        copy_recorder(Path(place))
+        found = look_at(config.stack, Path(place))
+    return {} if found.fault else found.facts
+
+
+def _read_facts(name: str, shown: str, code: int, out: bytes, err: bytes) -> Stack:
+    for line in reversed(out.decode(errors="replace").splitlines()):
+        with contextlib.suppress(ValueError):
+            facts = json.loads(line)
+            if isinstance(facts, dict) and "python" in facts:
+                return Stack(name, facts)
+    said = [line for line in err.decode(errors="replace").splitlines() if line.strip()]
+    last = f": {printable(said[-1].strip(), MAX_SHOWN)}" if said else ""
+    return Stack(name, {}, f"the stack {name} cannot be started: {shown} ended with exit code {code}{last}")
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return getattr(error, "strerror", None) or str(error)
+
+
+def _outside() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in OTHER_PYTHON}
+
+
+def copy_recorder(folder: Path) -> None:
+    """Copy the recorder into the folder of a cell."""
+    write_atomically(folder / CellFile.RECORDER, TEMPLATE.read_text(encoding="utf-8"))
+
+
+def recorder_words(config: RunConfig, folder: Path) -> list[str]:
+    """Return the words after the Python of a stack that record a cell of a script."""
+    script = config.script
+    assert script is not None
+    seed = config.recipe.seed
+    options = ["--seed", str(seed), *(["--shift-seeds"] if script.shift_seeds else [])]
+    options += ["--max-steps", str(script.max_steps)] if script.max_steps is not None else []
+    options += ["-m"] if script.is_module else []
+    return [*options, script.name, *script.arguments_for(seed, config.arm, folder.resolve())]
+
+
+class _Child:
+    """A process of the system, as the launcher of scripts works with one."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
+        self._process = process
+        self.pid, self.stdout = process.pid, process.stdout
+
+    def poll(self, seconds: float = 0.0) -> int | None:
+        """Return the exit code, or None if the process has not ended in some seconds."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(seconds)
+        return None
+
+    def wait(self) -> int:
+        """Return the exit code when the process has ended."""
+        code = self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        return code
+
+    def kill(self) -> None:
+        """Kill it with its descendants."""
+        kill_family(self.pid)
+
+
+class StackLauncher(ScriptLauncher):
+    """Starts one process per cell, by the words of its stack."""
+
+    def __init__(self, place: Place = ANYWHERE) -> None:
+        super().__init__(place)
+        self._process: Stoppable[Any] = Stoppable(lambda process: process.kill())
+        self._changed: tuple[object, float] = ((), 0.0)
+
+    def launch(
+        self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
+    ) -> RunRecord:
+        assert config.stack is not None
+        started = datetime.now(UTC).isoformat(timespec="milliseconds")
+        make_cell_folder(folder)
+        copy_recorder(folder)
+        write_config(config, folder)
+        if config.script is not None:
+            _write_command(config, folder)
+        stack = look_at(config.stack, folder)
+        own = stack.records_by_itself(config)
+        fault = stack.fault or ("" if own else _why_not(config, stack))
+        if fault:
+            by_hand = f"; {CellFile.BY_HAND} in {folder} says how to record it by hand" if config.script else ""
+            record = failed_script(config, fault + by_hand * (not stack.facts), started=started)
+        elif own:
+            return self._launch_inside(config, folder, stack, on_progress)
+        else:
+            self._changed = ((), time.monotonic())
+            record = super().launch(config, folder, on_progress)
+            record = with_stack(record, of_training_process(folder), stack.facts)
+        write_record(record, folder)
+        return record
+
+    def _start(self, config: RunConfig, script: Any, folder: Path, sandbox: Sandbox) -> Any:
+        assert config.stack is not None
+        environment = {**cell_environment(config, folder), **self._place.environment, **sandbox.environment}
+        if config.device == "cpu":
+            environment["CUDA_VISIBLE_DEVICES"] = ""
+        words = list(map(sandbox.at, recorder_words(config, folder)))
+        record = ["--record", str((folder / CellFile.SCRIPT).resolve())]
+        start = config.stack.words(folder)
+        if config.processes > 1 or script.torchrun:
+            start += _rank_words(_known[config.stack.command].facts, config.processes)
+        command = [*start, str((folder / CellFile.RECORDER).resolve()), *record, *words]
+        return self._open_process(command, {name: one for name, one in environment.items() if name not in OTHER_PYTHON})
+
+    def _open_process(self, command: Sequence[str], environment: Mapping[str, str], **options: Any) -> _Child:
+        """Start a command that ends with this process, in the sandbox that the environment names."""
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, **options}
+        start = start_command("ampcompare.experiment.launch.script.supervise", *command)
+
+        def make() -> _Child:
+            try:
+                with self._place.on_its_cores():
+                    process = subprocess.Popen(
+                        start, stdin=subprocess.PIPE, env=dict(environment), start_new_session=True, **options
+                    )
+            except OSError as error:
+                raise LaunchError(f"cannot start {start[0]}: {_reason(error)}") from None
+            return _Child(process)
+
+        process: _Child = self._process.start(make)
+        return process
+
+    def _send_stop(self, process: Any) -> None:
+        super()._send_stop(process)
+
+    def _why_stuck(self, config: RunConfig, folder: Path) -> str:
+        """Return that a cell has done nothing for long: the recorder touches its file while its process computes."""
+        seen = [path.stat() for path in (*folder.glob(CellFile.SCRIPTS), folder / CellFile.LOG) if path.exists()]
+        state, now = tuple((one.st_mtime_ns, one.st_size) for one in seen), time.monotonic()
+        if state != self._changed[0]:
+            self._changed = state, now
+        limit = (
+            config.stall_timeout if (folder / CellFile.SCRIPT).exists() else max(START_SECONDS, config.stall_timeout)
+        )
+        if now - self._changed[1] < limit:
+            return ""
+        name = config.stack.name if config.stack is not None else ""
+        return (
+            f"the script hangs in the stack {name}: it printed, recorded and computed nothing for "
+            f"{limit:g} s, and was ended; --stall-timeout sets that time"
+        )
+
+    def _launch_inside(
+        self, config: RunConfig, folder: Path, stack: Stack, on_progress: Callable[[Progress], None] | None
+    ) -> RunRecord:
+        """Train a cell by the ampcompare of its stack, as a scheduler would."""
+        assert config.stack is not None
+        announce_cell(config.model_copy(update={"stack": None}), folder)
+        read = fresh_progress(folder, on_progress)
+        (folder / CellFile.PROGRESS).unlink(missing_ok=True)  # else the cell would count as one that was lost
+        words = [*config.stack.words(folder), "-m", "ampcompare.experiment.launch.cell", str(folder.resolve())]
+        environment = {**_outside(), **self._place.environment}
+        with self._process.busy(), (folder / CellFile.LAUNCHER_LOG).open("wb") as log:
+            process = self._open_process(words, environment, stdout=log, stderr=log)
+            if self._is_asked():
+                self._send_stop(process)
+            while process.poll(POLL_SECONDS) is None:
+                read()
+            read()
+            self._process.check()
+            self._process.drop()
+            code = process.wait()
+        path = folder / CellFile.RECORD
+        if path.exists():
+            record = read_record(path)
+        elif self._is_asked():
+            record = interrupted_record(config)
+        else:
+            said = "".join(last_lines(folder / CellFile.LAUNCHER_LOG, 1))
+            record = failed_script(config, f"the stack {stack.name} ended with exit code {code}: {said}")
+        record = record.model_copy(update={"cell": config.digest(), "config": config})
+        write_config(config, folder)
+        write_record(record, folder)
+        return record
+
+
+def run_in_stack(
+    stack: StackConfig, arm: str, words: Sequence[str], record: str | None, *, ledger: bool = False, **options: Any
+) -> int:
+    """Run a script in a stack, with the output and the standard input of this process; return its exit code.
+
+    Args:
+        words: the script or module with its arguments.
+        record: file for what its steps did; with the recorder there is one in any case, which is removed.
+        options: those of `exec` that were given.
+
+    Raises:
+        EnvironmentUnfit: the stack cannot be started, or has no torch.
+        UnsupportedCombination: the arm or an option needs an ampcompare there.
+    """
+    with tempfile.TemporaryDirectory(prefix="ampcompare-stack-") as place:
+        copy_recorder(Path(place))
+        found = look_at(stack, Path(place))
+        if found.fault:
+            raise EnvironmentUnfit(found.fault)
+        target = str(Path(place, CellFile.SCRIPT) if record is None else os.path.abspath(record))
+        if found.has_ampcompare and not (arm == "script" and found.apex):
+            start = ["-m", "ampcompare", "exec", "--arm", arm, *(["--record", target] if record is not None else [])]
+            start += ["--ledger"] * ledger
+        else:
+            others = [name for name, value in options.items() if name not in RECORDED and value != DEFAULTS.get(name)]
+            if arm != "script" or others or ledger or options.get("shift_seeds") == "all":
+                what = f"--{others[0].replace('_', '-')}" if others else f"arm {arm}" if arm != "script" else "this"
+                raise UnsupportedCombination(
+                    f"{what} needs ampcompare {__version__}, which the stack {stack.name} lacks"
+                )
+            start = [str(Path(place, CellFile.RECORDER)), "--record", target]
+            options = {name: value for name, value in options.items() if name in RECORDED}
+            if options.get("shift_seeds"):
+                options["shift_seeds"] = True
+        for name, value in options.items():
+            start += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+        process = subprocess.run([*stack.words(Path(place)), *start, *words], env=_outside(), check=False)
+    return process.returncode if process.returncode >= 0 else 128 - process.returncode
+
+
+def _why_not(config: RunConfig, stack: Stack) -> str:
+    """Return why the recorder cannot train a cell; "" if it can."""
+    there = stack.facts.get("ampcompare")
+    has = f"has ampcompare {there}, not {__version__}" if there else "has no ampcompare"
+    if config.script is None or config.parsed_arm.backend != "script":
+        of_apex = " or is to train with its own Apex" if stack.apex and stack.has_ampcompare else ""
+        return f"the stack {stack.name} {has}{of_apex}: only the arm script, of a script after --, can train there"
+    if config.first_weights == "twin":
+        return f"the stack {stack.name} {has}, which a twin needs"
+    if config.script.shift_seeds == "all":
+        return f"the stack {stack.name} {has}, which --shift-seeds all needs; global generators can be shifted there"
+    return ""
+
+
+def _rank_words(facts: Mapping[str, Any], processes: int) -> list[str]:
+    version = tuple(int(word) for word in str(facts.get("torch", "")).split("+")[0].split(".")[:2] if word.isdecimal())
+    if version >= MIN_TORCHRUN:
+        return ["-m", TORCHRUN, "--standalone", f"--nproc_per_node={processes}"]
+    return ["-m", OLD_LAUNCHER, f"--nproc_per_node={processes}", "--use_env"]
+
+
+def with_stack(record: RunRecord, rows: ScriptRows, facts: Mapping[str, Any] | None = None) -> RunRecord:
+    """Return the record of a cell that the recorder has written, with the versions of its stack."""
+    header = rows.header.get("environment") or facts or {}
+    code = {name: record.environment[name] for name in ("exit_code",) if name in record.environment}
+    told = {
+        name: value for name, value in header.items() if name not in ("host", "no_torch") and value not in (None, [])
+    }
+    if "apex_kernels" in told:
+        told["apex_kernels"] = " ".join(told["apex_kernels"])
+    environment = {**told, **rows.setup.get("device", {}), **code, RUN: rows.header.get("run")}
+    engine = None
+    if apex := header.get("apex"):
+        engine = EngineInfo(name="nvidia", version=str(apex), reason="the genuine Apex of the stack")
+    return record.model_copy(
+        update={"environment": environment, "host": header.get("host") or record.host, "engine": engine}
+    )
+
+
+def _write_command(config: RunConfig, folder: Path) -> None:
+    """Write the command that records a cell by hand, on another machine too."""
+    assert config.stack is not None
+    words = ["python", str(folder.resolve() / CellFile.RECORDER), *hide(recorder_words(config, folder))]
+    text = (
+        f"To record this cell by hand, copy this folder and the script to where the stack {config.stack.name} is, and "
+        f"run there:\n\n    cd {shlex.quote(os.getcwd())}\n    {shlex.join(words)} 2>&1 | tee {CellFile.LOG}\n\n"
+        f"Then bring {CellFile.SCRIPT} and {CellFile.LOG} back into this folder, and run the same comparison again.\n"
+    )
+    write_atomically(folder / CellFile.BY_HAND, mask(text))
+
+
+def take_up(config: RunConfig, folder: Path, say: Callable[[str], Any] = lambda text: None) -> None:
+    """Make a record of a cell that the recorder has finished, by hand or for a command that was killed since."""
+    if config.stack is None or config.script is None or not (folder / CellFile.SCRIPT).exists():
+        return
+    rows = of_training_process(folder)
+    run = rows.header.get("run")
+    if run is None or rows.ended is None or rows.ended.get("exit_code") != 0 or not rows.steps:
+        return
+    with contextlib.suppress(Exception):  # one that cannot be read is no reason to leave this one out
+        if read_record(folder / CellFile.RECORD).environment.get(RUN) == run:
+            return
+    wrong = [name for name, there, here in (
+        ("script", rows.header.get("sha256"), config.script.sha256),
+        ("seed", rows.header.get("seed"), str(config.recipe.seed)),
+    ) if there != here and there is not None]  # fmt: skip
+    if wrong:
+        say(f"{folder / CellFile.SCRIPT} is of another {wrong[0]} than the cell, and is not used")
+        return
+    try:
+        record = record_of_folder(config, folder, rows)
+    except ConfigError as error:
+        say(f"{folder / CellFile.SCRIPT} is not used: {error}")
+        return
+    make_cell_folder(folder)
+    write_config(config, folder)
+    (folder / CellFile.STEPS).write_text("".join(dump_json(step, indent=None) + "\n" for step in rows.steps))
+    write_record(record, folder)
+
+
+def record_of_folder(config: RunConfig, folder: Path, rows: ScriptRows) -> RunRecord:
+    """Return the record of a cell from what lies in its folder: the rows of the recorder, and the output."""
+    assert config.script is not None
+    values: dict[str, list[float]] = {}
+    faults: dict[str, str] = {}
+    if any(metric.pattern is not None for metric in config.script.metrics):
+        log = folder / CellFile.LOG
+        if not log.exists():
+            raise ConfigError(f"there is no {CellFile.LOG} with the output of the script, which metrics are read from")
+        with tempfile.TemporaryDirectory() as place:
+            reader = OutputReader(log.open("rb"), Path(place, "log"), config.script.metrics)
+            pump = threading.Thread(target=reader.pump)
+            pump.start()
+            pump.join()
+        values, faults = reader.values, reader.part_faults()
+    seconds = sum(step.seconds for step in rows.steps)
+    started = datetime.fromtimestamp((folder / CellFile.SCRIPT).stat().st_mtime, UTC).isoformat(timespec="milliseconds")
+    record = script_record(config, rows, values, wall_seconds=seconds, started=started, faults=faults)
+    return with_stack(record, rows)

@@ -1,0 +1,168 @@
+"""Compare the log-probabilities that two programs gave to the same tokens, such as a trainer and a sampler.
+
+What a harmless change of one of them makes, such as another batch size, is the floor: less than that says nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ampcompare.base.errors import UnusableInput
+from ampcompare.base.files.read import FileFault, parse_json, read_text
+
+LOW, HIGH = 0.9, 1.1  # between which a ratio of probabilities counts as equal
+MARGIN = 0.1  # share of the floor by which a distance may exceed it
+ERRORS = 2.0  # standard errors by which it must exceed that
+MIN_TOKENS = 100
+MAX_BYTES = 2**31
+NAMES = ("logprobs", "logprob", "token_logprobs")
+Answer = Literal["identical", "within the floor", "outside of the floor", "cannot tell"]
+EXIT_CODES: dict[Answer, int] = {
+    "identical": 0,
+    "within the floor": 0,
+    "outside of the floor": 1,
+    "cannot tell": 2,
+}
+
+
+@dataclass(frozen=True)
+class Distance:
+    """How far apart the log-probabilities of two files are.
+
+    Attributes:
+        outside: share of the tokens whose ratio of probabilities is outside of 0.9 to 1.1.
+        mean_kl: mean over the tokens of r - 1 - log r, which estimates the KL divergence without bias, in nats.
+        largest: of all differences of two log-probabilities.
+    """
+
+    tokens: int
+    outside: float
+    mean_kl: float
+    largest: float
+
+
+@dataclass(frozen=True)
+class LogprobsJudgment:
+    """What was found of two files, and of the twin of the first one; `why` is a sentence."""
+
+    answer: Answer
+    why: str
+    distance: Distance
+    floor: Distance | None
+
+    @property
+    def exit_code(self) -> int:
+        """0 where they are no farther apart than the twin, 1 where they are, and 2 where that cannot be told."""
+        return EXIT_CODES[self.answer]
+
+    def data(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return asdict(self)
+
+
+def judge_logprobs(one: str | Path, other: str | Path, twin: str | Path | None = None) -> LogprobsJudgment:
+    """Judge two files of log-probabilities of the same tokens, by the distance of the first to its twin.
+
+    Raises:
+        UnusableInput: a file cannot be read, holds a number that is no log-probability, or has other tokens.
+    """
+    first, second = read_logprobs(Path(one)), read_logprobs(Path(other))
+    _check_count(one, first, other, second)
+    distance = distance_of(first, second)
+    if first == second:
+        return LogprobsJudgment("identical", "all log-probabilities are equal", distance, None)
+    if twin is None:
+        why = "there is no twin: give the log-probabilities of the first program after a harmless change, by --twin"
+        return LogprobsJudgment("cannot tell", why, distance, None)
+    again = read_logprobs(Path(twin))
+    _check_count(one, first, twin, again)
+    floor = distance_of(first, again)
+    if first == again:
+        why = "the twin is equal to the first file, so that it is no measure of what harmless changes do"
+        return LogprobsJudgment("cannot tell", why, distance, floor)
+    if distance.tokens < MIN_TOKENS:
+        why = f"{distance.tokens} tokens are too few; {MIN_TOKENS} are needed"
+        return LogprobsJudgment("cannot tell", why, distance, floor)
+    beyond = [
+        name
+        for name, per_token in (("share of tokens outside of 0.9 to 1.1", _outside), ("mean KL", _kl))
+        if _exceeds(list(per_token(first, second)), list(per_token(first, again)))
+    ]
+    if beyond:
+        why = f"the {' and the '.join(beyond)} exceeds that of the twin by more than {100 * MARGIN:g} % and chance"
+        return LogprobsJudgment("outside of the floor", why, distance, floor)
+    return LogprobsJudgment("within the floor", "they are no farther apart than the twin", distance, floor)
+
+
+def distance_of(one: Sequence[float], other: Sequence[float]) -> Distance:
+    """Return how far apart two sequences of log-probabilities are."""
+    return Distance(
+        tokens=len(one),
+        outside=statistics.fmean(_outside(one, other)),
+        mean_kl=statistics.fmean(_kl(one, other)),
+        largest=max(abs(second - first) for first, second in zip(one, other, strict=True)),
+    )
+
+
+def read_logprobs(path: Path) -> list[float]:
+    """Return the numbers of a file: one a line, a JSON list, or JSON lines with a list or number as `logprobs`."""
+    try:
+        text = read_text(path, most=MAX_BYTES)
+        try:
+            found = list(_numbers(parse_json(text)))
+        except FileFault:
+            found = [number for line in text.splitlines() if line.strip() for number in _numbers(parse_json(line))]
+    except FileFault as fault:
+        raise UnusableInput(f"cannot read the log-probabilities of {path}: {fault}") from None
+    if not found:
+        raise UnusableInput(f"{path} holds no log-probabilities; give one a line, or JSON lines with `logprobs`")
+    for number, value in enumerate(found, 1):
+        if not math.isfinite(value) or value > 0:
+            raise UnusableInput(
+                f"{path}: number {number} is {value:g}, but a log-probability is finite and not above 0"
+            )
+    return found
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    if isinstance(value, bool) or value is None or isinstance(value, str):
+        raise FileFault(f"{value!r} is no number")
+    if isinstance(value, dict):
+        name = next((name for name in NAMES if name in value), None)
+        if name is None:
+            raise FileFault(f"a line has no {NAMES[0]}, but {', '.join(map(str, value)) or 'nothing'}")
+        yield from _numbers(value[name])
+    elif isinstance(value, list):
+        for item in value:
+            yield from _numbers(item)
+    else:
+        yield float(value)
+
+
+def _check_count(one: object, first: Sequence[float], other: object, second: Sequence[float]) -> None:
+    if len(first) != len(second):
+        raise UnusableInput(
+            f"{one} has {len(first)} tokens and {other} has {len(second)}; give the same tokens in the same order"
+        )
+
+
+def _outside(one: Sequence[float], other: Sequence[float]) -> Iterator[float]:
+    low, high = math.log(LOW), math.log(HIGH)
+    return (float(not low <= second - first <= high) for first, second in zip(one, other, strict=True))
+
+
+def _kl(one: Sequence[float], other: Sequence[float]) -> Iterator[float]:
+    ratios = (second - first for first, second in zip(one, other, strict=True))
+    return (math.expm1(min(ratio, 700.0)) - ratio for ratio in ratios)
+
+
+def _exceeds(found: Sequence[float], floor: Sequence[float]) -> bool:
+    """Return whether a mean exceeds that of the floor by the margin and by chance, token by token."""
+    beyond = [value - (1 + MARGIN) * least for value, least in zip(found, floor, strict=True)]
+    error = statistics.stdev(beyond) / math.sqrt(len(beyond))
+    return statistics.fmean(beyond) > ERRORS * error

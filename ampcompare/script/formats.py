@@ -1,0 +1,75 @@
+"""Formats of products in a script that names no model: linear layers get theirs when the script first calls a model."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from ampcompare.backends.arm import Arm
+from ampcompare.base.errors import AmpCompareError, UnsupportedCombination
+from ampcompare.base.patches import Points, Subscriptions
+from ampcompare.guards.location import here
+from ampcompare.script.keep_fp32 import bare_model
+from ampcompare.script.recording.recorder import Rows
+from ampcompare.training.precision.gemm import FormatPlan
+
+
+class ScriptFormats:
+    """Gives formats to every model that the script calls; they act where the arm underneath computes in bf16."""
+
+    def __init__(self, arm: Arm, rows: Rows | None) -> None:
+        self._arm = arm
+        self._rows = rows
+        self._plan = FormatPlan(arm)
+        self._inside = self._has_begun = False
+        self._noted: set[str] = set()
+
+    def install(self, events: Subscriptions) -> None:
+        """Find models from now on."""
+        events.wrap(*Points.FORWARD, self._on_call)
+        events.at_end(register_optimizer_step_pre_hook(self._before_step).remove)
+
+    def _on_call(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if self._inside:
+            return original(module, *args, **kwargs)
+        model = bare_model(module)
+        with _name_the_line():
+            if not self._has_begun:
+                self._has_begun, self._plan.seed = True, torch.initial_seed() % 2**31
+            if not self._plan.knows(model) and next(model.parameters(), None) is not None:
+                self._plan.install(model)
+        self._inside = True
+        try:
+            with _name_the_line():
+                self._plan.begin(model, args, kwargs)
+            return original(module, *args, **kwargs)
+        finally:
+            self._inside = False
+
+    def _before_step(self, *_arguments: Any) -> None:
+        if not self._plan.has_acted:
+            raise UnsupportedCombination(
+                here(
+                    f"no linear layer (nn.Linear) of a model that the script has called has multiplied in bf16, so "
+                    f"{self._arm} has no effect; compare {self._arm.inner}, or leave out torch.compile of a function "
+                    "that calls the model"
+                )
+            )
+        with _name_the_line():
+            self._plan.check_last()
+        for note in self._plan.notes if self._rows is not None else ():
+            if note not in self._noted and self._rows is not None:
+                self._noted.add(note)
+                self._rows.add_note(note)
+
+
+@contextmanager
+def _name_the_line() -> Iterator[None]:
+    """Let errors name the line of the script."""
+    try:
+        yield
+    except AmpCompareError as error:
+        raise type(error)(here(str(error))) from None

@@ -1,0 +1,90 @@
+"""A stack: another environment of Python and torch, named, with the words that start its Python."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path, PurePath
+
+from pydantic import Field
+
+from ampcompare.backends.arm import parse_arms
+from ampcompare.base.errors import ConfigError, did_you_mean
+from ampcompare.settings.recipe import Frozen
+
+NAME = re.compile(r"[A-Za-z][\w.-]{0,39}")
+AT = re.compile(r"@([^@,:=\s]*)\s*(?=,|$)")
+PYTHON = re.compile(r"(python|pypy)[\d.]*(\.exe)?")
+
+
+class StackConfig(Frozen):
+    """Another environment of Python and torch, in which a cell trains."""
+
+    name: str
+    command: tuple[str, ...] = Field(
+        description="words that start its Python, as in /envs/old/bin/python; {cell} and {cwd} are filled in"
+    )
+
+    def words(self, cell: Path) -> list[str]:
+        """Return the words that start its Python for a cell of this folder."""
+        values = {"{cell}": str(cell.resolve()), "{cwd}": str(Path.cwd())}
+        filled = list(self.command)
+        for name, value in values.items():
+            filled = [word.replace(name, value) for word in filled]
+        return filled
+
+
+def parse_stacks(texts: Iterable[str] | Mapping[str, str]) -> dict[str, StackConfig]:
+    """Read stacks such as `old=/envs/old/bin/python`, or NAME and COMMAND as a mapping has them.
+
+    A command line of several words that does not end with a Python, or its options, gets `python` as its last word.
+    """
+    pairs = texts.items() if isinstance(texts, Mapping) else [_pair(text) for text in texts]
+    stacks: dict[str, StackConfig] = {}
+    for name, command in pairs:
+        if not NAME.fullmatch(name):
+            raise ConfigError(f"--stack {name}={command}: the name is a word that begins with a letter, as in old")
+        try:
+            words = shlex.split(command)
+        except ValueError as error:
+            raise ConfigError(f"--stack {name}={command}: the command cannot be read: {error}") from None
+        if not words:
+            raise ConfigError(
+                f"--stack {name}= has no command; give what starts its Python, as in /envs/old/bin/python"
+            )
+        if name in stacks:
+            raise ConfigError(f"--stack {name} is given twice; each stack needs a name of its own")
+        programs = [word for word in words if not word.startswith("-")]
+        if len(words) > 1 and not PYTHON.fullmatch(PurePath(programs[-1] if programs else "").name):
+            words.append("python")
+        stacks[name] = StackConfig(name=name, command=tuple(words))
+    return stacks
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, command = text.partition("=")
+    if not equals:
+        raise ConfigError(f"--stack {text!r} is not NAME=COMMAND, as in old=/envs/old/bin/python")
+    return name.strip(), command
+
+
+def arms_with_stacks(texts: Sequence[str], stacks: Mapping[str, StackConfig]) -> list[tuple[str, StackConfig | None]]:
+    """Read arms of which some are ARM@STACK, each text being one or a list; return their canonical texts and stacks."""
+    found: list[tuple[str, StackConfig | None]] = []
+    for text in texts:
+        begin = 0
+        for at in AT.finditer(text):
+            arms = [str(arm) for arm in parse_arms([text[begin : at.start()].lstrip(",")])]
+            found += [*((arm, None) for arm in arms[:-1]), (arms[-1], _find(at[1], stacks))]
+            begin = at.end()
+        if begin == 0 or text[begin:].strip(" ,"):
+            found += [(str(arm), None) for arm in parse_arms([text[begin:].lstrip(" ,") if begin else text])]
+    return found
+
+
+def _find(name: str, stacks: Mapping[str, StackConfig]) -> StackConfig:
+    if name not in stacks:
+        hint = f" {did_you_mean(name, stacks)}" if stacks else ""
+        raise ConfigError(f"@{name} names a stack that is not given: add --stack {name}=COMMAND.{hint}".rstrip("."))
+    return stacks[name]
