@@ -263,4 +263,4 @@ def error_of(code: int, folder: Path) -> str:
     ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     text = str(error or _last_note(folder / CellFile.LOG) or log_tail(folder) or ended)
     text = printable(text, 1000, keep_end=600)
-    return f"{text}; {BEYOND_FP16}" if "c10::Half without overflow" in text else text
+    return f"{text}; {BEYOND_FP16}" if "c10::Half without overflow" in text and "finfo" not in text else text
