@@ -26,7 +26,7 @@ USAGE = 2  # the exit code of argparse and click for an argument that they do no
         ("On a laptop, with a record of each step:", "ampcompare exec --device cpu --record r.jsonl train.py"),
         (
             "Does it resume exactly:",
-            "ampcompare exec --verify-resume 20 --resume-args '--resume {checkpoint}' train.py",
+            "ampcompare exec --verify-resume 20 --resume-args '-r {checkpoint}' train.py",
         ),
     ],
     context_settings={"allow_interspersed_args": False},
