@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError, UnsupportedCombination
@@ -30,7 +30,7 @@ class ScriptFormats:
     def install(self, events: Subscriptions) -> None:
         """Find models from now on."""
         events.wrap(*Points.FORWARD, self._on_call)
-        events.at_end(register_optimizer_step_pre_hook(self._before_step).remove)
+        events.at_end(register_optimizer_step_post_hook(self._after_step).remove)
 
     def _on_call(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if self._inside:
@@ -49,7 +49,8 @@ class ScriptFormats:
         finally:
             self._inside = False
 
-    def _before_step(self, *_arguments: Any) -> None:
+    def _after_step(self, *_arguments: Any) -> None:
+        """Check what ran; only now, since the forward pass may be in the closure of the step."""
         if not self._plan.has_acted:
             raise UnsupportedCombination(
                 here(

@@ -45,7 +45,7 @@ def _check(done: Any, code: int, *parts: str) -> None:
         (["report", "."], ["holds no records"]),
         (["diagnose", "--compile", "eager", *TINY], ["--compile"]),
         (["profile", "--steps", "0", *TINY], ["--steps must be at least 1"]),
-        (["profile", "--nproc-per-node", "2", "--parallel", "ddp", *TINY], ["only a script after --"]),
+        (["profile", "--nproc-per-node", "2", *TINY], ["only a script after --"]),
         (["explain", "O1", "--arch", "mlp", "--data", "digit"], ["digits"]),
         (["explain", "O1", "--data", "synthetic"], ["--data is of a model", "--arch"]),
         (["diagnose", "--prefix", "3", *TINY], ["--prefix is for --ahead"]),

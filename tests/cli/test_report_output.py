@@ -112,10 +112,10 @@ def test_run_directories_are_listed(call: Any, write: Any) -> None:
     assert "FOLDER is for list runs" in call("list", "arms", "x")[2]
 
 
-def test_a_report_is_of_one_run_directory(call: Any, write: Any) -> None:
+def test_equal_runs_are_not_joined(call: Any, write: Any) -> None:
     code, out, err = call("report", str(write("a")), str(write("b")))
     assert (code, out) == (2, "")
-    assert "unexpected extra argument" in err
+    assert "one run would count twice" in err
 
 
 def test_record_of_exec(call: Any, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from ampcompare.base.version import __version__
 # Extra: its distributions, and what it adds.
 EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
     "stats": (("numpy", "scipy"), "verdicts: judge, report"),
-    "lsp": (("pygls",), "a language server for editors: ampcompare lsp"),
+    "lsp": (("pygls", "lsprotocol"), "a language server for editors: ampcompare lsp"),
     "html": (("jinja2",), "report.html, the report as a page"),
     "gpu": (("nvidia-ml-py",), "the GPU's clock, temperature and other processes along with times"),
     "tensorboard": (("tensorboard",), "curves as event files"),
