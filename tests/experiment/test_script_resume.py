@@ -259,6 +259,7 @@ def test_a_script_that_resumes_is_exact(folder: Path, name: str) -> None:
     assert (code, said.count("resumes: exact in the ")) == (0, 1), said
 
 
+@pytest.mark.slow
 def test_what_cannot_be_verified_is_refused(folder: Path) -> None:
     with pytest.raises(ConfigError, match="trains 9 steps, and none behind step 9; name an earlier one"):
         verify(folder, SCRIPT, [], step=9)

@@ -73,6 +73,7 @@ def run(tmp_path: Path, forked_python: Any) -> Run:
     return run
 
 
+@pytest.mark.slow
 def test_own_code_gets_the_engine_and_probes_nothing(run: Run) -> None:
     script = "".join(f"{form}\nassert left() == [None], left()\n" for form in FORMS)
     script += "".join(
