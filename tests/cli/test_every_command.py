@@ -26,6 +26,8 @@ CALLS = {
     "profile": ["--arm", "fp32,bf16", "--device", "cpu", "--steps", "2", "--no-trials"],
     "find-batch": ["--arm", "fp32", "--device", "cpu", "--memory-limit", "1", "-b", "2"],
     "explain": ["O2"],
+    "shim": ["status"],
+    "lsp": ["--help"],  # it would wait for an editor
     "list": ["all"],
     "config": ["show", "--origin"],
 }
