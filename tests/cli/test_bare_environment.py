@@ -225,6 +225,7 @@ def test_lint_and_migrate_need_click_alone(tmp_path: Path) -> None:
     assert (migrated.status, migrated.out.startswith("--- a/train.py")) == (0, True), migrated
 
 
+@pytest.mark.slow
 def test_next_to_an_old_torch(stats: Call, tmp_path: Path) -> None:
     """What does not train never imports it, except in a process of `doctor`; what trains says which it needs."""
     (tmp_path / "torch").mkdir()

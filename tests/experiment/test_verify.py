@@ -216,6 +216,7 @@ REFUSED = ("the loss is not scaled", "the scale is never updated")
 
 @pytest.mark.usefixtures("forked_runs")
 @pytest.mark.integration
+@pytest.mark.slow
 def test_wrong_migrations_of_o2_are_different(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The right one is not, whether or not roundings hide the fault: batch norm of four samples amplifies them."""
     script, other = tmp_path / "train.py", tmp_path / "rewritten.py"
