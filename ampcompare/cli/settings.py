@@ -15,7 +15,7 @@ from ampcompare.cli.values import Choice
 from ampcompare.experiment.sources import SettingsRequest, collect_settings
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.layers import Layer, parse_assignment, set_path
-from ampcompare.settings.reads import CommandReads
+from ampcompare.settings.reads import OF_OWN_LOOP, CommandReads
 from ampcompare.settings.script import ScriptConfig, script_config
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -192,11 +192,7 @@ def _script_layer(parameters: Mapping[str, Any], reads: CommandReads) -> Layer |
         return None
     paths = {parameter_of(path): path for _, path, _ in RECIPE_OPTIONS}
     loops = [name for name, path in paths.items() if path not in reads.script]
-    refuse_given(
-        (*loops, *NOT_FOR_SCRIPTS),
-        "is a setting of ampcompare's own training loop, but a script has its own loop; leave it out, or give the "
-        "script's own option after --",
-    )
+    refuse_given((*loops, *NOT_FOR_SCRIPTS), OF_OWN_LOOP)
     script: ScriptConfig = script_config(
         words,
         metrics=parameters["metric"],

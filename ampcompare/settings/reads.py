@@ -16,6 +16,11 @@ from ampcompare.settings.validation import flatten, setting_paths
 EVERY = frozenset(setting_paths(RunConfig))
 RECIPE_OBJECT = "Recipe"  # origin of a layer: like a named recipe it holds more than one command reads
 
+# Why a setting is refused where a script trains; it follows the name of the setting.
+OF_OWN_LOOP = (
+    "is a setting of ampcompare's own training loop, but a script has its own loop; leave it out, or give the script's "
+    "own option after --"
+)
 DATA_AND_MODEL = frozenset({"recipe.task", "recipe.label_smoothing", "recipe.tta"}) | {
     path for path in EVERY if path.startswith(("recipe.data.", "recipe.model."))
 }
@@ -88,10 +93,7 @@ class CommandReads:
 
     def _why_not(self, path: str, *, has_script: bool) -> str:
         if has_script and path in self.recipe:
-            return (
-                f"{path} is a setting of ampcompare's own training loop, but a script has its own loop; leave it out, "
-                "or give the script's own option after --"
-            )
+            return f"{path} {OF_OWN_LOOP}"
         return f"{self.command} does not read {path}; leave it out"
 
 

@@ -46,6 +46,7 @@ from ampcompare.experiment.launch.script.output import OutputReader
 from ampcompare.experiment.launch.script.rows import ScriptRows, of_training_process
 from ampcompare.results.records.run import EngineInfo, RunRecord, dump_json, read_record
 from ampcompare.settings.config import RunConfig
+from ampcompare.settings.script import ScriptConfig
 from ampcompare.settings.stack import StackConfig
 
 TEMPLATE = Path(__file__).parents[3] / "script" / "recording" / "recorder.py.txt"
@@ -87,8 +88,12 @@ class Stack:
 
     def records_by_itself(self, config: RunConfig) -> bool:
         """Return whether its own ampcompare trains a cell; a script for the genuine Apex runs as it does today."""
-        is_as_written = config.script is not None and config.parsed_arm.backend == "script"
-        return self.has_ampcompare and not (is_as_written and self.apex)
+        return self.has_ampcompare and not (self.apex and _script_as_written(config))
+
+
+def _script_as_written(config: RunConfig) -> ScriptConfig | None:
+    """Return the script of a cell under the arm `script`, which changes nothing of it; None for any other cell."""
+    return config.script if config.parsed_arm.backend == "script" else None
 
 
 def look_at(stack: StackConfig, folder: Path) -> Stack:
@@ -348,12 +353,12 @@ def _why_not(config: RunConfig, stack: Stack) -> str:
     """Return why the recorder cannot train a cell; "" if it can."""
     there = stack.facts.get("ampcompare")
     has = f"has ampcompare {there}, not {__version__}" if there else "has no ampcompare"
-    if config.script is None or config.parsed_arm.backend != "script":
+    if (script := _script_as_written(config)) is None:
         of_apex = " or is to train with its own Apex" if stack.apex and stack.has_ampcompare else ""
         return f"the stack {stack.name} {has}{of_apex}: only the arm script, of a script after --, can train there"
     if config.first_weights == "twin":
         return f"the stack {stack.name} {has}, which a twin needs"
-    if config.script.shift_seeds == "all":
+    if script.shift_seeds == "all":
         return f"the stack {stack.name} {has}, which --shift-seeds all needs; global generators can be shifted there"
     return ""
 
