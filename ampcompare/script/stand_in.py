@@ -78,7 +78,7 @@ class StandIn:
         if arm.backend == "script":
             frontend = importlib.import_module("apex.amp.frontend")
             self._events.wrap(frontend, "_initialize", self._initialize)
-            self.torch_amp = _AsWritten(self._has_initialized)
+            self.torch_amp = _AsWritten(self._has_initialized, rows)
         elif arm.backend == "apex":
             self._stand_behind_levels(engine, rows)
         else:
@@ -202,15 +202,17 @@ def _record_plain_backward(rows: Rows, original: Any, tensors: Any, *args: Any, 
 
 
 class _AsWritten(TorchAmpStandIn):
-    """Follows `torch.autocast` and `GradScaler` of a script."""
+    """Follows `torch.autocast` and `GradScaler` of a script; a scaler that is off leaves it one without a scaler."""
 
-    def __init__(self, initialized: Callable[[], bool]) -> None:
+    def __init__(self, initialized: Callable[[], bool], rows: Rows | None) -> None:
         super().__init__(initialized)
+        self._rows = rows
         self._by_optimizer = False
 
     def install(self, events: Subscriptions) -> None:
         """Note uses from now on."""
         events.wrap(*Points.MAKE_AUTOCAST, self._make_autocast)
+        events.wrap(*Points.MAKE_SCALER, self._make_scaler)
         events.wrap(torch.amp.GradScaler, "scale", self._scale)
         for kind in fp16_optimizer_classes():
             events.wrap(kind, "__init__", self._make_optimizer)
@@ -220,8 +222,13 @@ class _AsWritten(TorchAmpStandIn):
         original(block, *args, **kwargs)
         self.has_autocast = self.has_autocast or block._enabled
 
+    def _make_scaler(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
+        original(scaler, *args, **kwargs)
+        if not scaler.is_enabled() and self._rows is not None:
+            self._rows.ignored.add(scaler)  # its steps are those of the optimizer
+
     def _scale(self, original: Any, scaler: Any, outputs: Any) -> Any:
-        self.has_scaler = True
+        self.has_scaler = self.has_scaler or scaler.is_enabled()
         return original(scaler, outputs)
 
     def _make_optimizer(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:

@@ -48,12 +48,24 @@ def closure():
     optimizer.zero_grad(); loss = loss_of(); loss.backward(); return loss
 for step in range(5): print(optimizer.step(closure).item())
 """
+# The scaler is off, and the script passes it by in some steps.
+OFF = """
+optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu", enabled=False)
+for step in range(5):
+    loss = loss_of()
+    optimizer.zero_grad(); (scaler.scale(loss) if step % 2 else loss).backward()
+    if step < 3: scaler.step(optimizer)
+    else: optimizer.step()
+    scaler.update()
+    print(loss.item())
+"""
 SCRIPTS = {
     "plain": LOOP.format(forward="loss = loss_of()"),
     "bf16": LOOP.format(forward=BLOCK),
     "fp16": SCALED,
     "weights": "model.bfloat16(); x = x.bfloat16()" + LOOP.format(forward="loss = loss_of()"),
     "lbfgs": LBFGS,
+    "off": OFF,
 }
 
 
