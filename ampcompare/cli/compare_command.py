@@ -7,9 +7,10 @@ from typing import Any
 import click
 
 from ampcompare.backends.arm import Arm
+from ampcompare.base.errors import ConfigError
 from ampcompare.base.formatting import ordinal
 from ampcompare.cli.comparison_output import details_option, show_checks, show_comparison, show_plan
-from ampcompare.cli.help import ARMS, COMPARISON, MACHINE, OUTPUT, option, options_of
+from ampcompare.cli.help import ARMS, COMPARISON, MACHINE, OUTPUT, SCRIPT, option, options_of, refuse_given
 from ampcompare.cli.launching import count_processes, launch_options, options_by_name, save_at_signals
 from ampcompare.cli.output import note
 from ampcompare.cli.settings import ScriptCommand, request_from, script_options, show_metrics
@@ -113,6 +114,22 @@ compare_option = options_of(CompareOptions)
 @compare_option("--timing-rounds", type=click.IntRange(0), metavar="N", group=MACHINE)
 @compare_option("--twin", group=ARMS)
 @compare_option("--preflight/--no-preflight", group=MACHINE)
+@option(
+    "--verify-resume",
+    "resume_step",
+    type=click.IntRange(1),
+    metavar="STEP",
+    group=SCRIPT,
+    help="with -- SCRIPT: in place of the comparison, stop the script under each arm once it has saved at or behind "
+    "STEP, start it again from the arm's own file, and compare with a run without a break",
+)
+@option(
+    "--resume-args",
+    metavar="ARGS",
+    group=SCRIPT,
+    help="with --verify-resume: added to the script's arguments when it is started again: {checkpoint} is the file "
+    "that it saved last, {folder} its folder",
+)
 @launch_options
 @details_option
 @compare_option("--tag", metavar="NAME", group=OUTPUT)
@@ -131,6 +148,9 @@ def command(**parameters: Any) -> int:
 
     as_json, quiet, interval = parameters["as_json"], parameters["quiet"], parameters["progress_interval"]
     options = options_from(parameters)
+    if parameters["resume_step"] is not None:
+        return _verify_resume(options, parameters)
+    refuse_given(("resume_args",), "is for --verify-resume STEP; give both")
     if (code := answer_without_training(options, parameters)) is not None:
         return code
     notify_seconds = to_seconds("--progress-interval", interval) if interval else None
@@ -140,6 +160,37 @@ def command(**parameters: Any) -> int:
     outcome.write_junit()
     show_checks(outcome, quiet=quiet)
     return outcome.exit_code
+
+
+def _verify_resume(options: CompareOptions, parameters: dict[str, Any]) -> int:
+    """Verify that a script resumes under each arm, and return the exit code."""
+    from ampcompare.base.environment.extras import require_torch
+    from ampcompare.experiment.compare import plan_comparison
+    from ampcompare.experiment.script_resume import ResumeCheck, compare_resumptions
+
+    if parameters["script"] is None:
+        raise ConfigError(
+            "--verify-resume of compare is for a script: compare --verify-resume STEP -- SCRIPT ARGS...; for a recipe, "
+            "ampcompare run --verify-resume"
+        )
+    require_torch()
+    cells = plan_comparison(options).plan.cells
+    config = cells[0]
+    script = config.script
+    assert script is not None
+    if script.torchrun or any(cell.stack is not None for cell in cells):
+        raise ConfigError("--verify-resume is for one process in this environment; leave out --nproc-per-node and @")
+    arms = dict.fromkeys(str(cell.arm) for cell in cells)
+    settings = {
+        "device": "cpu" if config.device == "cpu" else None,
+        "guards": "off",
+        "seed": config.recipe.seed,
+        "compat_torch": script.compat_torch,
+        "name": script.name,
+        "arguments": list(script.arguments),
+    }
+    check = ResumeCheck(parameters["resume_step"], parameters["resume_args"])
+    return compare_resumptions(list(arms), settings, check, is_module=script.is_module, say=click.echo)
 
 
 def answer_without_training(options: CompareOptions, parameters: dict[str, Any]) -> int | None:

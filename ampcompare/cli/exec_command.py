@@ -66,6 +66,11 @@ USAGE = 2  # the exit code of argparse and click for an argument that they do no
     help="added to the script's arguments when it is started again: {checkpoint} is the file that it saved last, "
     "{folder} its folder",
 )
+@option(
+    "--fault",
+    type=Choice(["kill"]),
+    help="with --verify-resume: also kill the script while it saves, at 20 points, and start it from what each leaves",
+)
 @option("--module", "-m", is_flag=True, help="SCRIPT is the name of a module, as with python -m")
 @click.argument("script", metavar="SCRIPT", type=FILE)
 @click.argument("arguments", metavar="[ARGS]...", nargs=-1, type=click.UNPROCESSED)
@@ -74,6 +79,7 @@ def command(
     ledger: bool,
     verify_resume: int | None,
     resume_args: str | None,
+    fault: str | None,
     script: str,
     arguments: tuple[str, ...],
     stacks: tuple[str, ...],
@@ -92,9 +98,9 @@ def command(
     if verify_resume is not None:
         if stacks or "@" in (options["arm"] or ""):
             raise ConfigError("--verify-resume is for a script in this environment; leave out --stack and @")
-        return _verify_resume(verify_resume, resume_args, module, script, arguments, {**options, "ledger": ledger})
-    if resume_args is not None:
-        raise ConfigError("--resume-args is for --verify-resume STEP; give both")
+        how = (verify_resume, resume_args, fault is not None)
+        return _verify_resume(how, module, script, arguments, {**options, "ledger": ledger})
+    refuse_given(("resume_args", "fault"), "is for --verify-resume STEP; give both")
     if ledger and options["arm"] is None and options["opt_level"] is None:
         options["arm"] = "script"
     if stacks or "@" in (options["arm"] or ""):
@@ -150,8 +156,7 @@ def command(
 
 
 def _verify_resume(
-    step: int,
-    resume_args: str | None,
+    how: tuple[int, str | None, bool],
     module: bool,
     script: str,
     arguments: tuple[str, ...],
@@ -165,7 +170,7 @@ def _verify_resume(
     from ampcompare.base.environment.extras import require_torch
 
     require_torch()
-    from ampcompare.experiment.script_resume import verify_script_resume
+    from ampcompare.experiment.script_resume import ResumeCheck, verify_script_resume
     from ampcompare.script.legacy.target import Target, script_target
 
     target = Target(script, list(arguments), is_module=True) if module else script_target(script, list(arguments))
@@ -177,9 +182,7 @@ def _verify_resume(
         "name": target.name,
         "arguments": target.arguments,
     }
-    return verify_script_resume(
-        settings, is_module=target.is_module, step=step, resume_args=resume_args, say=click.echo
-    )
+    return verify_script_resume(settings, ResumeCheck(*how), is_module=target.is_module, say=click.echo)
 
 
 def _run_in_stack(stacks: tuple[str, ...], words: list[str], *, ledger: bool, **options: Any) -> int:

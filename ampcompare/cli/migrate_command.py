@@ -19,6 +19,10 @@ from ampcompare.cli.values import FILE, Choice
     examples=[
         ("What would change?", "ampcompare migrate train.py"),
         ("Does the new script train the same?", "ampcompare migrate --verify train.py -- --epochs 1"),
+        (
+            "Does it resume from a file of Apex?",
+            "ampcompare migrate --verify-resume 20 --resume-args '-r {checkpoint}' train.py",
+        ),
         ("Change imports only, and add one file with Apex's functions:", "ampcompare migrate --adapter --write src"),
     ],
     epilog="Exit codes: 0 everything was rewritten; 1 something is left to do by hand; 2 usage, or a file cannot be "
@@ -36,6 +40,21 @@ from ampcompare.cli.values import FILE, Choice
 @option("--device", type=Choice(["cpu"]), default="cpu", expose_value=False, help="of --verify, which needs no other")
 @option("--steps", type=click.IntRange(min=1), default=20, show_default=True, help="of --verify")
 @option(
+    "--verify-resume",
+    "resume_step",
+    type=click.IntRange(1),
+    metavar="STEP",
+    help="stop the Apex script once it has saved at or behind STEP, start the rewritten one from its file, and compare "
+    "with the Apex script without a break",
+)
+@option(
+    "--resume-args",
+    metavar="ARGS",
+    help="with --verify-resume: added to the script's arguments when it is started again: {checkpoint} is the file "
+    "that it saved last, {folder} its folder",
+)
+@option("--convert", is_flag=True, help="with --verify-resume: from the file that ampcompare convert makes")
+@option(
     "--preflight/--no-preflight",
     default=True,
     help="with --verify, first train a few steps of the script: what cannot work is said at once",
@@ -47,6 +66,9 @@ def command(
     torch_version: str | None,
     verify: bool,
     steps: int,
+    resume_step: int | None,
+    resume_args: str | None,
+    convert: bool,
     preflight: bool,
     paths: tuple[str, ...],
 ) -> int:
@@ -58,6 +80,24 @@ def command(
     ampcompare migrate --verify train.py -- ARGS runs train.py ARGS twice: unchanged on ampcompare's engine, and
     rewritten on torch.
     """
+    if resume_step is not None:
+        if verify or mode == "write":
+            raise ConfigError("--verify-resume changes no file, and is no part of --verify; leave out the other one")
+        refuse_given(("steps", "preflight", "torch_version"), "is not for --verify-resume; leave it out")
+        from ampcompare.base.environment.extras import require_torch
+        from ampcompare.experiment.script_resume import verify_migrated_resume
+
+        require_torch()
+        return verify_migrated_resume(
+            paths[0],
+            list(paths[1:]),
+            step=resume_step,
+            resume_args=resume_args,
+            adapter=adapter,
+            convert=convert,
+            say=click.echo,
+        )
+    refuse_given(("resume_args", "convert"), "is for --verify-resume STEP; give both")
     if verify:
         if mode == "write":
             raise ConfigError("--verify changes no file; leave --write out, and write when you have seen its verdict")

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from ampcompare.settings.resume_trace import Row, saved_files
+from ampcompare.settings.resume_trace import Row, read_rows, saved_files, saved_states
 
 HALVES = {"bfloat16": "bf16", "float16": "fp16"}
 # What a checkpoint has to restore, in the order in which it is compared: the first difference causes those behind it.
-RESTORED = ("masters", "weights", "buffers", "moments", "loss scale", "learning rate")
-ROLES = (*RESTORED, "batches", "generators", "loss")
+RESTORED = ("masters", "weights", "buffers", "moments", "averages", "loss scale", "learning rate")
+ROLES = (*RESTORED, "steps", "batches", "generators", "loss")
 STATES = {"loss scale": "scales", "learning rate": "rates"}
 MADE_AGAIN = "masters are rounded to {0}: they are made again from the {0} weights at load"
 WORDS = {"scaler": "the GradScaler", "optimizer": "the optimizer", "scheduler": "the schedule"}
@@ -42,7 +44,7 @@ class Step:
         """Return what is compared of a role."""
         if role == "batches":
             return self.batches
-        return self.losses if role == "loss" else self.state[STATES.get(role, role)]
+        return self.losses if role == "loss" else self.state.get(STATES.get(role, role), {})
 
 
 @dataclass
@@ -54,6 +56,8 @@ class Trace:
         saves: rows of files that were saved.
         loads: rows of files that were loaded.
         restored: rows of what was restored.
+        trainers: rows of trainers that were started again.
+        states: the folder that Accelerate has filled last; "" for none.
         stopped: how many steps had ended where it saved last, before it was stopped; None if it ran to its end.
     """
 
@@ -61,6 +65,8 @@ class Trace:
     saves: list[dict[str, Any]] = field(default_factory=list)
     loads: list[dict[str, Any]] = field(default_factory=list)
     restored: list[dict[str, Any]] = field(default_factory=list)
+    trainers: list[dict[str, Any]] = field(default_factory=list)
+    states: str = ""
     stopped: int | None = None
 
 
@@ -88,13 +94,17 @@ class Resumption:
     differences: tuple[Difference, ...]
     parted: float | None
 
+    @property
+    def is_state_whole(self) -> bool:
+        """Whether the first step behind the break starts from all that a checkpoint has to restore."""
+        return not any(one.role in RESTORED and one.step == self.stopped + 1 for one in self.differences)
+
 
 def read_trace(path: Path) -> Trace:
     """Return the trace of a run; of one that trained nothing it is empty."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    rows = [json.loads(line) for line in lines]
-    trace = Trace(saves=saved_files(rows))
-    lists = {Row.LOAD: trace.loads, Row.RESTORE: trace.restored}
+    rows = read_rows(path)
+    trace = Trace(saves=saved_files(rows), states=saved_states(rows))
+    lists = {Row.LOAD: trace.loads, Row.RESTORE: trace.restored, Row.TRAINER: trace.trainers}
     for row in rows:
         kind = row["kind"]
         if kind == Row.START:
@@ -113,6 +123,14 @@ def read_trace(path: Path) -> Trace:
     return trace
 
 
+def error_of(record: Path, text: str = "") -> str:
+    """Return the error of a run that failed: of its record, or the last line that it wrote."""
+    rows = [json.loads(line) for line in record.read_text(encoding="utf-8").splitlines()] if record.exists() else []
+    errors = [str(row["error"]) for row in rows if row.get("kind") == "end" and row["error"]]
+    lines = [line for line in text.splitlines() if line.strip()]
+    return next(iter(errors), lines[-1] if lines else "it wrote nothing")
+
+
 def compare_traces(whole: Trace, broken: Trace, resumed: Trace) -> Resumption:
     """Compare a run without a break with the steps of one that was started again behind `broken.stopped` steps."""
     assert broken.stopped is not None
@@ -124,11 +142,18 @@ def compare_traces(whole: Trace, broken: Trace, resumed: Trace) -> Resumption:
             Answer.NOT_RESUMED, at, len(whole.steps), len(resumed.steps), tuple(found), losses_apart(whole, resumed)
         )
     found = []
+    shift = _shift(whole, at, resumed)
     for role in ROLES:
-        difference = _first_difference(role, whole, at, broken, resumed)
-        if difference is not None:
-            found.append(difference)
-    if len(resumed.steps) != len(left):
+        difference = None if role == "steps" else _first_difference(role, whole, at, broken, resumed)
+        if difference is None or (
+            shift and role in ("batches", "learning rate") and _is_shifted(role, whole, at, resumed, shift)
+        ):
+            continue
+        found.append(difference)
+    if shift:
+        text = f"{len(resumed.steps)} steps where {len(left)} were left"
+        found.append(Difference("steps", at + 1, text, _why_shifted(shift, at)))
+    elif len(resumed.steps) != len(left):
         text = f"{len(resumed.steps)} steps where {len(left)} were left"
         found.append(Difference("steps", at + 1 + min(len(resumed.steps), len(left)), text, _why_other_steps()))
     found.sort(key=lambda one: (one.step, ROLES.index(one.role) if one.role in ROLES else len(ROLES)))
@@ -143,6 +168,34 @@ def compare_traces(whole: Trace, broken: Trace, resumed: Trace) -> Resumption:
     return Resumption(answer, at, len(whole.steps), len(resumed.steps), tuple(found), losses_apart(whole, resumed))
 
 
+def _shift(whole: Trace, at: int, resumed: Trace) -> int:
+    """Return by how many steps the count of a script is behind that of the run without a break; 0 if it is not.
+
+    Its batches are then those of steps so much earlier, and it trains so many steps more.
+    """
+    shift = len(resumed.steps) - (len(whole.steps) - at)
+    if not shift or not 0 <= at - shift < len(whole.steps):
+        return 0
+    pairs = list(zip(whole.steps[at - shift :], resumed.steps, strict=False))
+    is_same = bool(pairs) and all(one.batches == other.batches for one, other in pairs)
+    differ = any(one.batches != other.batches for one, other in zip(whole.steps[at:], resumed.steps, strict=False))
+    return shift if is_same and differ else 0
+
+
+def _is_shifted(role: str, whole: Trace, at: int, resumed: Trace, shift: int) -> bool:
+    return bool(whole.steps[at - shift].value(role) == resumed.steps[0].value(role))
+
+
+def _why_shifted(shift: int, at: int) -> str:
+    if shift == 1:
+        return f"the count of steps is off by one: step {at} is made again"
+    if shift == -1:
+        return f"the count of steps is off by one: step {at + 1} is left out"
+    if shift > 0:
+        return f"the count of steps starts again at step {at - shift + 1}"
+    return f"the count of steps is ahead: steps {at + 1} to {at - shift} are left out"
+
+
 def _is_order(found: list[Difference]) -> bool:
     """Return whether batches are the first that differs, generators aside, which draw them."""
     first = next(one for one in found if one.role != "generators")
@@ -150,8 +203,8 @@ def _is_order(found: list[Difference]) -> bool:
 
 
 def _starts_from_scratch(whole: Trace, resumed: Trace, at: int) -> bool:
-    first, begun, due = resumed.steps[0].state, whole.steps[0].state, whole.steps[min(at, len(whole.steps) - 1)].state
-    return bool(first["weights"] == begun["weights"] != due["weights"])
+    first, begun = resumed.steps[0].state["weights"], whole.steps[0].state["weights"]
+    return bool(first == begun != whole.steps[min(at, len(whole.steps) - 1)].state["weights"])
 
 
 def _why_not_resumed(broken: Trace, resumed: Trace) -> str:
@@ -176,8 +229,14 @@ def losses_apart(whole: Trace, other: Trace) -> float | None:
 
 
 def _first_difference(role: str, whole: Trace, at: int, broken: Trace, resumed: Trace) -> Difference | None:
+    if role == "averages":
+        return _first_other_average(whole, at, broken, resumed)
     for index, (first, second) in enumerate(zip(whole.steps[at:], resumed.steps, strict=False)):
         values = first.value(role), second.value(role)
+        if role in ("weights", "masters") and first.value("masters") and not _has_masters(resumed):
+            if role == "weights":
+                continue  # 16-bit copies of the masters, which the other trains as its weights
+            values = values[0], second.value("weights")
         if role in ("weights", "buffers", "masters", "moments"):
             what = _first_other_tensor(role, *values)
         else:
@@ -187,6 +246,30 @@ def _first_difference(role: str, whole: Trace, at: int, broken: Trace, resumed: 
                 return Difference(role, at + 1, what, MADE_AGAIN.format(half))
             cause = _cause(role, what, at + index, at, whole, broken, resumed)
             return Difference(role, at + index + 1, what, cause)
+    return None
+
+
+def _has_masters(trace: Trace) -> bool:
+    return any(step.value("masters") for step in trace.steps)
+
+
+def _first_other_average(whole: Trace, at: int, broken: Trace, resumed: Trace) -> Difference | None:
+    """Return the first copy of the weights that follows them from step to step, and is another one at the break.
+
+    One that is still equal a step later, or that the script fills only behind its first step, is none.
+    """
+    names = (
+        whole.steps[at].value("averages").keys() & resumed.steps[0].value("averages").keys() if resumed.steps else ()
+    )
+    for name in sorted(names):
+        values = [step.value("averages").get(name, {}).get("values") for step in whole.steps]
+        changes = sum(one != other for one, other in itertools.pairwise(values))
+        pairs = zip(values[at:], resumed.steps[:2], strict=False)
+        if 2 * changes >= len(values) and all(
+            one != step.value("averages").get(name, {}).get("values") for one, step in pairs
+        ):
+            cause = "the average of the weights is not restored: it is not in the file, or not loaded"
+            return Difference("averages", at + 1, name, f"{cause}{_line_of(broken.saves)}")
     return None
 
 
@@ -289,11 +372,16 @@ def _cause_of_moments(whole: dict[str, Any], resumed: dict[str, Any], broken: Tr
 def _cause_of_state(what: str, starts_again: bool, broken: Trace, resumed: Trace) -> str:
     """Return why the state of a scaler, an optimizer or a schedule is not the saved one."""
     holds = {part for row in broken.saves for part in row["holds"]}
+    loaded = {row["path"] for row in resumed.loads}
+    read = {part for row in broken.saves if row["path"] in loaded for part in row["holds"]}
     restored = [row for row in resumed.restored if row["what"] == what]
     begins = f"{WORDS[what]} starts from scratch" if starts_again else f"{WORDS[what]} has another state"
     if what not in holds:
         return f"{begins}: its state is not in the file{_line_of(broken.saves)}"
     if not restored:
+        if loaded and read and what not in read:
+            name = next(os.path.basename(row["path"]) for row in reversed(broken.saves) if what in row["holds"])
+            return f"{begins}: its state is in {name}, which is not loaded"
         return f"{begins}: its state is in the file, and is not loaded{_line_of(resumed.loads)}"
     return f"{begins}, though {restored[-1]['line']} loads its state"
 
@@ -313,7 +401,10 @@ def _cause_of_batches(index: int, at: int, whole: Trace, resumed: Trace) -> str:
     seen = Counter(batch for step in whole.steps for batch in step.batches)
     if all(batch in seen for step in resumed.steps for batch in step.batches):
         return "the batches come in another order"
-    return "the sampler draws other batches: the generator that it draws from is not restored"
+    at_step = whole.steps[index].value("generators"), resumed.steps[index - at].value("generators")
+    names = ", ".join(name for name in at_step[0] if at_step[0][name] != at_step[1].get(name))
+    others = f" ({names})" * bool(names)
+    return f"the sampler draws other batches: the generator that it draws from is not restored{others}"
 
 
 def _cause_of_generators(index: int, whole: Trace, at: int, resumed: Trace) -> str:

@@ -1,13 +1,12 @@
-"""`exec --verify-resume`: stop a script that has saved, start it again as its user would, and compare every step."""
+"""`--verify-resume`: stop a script that has saved, start it again as its user would, and compare every step."""
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,56 +15,105 @@ from tabulate import tabulate
 from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, Sandbox, open_sandbox
 from ampcompare.base.processes.start import start_command
-from ampcompare.experiment.resume_comparison import Answer, Resumption, Trace, compare_traces, losses_apart, read_trace
-from ampcompare.experiment.verify import TIME_LIMIT, wait_for
+from ampcompare.experiment.killed_saves import kills_in, kills_lines
+from ampcompare.experiment.resume_comparison import (
+    Answer,
+    Resumption,
+    Trace,
+    compare_traces,
+    error_of,
+    losses_apart,
+    read_trace,
+)
+from ampcompare.experiment.verify import TIME_LIMIT, migrate_whole, wait_for
 from ampcompare.settings.resume_trace import ResumeRequest
 
 RECORD, TRACE = "record.jsonl", "trace.jsonl"
+KILLS = 20  # points at which `--fault kill` kills
+OF_RANKS = ("torch.distributed.run", "torch.distributed.launch", "torch.distributed.launcher")
+
+
+@dataclass(frozen=True)
+class ResumeCheck:
+    """How a script is stopped and started again.
+
+    Attributes:
+        step: it is stopped after it has saved a file at or behind this step.
+        arguments: added to its own when it is started again, with `{checkpoint}` for the file that it saved last and
+            `{folder}` for that file's folder; None starts it with the same ones, and a trainer of a library that it
+            calls without a checkpoint with the last one.
+        kills: copies of it are killed while they save, and it is started again from what each leaves.
+        rewrite: it is started again as `migrate` rewrites it: for "torch", or for the "adapter".
+        convert: its file is converted to that of torch.amp before.
+    """
+
+    step: int
+    arguments: str | None = None
+    kills: bool = False
+    rewrite: str | None = None
+    convert: bool = False
 
 
 def verify_script_resume(
-    settings: Mapping[str, Any], *, is_module: bool, step: int, resume_args: str | None, say: Callable[[str], None]
+    settings: Mapping[str, Any], check: ResumeCheck, *, is_module: bool, say: Callable[[str], None]
 ) -> int:
     """Run a script without a break, and with one, and print the comparison; return the exit code.
 
     Args:
         settings: the fields of `ExecSettings`, by their names.
-        step: it is stopped after it has saved a file at or behind this step.
-        resume_args: added to its arguments when it is started again, with `{checkpoint}` for the file that it saved
-            last and `{folder}` for that file's folder; None starts it with the same ones.
 
     Raises:
         ConfigError: the script saves no file at or behind the step, or trains no step behind it.
         LaunchError: a run failed, or trained nothing.
     """
+    _refuse_ranks(str(settings["name"]), is_module=is_module)
+    found, is_safe = resume_script(settings, check, is_module=is_module, say=say)
+    return 0 if found.answer is Answer.EXACT and is_safe else 1
+
+
+def resume_script(
+    settings: Mapping[str, Any], check: ResumeCheck, *, is_module: bool, say: Callable[[str], None]
+) -> tuple[Resumption, bool]:
+    """Return the comparison of such runs, and whether all that kills have left loads; errors are those from above."""
     with tempfile.TemporaryDirectory(prefix="ampcompare-resume-") as outer:
         runs = _Runs(Path(outer), settings, is_module)
         (whole,) = runs.run([_Run("whole")], say)
         say(f"without a break: {len(whole.steps)} steps, {_files(whole)}")
-        _check(whole, step)
-        added = shlex.split(resume_args or "")
-        broken, *others = runs.run([_Run("stopped", stop_at=step), _Run("started again", added)])
+        _check(whole, check.step)
+        added = shlex.split(check.arguments or "")
+        again = _Run("started again", added, {
+            "trainers": check.arguments is None, "rewrite": check.rewrite, "convert": check.convert,
+        })  # fmt: skip
+        broken, *others = runs.run([_Run("stopped", options={"stop_at": check.step}), again])
         if broken.stopped is None:
-            raise ConfigError(_why_not_stopped(broken, step))
+            raise ConfigError(_why_not_stopped(broken, check.step))
         saved = broken.saves[-1]
         say(f"stopped behind step {broken.stopped}, after {saved['line']} had saved {_name(saved['path'])}")
         (resumed,) = others
-        say(f"started again{f' with {resume_args}' if added else ''}: {len(resumed.steps)} steps")
+        how = [f"with {check.arguments}"] * bool(added) + [f"with {row['by']}" for row in resumed.trainers[:1]]
+        how += [f"as migrate rewrites it{', from a file that convert has made' * check.convert}"] * bool(check.rewrite)
+        say(f"started again{', '.join(['', *how]) if len(how) > 1 else ''.join(f' {each}' for each in how)}: "
+            f"{len(resumed.steps)} steps")  # fmt: skip
         found = compare_traces(whole, broken, resumed)
-        (twin,) = [None] if found.answer is Answer.EXACT else runs.run([_Run("twin", twin=True)])
-    for line in resumption_lines(found, None if twin is None else losses_apart(whole, twin)):
-        say(line)
-    return 0 if found.answer is Answer.EXACT else 1
+        twins = [] if found.answer is Answer.EXACT else runs.run([_Run("twin", settings={"twin": True})])
+        for line in resumption_lines(found, losses_apart(whole, twins[0]) if twins else None, check.rewrite):
+            say(line)
+        if not check.kills:
+            return found, True
+        lines, is_safe = runs.kill(whole, broken, added, check)
+        for line in lines:
+            say(line)
+    return found, is_safe
 
 
 @dataclass(frozen=True)
 class _Run:
-    """A run of the script: its name, what is added to its arguments, where it is stopped, and whether it is a twin."""
+    """A run of the script: its name, what is added to its arguments, and fields of its request and its settings."""
 
     name: str
     added: Sequence[str] = ()
-    stop_at: int | None = None
-    twin: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 class _Runs:
@@ -78,6 +126,41 @@ class _Runs:
 
     def run(self, given: Sequence[_Run], say: Callable[[str], None] = lambda line: None) -> list[Trace]:
         """Run the script as often as it is asked, in one sandbox, until a run is not stopped; return the traces."""
+        requests, code, text = self._start(given, say)
+        traces = [read_trace(path) for each in requests if (path := each.with_name(TRACE)).exists()]
+        if code or not traces:
+            last = max(len(traces) - 1, 0)
+            why = error_of(requests[last].with_name(RECORD), text)
+            raise LaunchError(f"the script ({given[last].name}) ended with exit code {code}: {why}")
+        return traces
+
+    def kill(self, whole: Trace, broken: Trace, added: Sequence[str], check: ResumeCheck) -> tuple[list[str], bool]:
+        """Kill copies of the script while they save; return what came of it in words, and whether all of it loads."""
+        assert broken.stopped is not None
+        folder = self._folder / "left"
+        folder.mkdir()
+        files = list(dict.fromkeys(row["path"] for row in reversed(whole.saves) if row["step"] <= broken.stopped))
+        kill = {"step": broken.stopped, "points": KILLS, "folder": str(folder)}
+        again = {
+            "trainers": check.arguments is None,
+            "first_only": True,
+            "candidates": files,
+            "states": broken.states,
+            "rewrite": check.rewrite,
+            "convert": check.convert,
+        }
+        given = [_Run("killed", options={"kill": kill}), _Run("started from what is left", added, again)]
+        requests, code, text = self._start(given)
+        if code:
+            raise LaunchError(f"the script (killed) ended with exit code {code}: "
+                              f"{error_of(requests[0].with_name(RECORD), text)}")  # fmt: skip
+        is_first = not any(row["step"] < broken.stopped for row in whole.saves)
+        return kills_lines(kills_in(folder, requests[0].with_name(TRACE), whole, RECORD), is_first=is_first)
+
+    def _start(
+        self, given: Sequence[_Run], say: Callable[[str], None] = lambda line: None
+    ) -> tuple[list[Path], int, str]:
+        """Run the script in one sandbox; return the files of the requests, the last exit code, and what was written."""
         script = str(self._settings["name"])
         roots = [] if self._is_module else [Path(script).parent]
         store = self._outer / f"store of {given[0].name}"
@@ -88,14 +171,9 @@ class _Runs:
             command = start_command("ampcompare.script.resume_runs", *map(str, requests))
             own = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "ignore", "TORCHDYNAMO_DISABLE": "1"}
             code, text = wait_for(command, {"PYTHONHASHSEED": "0", **os.environ, **own, **sandbox.environment})
-        traces = [read_trace(path) for each in requests if (path := each.with_name(TRACE)).exists()]
         if code is None:
             raise LaunchError(f"the script had not ended after {TIME_LIMIT:g} s; let it train less")
-        if code or not traces:
-            last = given[max(len(traces) - 1, 0)]
-            why = _error(requests[max(len(traces) - 1, 0)].with_name(RECORD), text)
-            raise LaunchError(f"the script ({last.name}) ended with exit code {code}: {why}")
-        return traces
+        return requests, code, text
 
     def _request(self, run: _Run, sandbox: Sandbox) -> Path:
         """Write the request for a run, and return its file."""
@@ -108,24 +186,30 @@ class _Runs:
                 "name": name if self._is_module else sandbox.at(os.path.abspath(name)),
                 "arguments": [*self._settings["arguments"], *run.added],
                 "record": str(folder / RECORD),
-                "twin": run.twin,
+                "twin": False,
+                **run.settings,
             },
             is_module=self._is_module,
             ended=str(folder / "ended"),
             trace=str(folder / TRACE),
-            stop_at=run.stop_at,
+            **{"stop_at": None, **run.options},
         )
         path = folder / "request.json"
         request.write(path)
         return path
 
 
-def _error(record: Path, text: str) -> str:
-    """Return the error of a run that failed: of its record, or the last line that it wrote."""
-    rows = [json.loads(line) for line in record.read_text(encoding="utf-8").splitlines()] if record.exists() else []
-    errors = [str(row["error"]) for row in rows if row.get("kind") == "end" and row["error"]]
-    lines = [line for line in text.splitlines() if line.strip()]
-    return next(iter(errors), lines[-1] if lines else "it wrote nothing")
+def _refuse_ranks(name: str, *, is_module: bool) -> None:
+    """Refuse a script of several ranks: rank 0 alone would be stopped, and the others would wait for it.
+
+    Raises:
+        ConfigError: this is a rank, or the script is what starts ranks.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 or (is_module and name in OF_RANKS):
+        raise ConfigError(
+            "--verify-resume starts the script itself, as one process: of several ranks, it would stop one and leave "
+            "the others waiting. Run it without torchrun, on one rank"
+        )
 
 
 def _check(whole: Trace, step: int) -> None:
@@ -134,8 +218,16 @@ def _check(whole: Trace, step: int) -> None:
     Raises:
         ConfigError: there is no file to start from, or no step behind it.
     """
+    if not whole.steps:
+        raise ConfigError(
+            "the script trained no step in the process that was started; one that starts others for it, such as ranks "
+            "by multiprocessing, cannot be verified"
+        )
     if not whole.saves:
-        raise ConfigError("the script saves no file by torch.save, so that there is nothing to start again from")
+        raise ConfigError(
+            "the script saves nothing by torch.save, safetensors, torch.distributed.checkpoint or pickle, so that "
+            "there is nothing to start again from"
+        )
     if step >= len(whole.steps):
         raise ConfigError(
             f"the script trains {len(whole.steps)} steps, and none behind step {step}; name an earlier one"
@@ -158,25 +250,87 @@ def _name(path: str) -> str:
     return path if short.startswith("..") else short
 
 
-def resumption_lines(found: Resumption, twin: float | None) -> list[str]:
+def resumption_lines(found: Resumption, twin: float | None, rewrite: str | None = None) -> list[str]:
     """Return a comparison in words: a table of what differs, and the answer."""
     rows = [[one.role, one.step, one.what, one.cause or "-"] for one in found.differences]
     lines = tabulate(rows, ["what", "first in step", "where", "cause"]).splitlines() if rows else []
-    left = found.steps - found.stopped
-    if found.answer is Answer.EXACT:
-        unused = " (generators differ, and nothing draws from them)" * bool(found.differences)
-        return [*lines, f"resumes: exact in the {left} steps behind the break{unused}"]
-    first = next((one for one in found.differences if one.role != "generators"), found.differences[0])
-    if found.answer is Answer.NOT_RESUMED:
-        return [*lines, f"resumes: not resumed; the script starts from its beginning: {first.cause}"]
-    causes = [one.cause for one in found.differences if one.step == first.step and one.cause]
-    why = f": {causes[0]}" if causes else ""
-    words = (
-        "same up to data order"
-        if found.answer is Answer.DATA_ORDER
-        else f"differs from step {first.step} by {first.role}"
-    )
     floor = [] if found.parted is None else [f"the last losses are {found.parted:.2g} apart"]
     if floor and twin is not None:
         floor = [f"{floor[0]}, those of a twin, whose first weights differ by one part in 512, {twin:.2g}"]
-    return [*lines, *floor, f"resumes: {words}{why}"]
+    if found.answer is not Answer.EXACT:
+        lines += [] if found.answer is Answer.NOT_RESUMED else floor
+        if rewrite is not None and found.is_state_whole:
+            lines.append("all that a checkpoint has to restore is taken over: what differs is how the steps compute")
+    return [*lines, f"resumes: {answer_in_words(found)}"]
+
+
+def answer_in_words(found: Resumption) -> str:
+    """Return the answer and its cause, without the table."""
+    left = found.steps - found.stopped
+    if found.answer is Answer.EXACT:
+        unused = " (generators differ, and nothing draws from them)" * bool(found.differences)
+        return f"exact in the {left} steps behind the break{unused}"
+    first = next((one for one in found.differences if one.role != "generators"), found.differences[0])
+    if found.answer is Answer.NOT_RESUMED:
+        return f"not resumed; the script starts from its beginning: {first.cause}"
+    causes = [one.cause for one in found.differences if one.step == first.step and one.cause]
+    why = f": {causes[0]}" if causes else ""
+    if found.answer is Answer.DATA_ORDER:
+        return f"same up to data order{why}"
+    return f"differs from step {first.step} by {first.role}{why}"
+
+
+def verify_migrated_resume(
+    path: str,
+    arguments: list[str],
+    *,
+    step: int,
+    resume_args: str | None,
+    adapter: bool,
+    convert: bool,
+    say: Callable[[str], None],
+) -> int:
+    """Let a rewritten script resume from what the Apex script has saved; print the comparison, return the exit code.
+
+    Raises:
+        ConfigError: there is no such script, or it cannot be rewritten.
+        LaunchError: a run failed.
+    """
+    script = Path(path)
+    if not script.is_file():
+        raise ConfigError(f"{path} is a folder; name a script" if script.is_dir() else f"there is no script {path}")
+    migrate_whole([script], adapter=adapter)
+    settings = {"arm": "script", "device": "cpu", "compat_torch": True, "guards": "off", "seed": 0, "name": path}
+    check = ResumeCheck(step, resume_args, rewrite="adapter" if adapter else "torch", convert=convert)
+    found, _ = resume_script({**settings, "arguments": arguments}, check, is_module=False, say=say)
+    return 0 if found.answer is Answer.EXACT else 1
+
+
+def compare_resumptions(
+    arms: Sequence[str],
+    settings: Mapping[str, Any],
+    check: ResumeCheck,
+    *,
+    is_module: bool,
+    say: Callable[[str], None],
+) -> int:
+    """Verify a script under each arm, from the arm's own checkpoint, and print a table; return the exit code."""
+    _refuse_ranks(str(settings["name"]), is_module=is_module)
+    rows: list[list[str]] = []
+    codes: list[int] = []
+    for arm in arms:
+        say(f"{arm}:")
+        try:
+            found, is_safe = resume_script(
+                {**settings, "arm": arm}, check, is_module=is_module, say=lambda line: say(f"  {line}")
+            )
+        except (ConfigError, LaunchError) as error:
+            say(f"  {error}")
+            rows.append([arm, f"failed: {error}"])
+            codes.append(error.exit_code)
+            continue
+        rows.append([arm, answer_in_words(found) + "; what kills leave does not load" * (not is_safe)])
+        codes.append(0 if found.answer is Answer.EXACT and is_safe else 1)
+    for line in tabulate(rows, ["arm", "resumes"], maxcolwidths=[None, 90]).splitlines():
+        say(line)
+    return max(codes, default=0)

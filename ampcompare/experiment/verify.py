@@ -124,13 +124,13 @@ def verify_script(
     if not script.is_file():
         raise ConfigError(f"{path} is a folder; name a script" if script.is_dir() else f"there is no script {path}")
     how = "adapter" if adapter else "torch"
-    _migrate_whole([script], adapter=adapter)
+    migrate_whole([script], adapter=adapter)
     check()
     original = run_script(script, arguments, steps=steps)
     if not original.applied:
         raise LaunchError(_why_nothing(original))
     others = [script.parent / each for each in original.files if each != script.name]
-    migrations = _migrate_whole([script, *others], adapter=adapter)
+    migrations = migrate_whole([script, *others], adapter=adapter)
     say(f"unchanged, on ampcompare's engine: {original.sums()}")
     if original.limits:
         say(original.limits)
@@ -230,7 +230,7 @@ def _known_mistakes(migrations: list[FileMigration]) -> list[str]:
     return found
 
 
-def _migrate_whole(paths: list[Path], *, adapter: bool) -> list[FileMigration]:
+def migrate_whole(paths: list[Path], *, adapter: bool) -> list[FileMigration]:
     """Return what becomes of files."""
     if adapter:
         plans, faults = plan_adapters(paths)

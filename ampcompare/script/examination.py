@@ -183,16 +183,35 @@ def _watch_prefix(request: PrefixRequest, rank: int) -> int:
 
 def _trace_resume(request: ResumeRequest, rank: int) -> int:
     """Run a script and write a trace of its steps, and of what it saves and loads."""
+    from ampcompare.base.patches import Subscriptions
     from ampcompare.script.resume_trace import ResumeTrace
+    from ampcompare.script.trainers.resumption import follow_saved_states, start_trainers_again
+    from ampcompare.settings.resume_trace import converted_name
+
+    if request.convert:
+        from ampcompare.training.checkpoint.convert.convert import convert_file
+
+        convert_file(Path(request.checkpoint), Path(converted_name(request.checkpoint)), "native")
+
+    def trainers(note: Callable[..., None], events: Subscriptions) -> None:
+        follow_saved_states(note, events)
+        if request.trainers:
+            start_trainers_again(request.checkpoint, request.states, note, events)
 
     def install(recorder: Recorder) -> None:
         if rank == 0:
-            ResumeTrace(request.trace, request.stop_at).install(recorder)
+            ResumeTrace(
+                request.trace,
+                request.stop_at,
+                first_only=request.first_only,
+                kill=request.kill,
+                trainers=trainers,
+            ).install(recorder)
 
-    return _run(request, install)
+    return _run(request, install, rewrite=request.rewrite)
 
 
-def _run(request: ScriptRequest, install: Callable[[Recorder], None]) -> int:
+def _run(request: ScriptRequest, install: Callable[[Recorder], None], *, rewrite: str | None = None) -> int:
     """Run the script of a request and return its exit code; `install` is called with its recorder before it begins."""
     from ampcompare.script.legacy.settings import ExecSettings
     from ampcompare.script.legacy.target import Target, script_target
@@ -206,6 +225,10 @@ def _run(request: ScriptRequest, install: Callable[[Recorder], None]) -> int:
 
     arguments = list(request.settings["arguments"])
     settings = ExecSettings(**{**request.settings, "arguments": tuple(arguments)})
+    if rewrite is not None:
+        from ampcompare.script.legacy.replay import RewrittenTarget
+
+        return run_script(RewrittenTarget(settings.name, arguments, rewrite), settings, prepare=prepare)
     target = Target(settings.name, arguments, is_module=True) if request.is_module else None
     return run_script(target or script_target(settings.name, arguments), settings, prepare=prepare)
 

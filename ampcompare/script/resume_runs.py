@@ -1,7 +1,8 @@
 """Run a script, and once more as it is started again: `python -m ampcompare.script.resume_runs REQUEST...`.
 
 Each REQUEST is the file of a `ResumeRequest`. The second run finds the files that the first one wrote, also in a
-sandbox, which holds for one process and what that starts. It gets the names of the file that was saved last.
+sandbox, which holds for one process and what that starts. It gets the names of the file that was saved last. Behind a
+first run that kills copies of itself, the second is made for each set of files that they have left.
 """
 
 from __future__ import annotations
@@ -10,34 +11,83 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from ampcompare.script.examination import main
-from ampcompare.settings.resume_trace import CHECKPOINT, FOLDER, Row, saved_files
+from ampcompare.settings.resume_trace import (
+    ATTEMPTS,
+    CHECKPOINT,
+    FOLDER,
+    Row,
+    converted_name,
+    read_rows,
+    saved_files,
+    saved_states,
+)
 
 
 def run_requests(requests: list[str]) -> int:
     """Run each request in turn, and return the exit code of the last one that ran."""
-    code, saved = 0, ""
+    code = 0
+    rows: list[dict[str, Any]] = []
     for number, name in enumerate(requests):
         path = Path(name)
         request = json.loads(path.read_text(encoding="utf-8"))
         if number:
-            given = request["settings"]["arguments"]
-            words = [each.replace(CHECKPOINT, saved).replace(FOLDER, os.path.dirname(saved)) for each in given]
-            request["settings"]["arguments"] = words
+            _name_checkpoint(request, saved_files(rows)[-1]["path"], saved_states(rows))
             path.write_text(json.dumps(request), encoding="utf-8")
-        if not (child := os.fork()):  # of a process without torch
-            if not sys.flags.safe_path:
-                sys.path.insert(0, os.getcwd())  # as `python -m` does; the folder of the script takes its place
-            return main("resumed", name)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        trace = Path(request["trace"])  # missing where the script could not be started
-        lines = trace.read_text(encoding="utf-8").splitlines() if trace.exists() else []
-        rows = [json.loads(line) for line in lines]
+        code = _start(path)
+        rows = read_rows(Path(request["trace"]))  # missing where the script could not be started
+        if not code and request["kill"] is not None:
+            _start_from_each(Path(request["kill"]["folder"]), rows, Path(requests[-1]))
+            break
         if code or not rows or rows[-1]["kind"] != Row.STOP:
             break
-        saved = saved_files(rows)[-1]["path"]
     return code
+
+
+def _start(request: Path) -> int:
+    if not (child := os.fork()):
+        if not sys.flags.safe_path:
+            sys.path.insert(0, os.getcwd())  # as `python -m` does; the folder of the script takes its place
+        sys.exit(main("resumed", str(request)))
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def _name_checkpoint(request: dict[str, Any], saved: str, states: str) -> None:
+    request["checkpoint"], request["states"] = saved, states
+    named = converted_name(saved) if request["convert"] else saved
+    given = request["settings"]["arguments"]
+    words = [each.replace(CHECKPOINT, named).replace(FOLDER, os.path.dirname(named)) for each in given]
+    request["settings"]["arguments"] = words
+
+
+def _start_from_each(folder: Path, rows: list[dict[str, Any]], template: Path) -> None:
+    """Start the script from each set of files that killed copies have left, and write what came of it."""
+    from ampcompare.script import prepare  # noqa: F401 - imports torch once for all of them
+    from ampcompare.script.killed_saves import lay_out, put_back
+
+    attempts: dict[str, list[dict[str, Any]]] = {}
+    for left in sorted({row["left"] for row in rows if row["kind"] == Row.KILLED}, key=int):
+        lay_out(folder / left)
+        attempts[left] = []
+        request = json.loads(template.read_text(encoding="utf-8"))
+        found = [path for path in request["candidates"] if os.path.lexists(path)]
+        takes_file = any(CHECKPOINT in word or FOLDER in word for word in request["settings"]["arguments"])
+        for number, saved in enumerate(found if takes_file else found[:1] or [""]):
+            own = json.loads(template.read_text(encoding="utf-8"))
+            _name_checkpoint(own, saved, own["states"])
+            place = folder / left / f"attempt{number}"
+            place.mkdir()
+            own.update(trace=str(place / "trace.jsonl"), ended=str(place / "ended"))
+            own["settings"]["record"] = str(place / "record.jsonl")
+            (place / "request.json").write_text(json.dumps(own), encoding="utf-8")
+            code = _start(place / "request.json")
+            attempts[left].append({"saved": saved, "code": code, "place": str(place)})
+            if not code and os.path.exists(own["trace"]):
+                break
+        put_back(folder / left)
+    (folder / ATTEMPTS).write_text(json.dumps(attempts), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -13,20 +13,22 @@ import random
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.base.patches import Layer, Points, Subscriptions
-from ampcompare.guards.location import user_location
+from ampcompare.guards.location import is_installed, is_users
+from ampcompare.script.killed_saves import ChangeWatch, KilledSaves
+from ampcompare.script.saved_files import DEPTH, SavedFiles, place_in_script
 from ampcompare.settings.resume_trace import Row
 
 if TYPE_CHECKING:
     from ampcompare.script.recording.recorder import Recorder
-
-DEPTH = 6  # of containers in what is saved
 
 
 class ResumeTrace:
@@ -36,12 +38,27 @@ class ResumeTrace:
         path: of the file.
         stop_at: ends the process as a kill would, at the first step after a file was saved at or behind this step;
             None lets the script run to its end.
+        first_only: ends it behind its first step.
+        kill: kills copies of the process while they save behind a step: that `step`, how many `points`, and the
+            `folder` for what they leave; the process ends then.
+        trainers: called with `note` and the events before the script begins, to start trainers again.
     """
 
-    def __init__(self, path: str, stop_at: int | None) -> None:
+    def __init__(
+        self,
+        path: str,
+        stop_at: int | None,
+        *,
+        first_only: bool = False,
+        kill: dict[str, Any] | None = None,
+        trainers: Callable[[Callable[..., None], Subscriptions], None] | None = None,
+    ) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
         self._process = os.getpid()
         self._stop_at = stop_at
+        self._first_only, self._kill, self._trainers = first_only, kill, trainers
+        self._changes: ChangeWatch | None = None  # in a copy that is to be killed
+        self._files = SavedFiles(self._note_file, self._before_save)
         self._step = 0  # steps that have ended
         self._is_started = self._is_inside = self._has_saved = self._has_trained = False
         self._first: nn.Module | None = None  # that the step has called
@@ -57,13 +74,12 @@ class ResumeTrace:
         events.wrap(*Points.FORWARD, self._forward)
         events.wrap(*Points.MAKE_OPTIMIZER, self._keep(self._optimizers))
         events.wrap(*Points.MAKE_SCALER, self._keep(self._scalers))
-        events.wrap(torch, "save", self._save)
-        events.wrap(torch, "load", self._load)
-        for name in ("replace", "rename"):  # which pathlib and shutil call
-            events.wrap(os, name, self._move)
-        for kind in (nn.Module, torch.optim.Optimizer, torch.amp.GradScaler, torch.optim.lr_scheduler.LRScheduler):
+        self._files.install(events)
+        for kind in (nn.Module, torch.optim.Optimizer, torch.amp.GradScaler, *_schedulers()):
             events.wrap(kind, "load_state_dict", self._restore)
         events.wrap(torch, "set_rng_state", self._set_generator)
+        if self._trainers is not None:
+            self._trainers(self._write, events)
 
     def _write(self, kind: str, **values: Any) -> None:
         if os.getpid() == self._process:  # workers of a data loader are forks
@@ -85,15 +101,34 @@ class ResumeTrace:
             self._write(Row.STEP)
             self._step += 1
             self._is_started = False
+            if self._first_only:
+                os._exit(0)
+            if self._kill is not None and self._step == self._kill["step"] and self._changes is None:
+                self._kill_copies(self._kill)
+
+    def _kill_copies(self, kill: dict[str, Any]) -> None:
+        """Let copies of this process save and die, and end it; return in a copy."""
+        if torch.cuda.is_initialized():
+            raise UnsupportedCombination("a process that uses a GPU cannot be copied: --fault kill needs --device cpu")
+        folder = os.path.dirname(os.path.abspath(kill["folder"]))
+        kills = KilledSaves(kill["points"], Path(kill["folder"]), [folder])
+        if not kills.run(self._enter_copy, lambda found: self._write(Row.KILLED, **found)):
+            os._exit(0)
+
+    def _enter_copy(self, changes: ChangeWatch) -> None:
+        torch.set_num_threads(1)  # the threads of OpenMP are those of the parent
+        self._changes = changes
 
     def _forward(self, inner: Any, module: nn.Module, *args: Any, **options: Any) -> Any:
+        if self._changes is not None and torch.is_grad_enabled() and module.training:
+            os._exit(0)  # it has saved, and was not killed
         if self._depth or self._is_inside or not self._trains(module):
             return inner(module, *args, **options)
         if not any(module is each for each in self._models):
             self._models.append(module)
         self._is_inside = True
         try:
-            if self._has_saved:
+            if self._has_saved and self._files.has_ended():
                 self._write(Row.STOP)
                 os._exit(0)
             if not self._is_started:
@@ -122,40 +157,24 @@ class ResumeTrace:
 
     # What is saved and loaded.
 
-    def _save(self, inner: Any, value: Any, file: Any, *args: Any, **options: Any) -> Any:
-        place = user_location()
-        result = inner(value, file, *args, **options)
-        name = getattr(file, "name", file)
-        if not isinstance(name, (str, os.PathLike)):  # a buffer: the script may write it anywhere
-            return result
-        self._write(
-            Row.SAVE, path=os.path.abspath(os.fspath(name)), line=_place(place), holds=sorted(set(_parts(value)))
-        )
-        if self._stop_at is not None and self._step >= self._stop_at:
+    def _note_file(self, kind: str, **values: Any) -> None:
+        """Note a row about a file, and whether the process may be stopped now."""
+        self._write(kind, **values)
+        if kind == Row.SAVE and self._stop_at is not None and self._step >= self._stop_at:
             self._has_saved = True
-        return result
 
-    def _move(self, inner: Any, source: Any, target: Any, *args: Any, **options: Any) -> Any:
-        before = os.path.abspath(os.fsdecode(source))
-        result = inner(source, target, *args, **options)
-        self._write(Row.MOVE, path=before, to=os.path.abspath(os.fsdecode(target)))
-        return result
-
-    def _load(self, inner: Any, file: Any, *args: Any, **options: Any) -> Any:
-        result = inner(file, *args, **options)
-        name = getattr(file, "name", file)
-        if isinstance(name, (str, os.PathLike)):
-            self._write(Row.LOAD, path=os.path.abspath(os.fspath(name)), line=_place(user_location()))
-        return result
+    def _before_save(self, path: str) -> None:
+        if self._changes is not None:
+            self._changes.write(path)
 
     def _restore(self, inner: Any, owner: Any, *args: Any, **options: Any) -> Any:
         kinds = ((nn.Module, "model"), (torch.optim.Optimizer, "optimizer"), (torch.amp.GradScaler, "scaler"))
         what = next((name for kind, name in kinds if isinstance(owner, kind)), "scheduler")
-        self._write(Row.RESTORE, what=what, line=_place(user_location()))
+        self._write(Row.RESTORE, what=what, line=place_in_script())
         return inner(owner, *args, **options)
 
     def _set_generator(self, inner: Any, *args: Any, **options: Any) -> Any:
-        self._write(Row.RESTORE, what="generator", line=_place(user_location()))
+        self._write(Row.RESTORE, what="generator", line=place_in_script())
         return inner(*args, **options)
 
     # What a step starts from.
@@ -188,11 +207,15 @@ class ResumeTrace:
                 moments[head + name] = {
                     key: _digests(value) for key, value in state.items() if isinstance(value, (Tensor, int, float))
                 }
+        owned = {
+            id(each) for one in self._living(self._optimizers) for group in one.param_groups for each in group["params"]
+        }
         return {
             "weights": weights,
             "buffers": buffers,
             "masters": masters,
             "moments": moments,
+            "averages": _averages(self._models, owned),
             "scales": [*self._scales()],
             "rates": rates,
             "generators": _generators(),
@@ -214,10 +237,6 @@ class ResumeTrace:
 def _number(loss: Any) -> float | None:
     loss = loss() if callable(loss) else loss
     return None if loss is None else float(loss)
-
-
-def _place(location: Any) -> str:
-    return f"{os.path.basename(location.file)}:{location.line}"
 
 
 def _bytes(tensor: Tensor) -> bytes:
@@ -245,6 +264,71 @@ def _digests(value: Any) -> dict[str, str]:
     return found
 
 
+def _averages(models: list[nn.Module], owned: set[int]) -> dict[str, Any]:
+    """Return digests of what the script holds as a copy of all weights of a model: a moving average, say, by its name.
+
+    Looked at are variables of the script's own files, and the attributes of its own objects.
+    """
+    found: dict[str, Any] = {}
+    parts = {id(part) for model in models for part in model.modules()}
+    weights = [parameter for model in models for parameter in model.parameters()]
+    shapes = [tuple(each.shape) for each in weights]
+    places = {each.data_ptr() for each in weights}
+    if not shapes:
+        return found
+    for name, value in _variables():
+        if isinstance(value, nn.Module):
+            tensors = [] if id(value) in parts else list(value.parameters())
+        elif isinstance(value, dict):
+            tensors = list(value.values())
+        else:
+            tensors = list(value) if isinstance(value, (list, tuple)) else []
+        if len(tensors) < len(shapes) or not all(isinstance(each, Tensor) for each in tensors):
+            continue
+        own = [each for each in tensors if each.is_floating_point() and id(each) not in owned]
+        own = [each for each in own if each.data_ptr() not in places]
+        left = [tuple(each.shape) for each in own]
+        if all(left.count(shape) >= shapes.count(shape) for shape in shapes):
+            found[name] = {"values": _hash(_bytes(each.detach().float()) for each in own)}
+    return found
+
+
+def _variables() -> Iterator[tuple[str, Any]]:
+    """Yield the variables of the functions of the script that run, its globals, and attributes of its own objects."""
+    spaces: list[Any] = []
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if is_users(file) and not is_installed(file):
+            spaces.append(frame.f_locals)
+        frame = frame.f_back
+    spaces.append(vars(sys.modules["__main__"]))
+    seen: set[int] = set()
+    for space in spaces:
+        for name, value in list(space.items()):
+            if id(value) in seen or name.startswith("__"):
+                continue
+            seen.add(id(value))
+            yield name, value
+            module = sys.modules.get(type(value).__module__)
+            file = getattr(module, "__file__", None) or ""
+            if (
+                hasattr(value, "__dict__")
+                and not isinstance(value, (type, nn.Module))
+                and is_users(file)
+                and not is_installed(file)
+            ):
+                yield from ((f"{name}.{key}", each) for key, each in list(vars(value).items()))
+
+
+def _schedulers() -> list[Any]:
+    """Return the classes of schedules with a `load_state_dict` of their own."""
+    kinds: list[Any] = [torch.optim.lr_scheduler.LRScheduler]
+    for kind in kinds:
+        kinds += [each for each in kind.__subclasses__() if each not in kinds]
+    return [kind for kind in kinds if "load_state_dict" in vars(kind)]
+
+
 def _digest_of(values: Any) -> str:
     """Return a digest of all tensors in the arguments of a call that nothing has computed from weights."""
     return _hash(_bytes(one) for one in _tensors(values, DEPTH))
@@ -260,30 +344,6 @@ def _tensors(values: Any, depth: int) -> Iterator[Tensor]:
     elif depth and isinstance(values, (list, tuple)):
         for value in values:
             yield from _tensors(value, depth - 1)
-
-
-def _parts(value: Any, depth: int = DEPTH) -> Iterator[str]:
-    """Yield what a saved object holds, as far as its form tells: the state of an optimizer, a scaler, a generator."""
-    if isinstance(value, dict):
-        keys = set(value)
-        if {"state", "param_groups"} <= keys:
-            yield "optimizer"
-            return
-        if {"scale", "growth_factor"} <= keys or any(str(key).startswith("loss_scaler") for key in keys):
-            yield "scaler"
-            return
-        if "last_epoch" in keys or "_last_lr" in keys:
-            yield "scheduler"
-            return
-        if value and all(isinstance(one, Tensor) for one in value.values()):
-            yield "model"
-        for one in value.values() if depth else ():
-            yield from _parts(one, depth - 1)
-    elif isinstance(value, (list, tuple)) and depth:
-        for one in value:
-            yield from _parts(one, depth - 1)
-    elif isinstance(value, Tensor) and value.dtype is torch.uint8 and value.dim() == 1:
-        yield "generator"
 
 
 def _generators() -> dict[str, str]:

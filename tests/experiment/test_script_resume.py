@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ampcompare.base.errors import ConfigError, LaunchError
-from ampcompare.experiment.script_resume import verify_script_resume
+from ampcompare.experiment.script_resume import ResumeCheck, verify_script_resume
 
 SCRIPT = """import argparse
 import torch
@@ -230,9 +230,8 @@ def verify(folder: Path, text: str, changes: list[tuple[str, str]], step: int = 
     (folder / "train.py").write_text(text, encoding="utf-8")
     said: list[str] = []
     settings = {"arm": "script", "device": "cpu", "guards": "off", "seed": 0, "name": "train.py", "arguments": []}
-    code = verify_script_resume(
-        settings, is_module=False, step=step, resume_args="--resume {checkpoint}", say=said.append, **options
-    )
+    check = ResumeCheck(step, "--resume {checkpoint}", **options)
+    code = verify_script_resume(settings, check, is_module=False, say=said.append)
     return code, "\n".join(said)
 
 
@@ -265,7 +264,7 @@ def test_what_cannot_be_verified_is_refused(folder: Path) -> None:
         verify(folder, SCRIPT, [], step=9)
     with pytest.raises(ConfigError, match="between step 7 and its last step: the last file before its end is that of"):
         verify(folder, SCRIPT, [], step=7)
-    with pytest.raises(ConfigError, match=r"saves no file by torch\.save"):
+    with pytest.raises(ConfigError, match=r"saves nothing by torch\.save"):
         verify(folder, SCRIPT, [('    torch.save(saved, "last.pt")\n', "")])
     with pytest.raises(LaunchError, match=r"the script \(started again\) ended with exit code 1: KeyError: 'schedule'"):
         verify(folder, SCRIPT, [('"schedule": schedule.state_dict()', "")])

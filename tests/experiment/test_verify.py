@@ -520,7 +520,7 @@ def test_a_switch_that_asks_for_apex_finds_none(tmp_path: Path, monkeypatch: pyt
         return run_script(other if rewrite else path, arguments, rewrite=rewrite, **how)
 
     monkeypatch.setattr(verify, "run_script", run)
-    monkeypatch.setattr(verify, "_migrate_whole", lambda paths, adapter: [])
+    monkeypatch.setattr(verify, "migrate_whole", lambda paths, adapter: [])
     said: list[str] = []
     assert verify_script(str(script), [], steps=4, say=said.append) == 1
     assert "scaled no loss in 4 steps and 4 backward passes: its switch for fp16 did not act" in said[-2]

@@ -14,7 +14,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
@@ -68,27 +68,45 @@ def main() -> int:
     return status
 
 
+class RewrittenTarget(Target):
+    """A script that is rewritten, with the modules of its folder as they are imported.
+
+    Args:
+        how: for "torch", or the "adapter".
+        on_adapter: gets the module of the adapter when it is imported.
+    """
+
+    def __init__(
+        self, name: str, arguments: list[str], how: str, on_adapter: Callable[[ModuleType], None] = lambda module: None
+    ) -> None:
+        super().__init__(name, arguments, is_module=False)
+        self._how, self._on_adapter = how, on_adapter
+
+    def load(self) -> tuple[CodeType, ModuleType]:
+        """Return the rewritten code and its `__main__`; there is no Apex from here on."""
+        sys.dont_write_bytecode = True
+        path = Path(self.name).resolve()
+        _hide_apex()
+        sys.meta_path.insert(0, _RewritingFinder(path.parent, self._how, self._on_adapter))
+        _, main = super().load()
+        return compile(_rewrite_module(path, self._how), str(path), "exec", dont_inherit=True), main
+
+
 class _SeededTarget(Target):
     """A script that starts with fixed seeds, and rewritten if it is to be."""
 
     def __init__(self, name: str, arguments: list[str], rewrite: str | None, trace: _Trace) -> None:
         super().__init__(name, arguments, is_module=False)
-        self._rewrite = rewrite
-        self._trace = trace
+        self._rewritten = None
+        if rewrite is not None:
+            self._rewritten = RewrittenTarget(name, arguments, rewrite, trace.record_adapter)
 
     def load(self) -> tuple[CodeType, ModuleType]:
-        """Return the code and its `__main__`; modules of the script's folder are rewritten as they are imported."""
+        """Return the code and its `__main__`."""
         from ampcompare.script.prepare import seed_all  # which imports torch, and is not to find the script's files
 
         seed_all(SEED)
-        if self._rewrite is None:
-            return super().load()
-        sys.dont_write_bytecode = True
-        path = Path(self.name).resolve()
-        _hide_apex()
-        sys.meta_path.insert(0, _RewritingFinder(path.parent, self._rewrite, self._trace))
-        _, main = super().load()
-        return compile(_rewrite_module(path, self._rewrite), str(path), "exec", dont_inherit=True), main
+        return super().load() if self._rewritten is None else self._rewritten.load()
 
 
 def _is_apex(name: str) -> bool:
@@ -142,35 +160,33 @@ class _RewritingLoader(importlib.machinery.SourceFileLoader):
 
 
 class _AdapterLoader(importlib.machinery.SourceFileLoader):
-    """Loads the adapter, and records what goes through it."""
+    """Loads the adapter, and passes it on."""
 
-    def __init__(self, trace: _Trace) -> None:
+    def __init__(self, on_adapter: Callable[[ModuleType], None]) -> None:
         super().__init__(ADAPTER, str(TEMPLATE))
-        self._trace = trace
+        self._on_adapter = on_adapter
 
     def get_code(self, fullname: str) -> CodeType | None:
         return compile(adapter_text(), self.path, "exec", dont_inherit=True)
 
     def exec_module(self, module: ModuleType) -> None:
-        from ampcompare.script.recording.scaled_steps import record_adapter
-
         super().exec_module(module)
-        record_adapter(self._trace.rows(), module)
+        self._on_adapter(module)
 
 
 class _RewritingFinder(importlib.abc.MetaPathFinder):
     """Finds the modules below a folder that use Apex, and the adapter."""
 
-    def __init__(self, root: Path, how: str, trace: _Trace) -> None:
+    def __init__(self, root: Path, how: str, on_adapter: Callable[[ModuleType], None]) -> None:
         self._root = root
         self._how = how
-        self._trace = trace
+        self._on_adapter = on_adapter
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname == ADAPTER and self._how == FOR_ADAPTER:
-            return importlib.machinery.ModuleSpec(fullname, _AdapterLoader(self._trace), origin=str(TEMPLATE))
+            return importlib.machinery.ModuleSpec(fullname, _AdapterLoader(self._on_adapter), origin=str(TEMPLATE))
         if _is_apex(fullname):
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
@@ -223,10 +239,12 @@ class _Trace:
         register_optimizer_step_pre_hook(self._before_step)
         self._watch_reads()
 
-    def rows(self) -> Rows:
-        """Return the rows of the record."""
+    def record_adapter(self, adapter: ModuleType) -> None:
+        """Record what goes through the adapter."""
+        from ampcompare.script.recording.scaled_steps import record_adapter
+
         assert self._rows is not None
-        return self._rows
+        record_adapter(self._rows, adapter)
 
     def _before_step(self, optimizer: Any, *_: Any) -> None:
         self._plain_steps += 1

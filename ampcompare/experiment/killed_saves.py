@@ -1,0 +1,112 @@
+"""What came of a script that was started again from what killed copies of it have left."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tabulate import tabulate
+
+from ampcompare.base.errors import LaunchError
+from ampcompare.experiment.resume_comparison import RESTORED, Trace, error_of, read_trace
+from ampcompare.settings.resume_trace import ATTEMPTS, Row, read_rows
+
+OF_STATE = tuple(role for role in RESTORED if role not in ("buffers",))
+
+
+@dataclass(frozen=True)
+class Kill:
+    """A kill, in words, and what came of it: whether a training resumes, from where or why not."""
+
+    point: str
+    is_good: bool
+    outcome: str
+
+
+def kills_in(folder: Path, trace: Path, whole: Trace, record: str) -> list[Kill]:
+    """Return the kills whose remains are in a folder.
+
+    Args:
+        trace: of the run that was killed.
+        whole: of the run without a break.
+        record: the name of the record of each start, next to its trace.
+
+    Raises:
+        LaunchError: nothing was killed.
+    """
+    rows = [row for row in read_rows(trace) if row["kind"] == Row.KILLED]
+    if not rows:
+        raise LaunchError("no copy of the script was killed: it has changed no file where it saved before")
+    attempts = json.loads((folder / ATTEMPTS).read_text(encoding="utf-8"))
+    outcomes = {left: _outcome(tries, whole, record) for left, tries in attempts.items()}
+    found = []
+    for row in rows:
+        if row["state"] == "hung":
+            found.append(Kill(row["point"], False, "the copy hung before it could be killed"))
+        elif row["state"] == "passed":
+            continue  # it wrote less than the one that was left alone
+        else:
+            found.append(Kill(row["point"], *outcomes[row["left"]]))
+    return found
+
+
+def _outcome(tries: list[dict[str, str]], whole: Trace, record: str) -> tuple[bool, str]:
+    if not tries:
+        return False, "no file is left to start from"
+    first = tries[0]
+    name = f" {os.path.basename(first['saved'])}" * bool(first["saved"])
+    trace = read_trace(Path(first["place"]) / "trace.jsonl")
+    if first["code"] or not trace.steps:
+        why = error_of(Path(first["place"]) / record)
+        rest = ""
+        if len(tries) > 1:
+            last = tries[-1]
+            rest = f"; {os.path.basename(last['saved'])} does" if not last["code"] else "; nor does any before it"
+        return False, f"{name.strip() or 'what is left'} does not load: {why}{rest}"
+    return _where(trace, whole)
+
+
+def _where(trace: Trace, whole: Trace) -> tuple[bool, str]:
+    """Return from which step a start resumes, and whether all of its state is of that step."""
+    state = trace.steps[0].state
+    steps = {
+        role: [number for number, step in enumerate(whole.steps) if step.value(role) == trace.steps[0].value(role)]
+        for role in OF_STATE
+        if state.get(role) or role in ("loss scale", "learning rate")
+    }
+    at = steps["weights"]
+    if not at:
+        return True, "loads; its weights are those of no step of the run without a break"
+    if at[0] == 0:
+        return False, "starts from its beginning"
+    for role, found in steps.items():
+        # Of no step: what a script does not restore, which the table above says.
+        if found and not set(found) & set(at):
+            return False, f"mixes two files: weights of step {at[0]}, {role} of step {found[-1]}"
+    return True, f"resumes behind step {at[0]}"
+
+
+def kills_lines(kills: Sequence[Kill], *, is_first: bool) -> tuple[list[str], bool]:
+    """Return what came of kills in words, equal ones in a row, and whether all is well.
+
+    Args:
+        is_first: nothing had been saved before, so that a start from the beginning loses nothing.
+    """
+    rows: list[list[object]] = []
+    bad = 0
+    for kill in kills:
+        nothing_lost = is_first and kill.outcome in ("no file is left to start from", "starts from its beginning")
+        bad += not (kill.is_good or nothing_lost)
+        if rows and rows[-1][2] == kill.outcome:
+            first = str(rows[-1][1]).partition(" ... ")[0]
+            rows[-1][0], rows[-1][1] = int(str(rows[-1][0])) + 1, f"{first} ... {kill.point}"
+        else:
+            rows.append([1, kill.point, kill.outcome])
+    lines = tabulate(rows, ["kills", "at", "started again"], maxcolwidths=[None, 60, 80]).splitlines()
+    if not bad:
+        return [*lines, f"kills: what is left loads after each of {len(kills)}"], True
+    advice = "save under another name, and os.replace it when it is complete"
+    return [*lines, f"kills: what is left does not serve after {bad} of {len(kills)}: {advice}"], False
