@@ -38,7 +38,8 @@ SMALL = "--train-size 256 --val-size 64"
 FEWER = {
     "--seeds 0-5 --epochs 2 --margin 1": f"--seeds 0-1 --epochs 1 --margin 1 {SMALL}",
     "--seeds 0-2 --epochs 2": f"--seeds 0-1 --epochs 1 {SMALL}",
-    "--seeds 0-2 --max-steps 60": "--seeds 0-1 --max-steps 3 --batch-size 4",
+    "gemm:mxfp8,gemm:nvfp4,gemm:bf16,fprop=nvfp4 --seeds 0-2 --max-steps 60": "gemm:bf16,fprop=nvfp4 --seeds 0-1 "
+    "--max-steps 2 --batch-size 4 --train-size 64 --val-size 16",
     "--seeds 0-2": "--seeds 0-1",
     "--opt-level O2 --epochs 1": f"--opt-level O2 --epochs 1 {SMALL}",
     "mynets:make_net --arm native:bf16 --epochs 1": f"mynets:make_net --arm native:bf16 --epochs 1 {SMALL}",

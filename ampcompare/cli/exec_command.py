@@ -24,9 +24,14 @@ USAGE = 2  # the exit code of argparse and click for an argument that they do no
     examples=[
         ("A legacy script, unchanged:", "ampcompare exec train.py --epochs 1"),
         ("On a laptop, with a record of each step:", "ampcompare exec --device cpu --record r.jsonl train.py"),
+        (
+            "Does it resume exactly:",
+            "ampcompare exec --verify-resume 20 --resume-args '-r {checkpoint}' train.py",
+        ),
     ],
     context_settings={"allow_interspersed_args": False},
-    epilog="Exit codes: the script's own; 2 no such script or module; 4 the environment cannot run these options.",
+    epilog="Exit codes: the script's own; 2 no such script or module; 4 the environment cannot run these options. "
+    "With --verify-resume: 0 it resumes exactly; 1 it does not; 3 it failed.",
 )
 @exec_option("--engine", type=Choice(["compat", "nvidia"]))
 @exec_option("--opt-level", type=LEVEL)
@@ -49,11 +54,30 @@ USAGE = 2  # the exit code of argparse and click for an argument that they do no
 @exec_option("--compat-torch")
 @option("--strict-guards", "guards", flag_value="strict", help="treat mistakes in the use of amp as errors")
 @option("--no-guards", "guards", flag_value="off", help="do not check for mistakes in the use of amp")
+@option(
+    "--verify-resume",
+    type=click.IntRange(1),
+    metavar="STEP",
+    help="stop the script once it has saved at or behind STEP, start it again, and compare with a run without a break",
+)
+@option(
+    "--resume-args",
+    metavar="ARGS",
+    help="added to the script's arguments when it is started again: {checkpoint} is the file that it saved last, "
+    "{folder} its folder",
+)
 @option("--module", "-m", is_flag=True, help="SCRIPT is the name of a module, as with python -m")
 @click.argument("script", metavar="SCRIPT", type=FILE)
 @click.argument("arguments", metavar="[ARGS]...", nargs=-1, type=click.UNPROCESSED)
 def command(
-    module: bool, ledger: bool, script: str, arguments: tuple[str, ...], stacks: tuple[str, ...], **options: Any
+    module: bool,
+    ledger: bool,
+    verify_resume: int | None,
+    resume_args: str | None,
+    script: str,
+    arguments: tuple[str, ...],
+    stacks: tuple[str, ...],
+    **options: Any,
 ) -> int:
     """Run an unmodified Apex script on ampcompare.apex.
 
@@ -65,6 +89,12 @@ def command(
     local_rank = parent.params.get("local_rank") if parent is not None else None
     if local_rank is not None:
         arguments = (f"--local-rank={local_rank}", *arguments)
+    if verify_resume is not None:
+        if stacks or "@" in (options["arm"] or ""):
+            raise ConfigError("--verify-resume is for a script in this environment; leave out --stack and @")
+        return _verify_resume(verify_resume, resume_args, module, script, arguments, {**options, "ledger": ledger})
+    if resume_args is not None:
+        raise ConfigError("--resume-args is for --verify-resume STEP; give both")
     if ledger and options["arm"] is None and options["opt_level"] is None:
         options["arm"] = "script"
     if stacks or "@" in (options["arm"] or ""):
@@ -117,6 +147,39 @@ def command(
             err=True,
         )
     return status
+
+
+def _verify_resume(
+    step: int,
+    resume_args: str | None,
+    module: bool,
+    script: str,
+    arguments: tuple[str, ...],
+    options: dict[str, Any],
+) -> int:
+    """Verify that a script resumes, and return the exit code."""
+    own = [name for name in ("opt_level", "ledger", "record", "twin", "shift_seeds", "max_steps") if options[name]]
+    if own:
+        flag = "--" + own[0].replace("_", "-")
+        raise ConfigError(f"{flag} is not for --verify-resume, which runs the script by itself; leave it out")
+    from ampcompare.base.environment.extras import require_torch
+
+    require_torch()
+    from ampcompare.experiment.script_resume import verify_script_resume
+    from ampcompare.script.legacy.target import Target, script_target
+
+    target = Target(script, list(arguments), is_module=True) if module else script_target(script, list(arguments))
+    settings = {
+        **{name: value for name, value in options.items() if name not in ("ledger", "guards")},
+        "arm": options["arm"] or "script",
+        "guards": "off",
+        "seed": 0 if options["seed"] is None else options["seed"],
+        "name": target.name,
+        "arguments": target.arguments,
+    }
+    return verify_script_resume(
+        settings, is_module=target.is_module, step=step, resume_args=resume_args, say=click.echo
+    )
 
 
 def _run_in_stack(stacks: tuple[str, ...], words: list[str], *, ledger: bool, **options: Any) -> int:

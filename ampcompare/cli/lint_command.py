@@ -13,7 +13,6 @@ from ampcompare.cli.values import FILE, Choice
     examples=[
         ("All Python files and notebooks of a project:", "ampcompare lint src"),
         ("Fix what can be fixed safely:", "ampcompare lint --fix train.py"),
-        ("Annotations in a pull request on GitHub:", "ampcompare lint --format github src"),
         ("A file for code scanning:", "ampcompare lint --format sarif src"),
     ],
     epilog="Exit codes: 0 no findings; 1 findings; 2 usage, or a file that cannot be read, parsed or written. "

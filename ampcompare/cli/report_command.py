@@ -40,7 +40,6 @@ SUFFIXES = {
     cls=Command,
     examples=[
         ("The newest run, in a browser:", "ampcompare report --open"),
-        ("One run as a page:", "ampcompare report runs/first -o page.html"),
         ("The same runs against another reference:", "ampcompare report runs/first --reference O1"),
         ("Seeds 0-4 of one machine and 5-9 of another:", "ampcompare report runs/here runs/there"),
     ],

@@ -15,13 +15,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ampcompare.diagnosis.rates import RateHistory, Rates, rate_of
+from ampcompare.diagnosis.rates import RateHistory, Rates
 from ampcompare.diagnosis.state_rounding import MAX_STEPS, StateProbe
 from ampcompare.diagnosis.step_watch import moving_params
 from ampcompare.diagnosis.watched_precision import StepObserver
 from ampcompare.results.records.outlook import Prefix, ShareLost
 from ampcompare.training.ledger import is_zero_eps, second_moment
-from ampcompare.training.precision.base import owned_params
+from ampcompare.training.precision.base import owned_params, rate_of
 
 PROBES = 8  # steps of the second half that are rounded
 POINTS = 12  # of the rest of the schedule, at which each of them is

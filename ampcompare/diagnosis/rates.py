@@ -6,13 +6,15 @@ import copy
 import gc
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LinearLR, LRScheduler, PolynomialLR, ReduceLROnPlateau
+
+from ampcompare.training.precision.base import rate_of
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,6 @@ class Rates:
             return None
         begun, last = step - self.first, len(self.rows) - 1
         return self.rows[min(max(round(begun + share * (last - begun)), 0), last)][group]
-
-
-def rate_of(group: Mapping[str, Any]) -> float:
-    """Return the learning rate of a group; 1 for an optimizer that has none, such as a line search."""
-    return float(group.get("lr", 1.0))
 
 
 class RateHistory:
@@ -116,7 +113,7 @@ class RateHistory:
                     if step >= pace.due and (step - pace.due) % pace.period == 0:
                         for _ in range(pace.moves):
                             each.step()
-                rows.append([float(group["lr"]) for group in dummy.param_groups])
+                rows.append([rate_of(group) for group in dummy.param_groups])
         return rows
 
 

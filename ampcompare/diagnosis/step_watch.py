@@ -17,7 +17,7 @@ from ampcompare.diagnosis.sites import Sites
 from ampcompare.diagnosis.watched_precision import StepObserver
 from ampcompare.results.records.diagnosis import LostUpdates, Phase
 from ampcompare.training.ledger import is_zero_eps
-from ampcompare.training.precision.base import StepOutcome, owned_params
+from ampcompare.training.precision.base import StepOutcome, owned_params, rate_of
 
 MAX_SKIPPED = 20  # a dynamic scale that begins too high is halved at each
 
@@ -207,7 +207,7 @@ def moving_params(optimizer: Optimizer) -> list[tuple[Tensor, Tensor]]:
     return [
         (param, param.grad)
         for group in optimizer.param_groups
-        if float(group.get("lr", 1.0)) != 0
+        if rate_of(group) != 0
         for param in group["params"]
         if param.grad is not None and not param.grad.is_sparse
     ]

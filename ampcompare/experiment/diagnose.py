@@ -42,7 +42,6 @@ SECONDS_BETWEEN_LOOKS = 0.1
 SECONDS_OF_TORCHRUN = 40.0  # it kills a rank that ignores SIGTERM for 30 s
 ENDED = "ended.txt"
 NOTE = "ampcompare: "
-BEYOND_FP16 = "a number in that line is beyond 65504, the largest fp16 number: use torch.finfo(tensor.dtype).min or max"
 
 
 def diagnose(
@@ -262,5 +261,4 @@ def error_of(code: int, folder: Path) -> str:
     error = (read_rows(folder / CellFile.SCRIPT).ended or {}).get("error")
     ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     text = str(error or _last_note(folder / CellFile.LOG) or log_tail(folder) or ended)
-    text = printable(text, 1000, keep_end=600)
-    return f"{text}; {BEYOND_FP16}" if "c10::Half without overflow" in text else text
+    return printable(text, 1000, keep_end=600)

@@ -280,7 +280,7 @@ def run_script(
         with open_sandbox(Path(outer, "store"), shared=[folder], roots=[script.parent]) as sandbox:
             words = json.dumps({**request, "script": sandbox.at(str(script)), "folder": str(folder)})
             environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", **sandbox.environment}
-            code, text = _wait_for(start_command("ampcompare.script.legacy.replay", words), environment)
+            code, text = wait_for(start_command("ampcompare.script.legacy.replay", words), environment)
         which = "the rewritten script" if rewrite else f"the unchanged script{f' at {opt_level}' * bool(opt_level)}"
         last = [line for line in text.splitlines() if line.strip()]
         errors = [line for line in last if not line.startswith("ampcompare:")] or last
@@ -294,7 +294,7 @@ def run_script(
         return dataclasses.replace(run, written=[one.path for one in sandbox.written], limits=limits)
 
 
-def _wait_for(command: list[str], environment: dict[str, str]) -> tuple[int | None, str]:
+def wait_for(command: list[str], environment: dict[str, str]) -> tuple[int | None, str]:
     """Return the exit code of a command, None if it was ended after `TIME_LIMIT`, and its errors.
 
     They go to a file: what a script leaves behind, which is ended as well, would hold a pipe open.

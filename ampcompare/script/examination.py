@@ -5,6 +5,7 @@
 | `diagnosed` | watched, on rank 0 | `Request` | what was seen, to `answer` |
 | `profiled` | profiled, on each rank | `ProfileRequest` | a profile of each rank to its own file, a trace of rank 0 |
 | `prefix` | made for its first steps, in fp32 | `PrefixRequest` | what was seen on rank 0, to `answer` |
+| `resumed` | traced, whole or up to a file that it saves, on rank 0 | `ResumeRequest` | rows, to `trace` |
 
 Rank 0 also writes its exit code to `ended`: others may wait for it for minutes, and need not.
 """
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from ampcompare.script.legacy.settings import ExecSettings
     from ampcompare.script.recording.recorder import Recorder
     from ampcompare.settings.examination import ScriptRequest
+    from ampcompare.settings.resume_trace import ResumeRequest
 
 SHORT = {"bfloat16": "bf16", "float16": "fp16"}
 
@@ -37,9 +39,15 @@ def main(kind: str, path: str) -> int:
     from ampcompare.diagnosis.options import PrefixRequest, Request
     from ampcompare.diagnosis.profiling.options import ProfileRequest
     from ampcompare.script.legacy.stderr import note
+    from ampcompare.settings.resume_trace import ResumeRequest
 
     rank = rank_of()
-    kinds: dict[str, type[ScriptRequest]] = {"diagnosed": Request, "profiled": ProfileRequest, "prefix": PrefixRequest}
+    kinds: dict[str, type[ScriptRequest]] = {
+        "diagnosed": Request,
+        "profiled": ProfileRequest,
+        "prefix": PrefixRequest,
+        "resumed": ResumeRequest,
+    }
     request: ScriptRequest = kinds[kind].read(Path(path))
     status = 1
     try:
@@ -49,6 +57,8 @@ def main(kind: str, path: str) -> int:
             status = _profile(request, rank)
         elif isinstance(request, PrefixRequest):
             status = _watch_prefix(request, rank)
+        elif isinstance(request, ResumeRequest):
+            status = _trace_resume(request, rank)
     except AmpCompareError as error:
         note(str(error))
         status = error.exit_code
@@ -169,6 +179,17 @@ def _watch_prefix(request: PrefixRequest, rank: int) -> int:
     if rank == 0 and found.steps:
         Path(request.answer).write_text(found.model_dump_json(), encoding="utf-8")
     return status
+
+
+def _trace_resume(request: ResumeRequest, rank: int) -> int:
+    """Run a script and write a trace of its steps, and of what it saves and loads."""
+    from ampcompare.script.resume_trace import ResumeTrace
+
+    def install(recorder: Recorder) -> None:
+        if rank == 0:
+            ResumeTrace(request.trace, request.stop_at).install(recorder)
+
+    return _run(request, install)
 
 
 def _run(request: ScriptRequest, install: Callable[[Recorder], None]) -> int:

@@ -33,6 +33,7 @@ NO_KERNEL = re.compile(r"not implemented for|Unsupported dtype")
 PRODUCT = re.compile(r"\bmat[12]\b|\bm1 and m2\b|\bbatch[12]\b|^Input type .* type|Input and parameter tensors")
 ATTENTION = re.compile("query, key")
 DENSE = re.compile(r"does not support dense gradients")
+BEYOND_RANGE = re.compile(r"converted to type (?:c10|at)::(Half|BFloat16) without overflow")
 NUMPY_LACKS = re.compile(r"unsupported ScalarType BFloat16")
 
 
@@ -65,8 +66,16 @@ def _explain(
     fits = not casts and not lifted and not lacks_casts
     if fits or not isinstance(error, RuntimeError) or not TYPES.search(said := str(error).partition("\n")[0]):
         return None
-    if "without overflow" in said:  # a number of the script, whatever the types
-        return None
+    if beyond := BEYOND_RANGE.search(said):
+        if not casts:  # a type that the script has chosen itself
+            return None
+        kind = beyond[1]
+        most = torch.finfo(torch.float16 if kind == "Half" else torch.bfloat16).max
+        return UnsupportedCombination(
+            f"{line}: under {arm} a tensor there is {'fp16' if kind == 'Half' else 'bf16'}, whose largest number is "
+            f"{most:g}, and the script puts a larger one into it ({said}); use torch.finfo(tensor.dtype).min or max "
+            f"there{', or compare native:bf16' if kind == 'Half' else ''}"
+        )
     is_whole, is_o1 = (isinstance(names, kind) for kind in (HalfWeights, O1BehindTorch))
     # Only arms that can compute what has failed here.
     others = "" if is_whole or is_o1 else "compare fp32, or "

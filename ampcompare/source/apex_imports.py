@@ -11,6 +11,7 @@ from ampcompare.source.syntax import dotted_name, last_name
 # always: when the file is imported; asked: behind a condition; tried: its error is caught; called: in a function.
 Reach = Literal["always", "asked", "tried", "called", "question"]
 TOPS = ("apex", "amp_C", "apex_C", "fused_layer_norm_cuda")
+BYTES = tuple(top.encode() for top in TOPS)
 MENTION = re.compile(rb"\b(?:apex|amp_C|apex_C|fused_layer_norm_cuda)\b")
 NAME = re.compile(r"apex(?:\.\w+)*")
 QUESTIONS = re.compile(r"available|^find_spec$|^find_loader$|^RequirementCache$|^get_distribution$|^version$")
@@ -34,7 +35,7 @@ class ApexImport:
 
 def find_apex_imports(data: bytes) -> list[ApexImport]:
     """Return the imports of Apex in a source, by line; none where it cannot be parsed."""
-    if not MENTION.search(data):
+    if not any(top in data for top in BYTES) or not MENTION.search(data):  # the first look is fast
         return []
     try:
         tree = ast.parse(data)

@@ -47,7 +47,7 @@ from ampcompare.training.parallel.replication import (
     apex_parallel,
     make_converter,
 )
-from ampcompare.training.precision.base import Precision, owned_params
+from ampcompare.training.precision.base import Precision, owned_params, rate_of
 from ampcompare.training.twin import change_weights
 
 SETTINGS = ("momentum", "nesterov", "betas", "eps", "weight_decay")
@@ -146,7 +146,7 @@ def assemble(
     replicas, optimizers = precision.prepare(built, unprepared)
     require_equal(ranks, "model", model_facts(replicas), "build the same model on every rank")
     parallel.shard(replicas, optimizers)
-    base_lrs = [[float(group["lr"]) for group in optimizer.param_groups] for optimizer in optimizers]
+    base_lrs = [[rate_of(group) for group in optimizer.param_groups] for optimizer in optimizers]
     steps_per_epoch = task.data.num_batches(recipe.batch_size, ranks.size)
     total_steps = steps_per_epoch * recipe.epochs
     if recipe.max_steps is not None:

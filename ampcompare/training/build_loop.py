@@ -186,7 +186,8 @@ def rates_on_device(optimizers: Sequence[Optimizer], device: torch.device) -> No
     """Put the learning rate of each group into an fp32 tensor, which a schedule fills and a graph reads."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            group["lr"] = torch.full((), float(group["lr"]), dtype=torch.float32, device=device)
+            if "lr" in group:
+                group["lr"] = torch.full((), float(group["lr"]), dtype=torch.float32, device=device)
 
 
 class _PhasedUpdate:

@@ -25,7 +25,7 @@ from ampcompare.base.tensors.products import LinearProduct, OperationMode, narro
 from ampcompare.base.tensors.sharded import local
 from ampcompare.base.tensors.tree import tensors_in
 from ampcompare.results.records.ledger import GroupTypes, Ledger, LinearFormat, Types
-from ampcompare.training.precision.base import Precision, PrecisionWrapper
+from ampcompare.training.precision.base import Precision, PrecisionWrapper, rate_of
 from ampcompare.training.precision.half import COMPENSATION
 
 DETAILED = 2  # steps that are looked at operation by operation
@@ -184,7 +184,7 @@ class StepLook:
             (
                 p.detach(),
                 None if is_over else _sample(p).clone(),
-                _moves(p.grad, is_good) if group.get("lr", 1.0) else None,
+                _moves(p.grad, is_good) if rate_of(group) else None,
             )
             for group in optimizer.param_groups
             for p in group["params"]

@@ -146,9 +146,9 @@ class Loop:
     def _set_lr(self, factor: float) -> None:
         for optimizer, base_lrs in zip(self.optimizers, self.base_lrs, strict=True):
             for group, base in zip(optimizer.param_groups, base_lrs, strict=True):
-                if isinstance(group["lr"], Tensor):
-                    group["lr"].fill_(base * factor)
-                else:
+                if isinstance(rate := group.get("lr"), Tensor):
+                    rate.fill_(base * factor)
+                elif rate is not None:
                     group["lr"] = base * factor
 
     def _drain(self, pending: list[tuple[Any, ...]], epoch: int) -> list[StepRecord]:

@@ -38,6 +38,8 @@ REFUSED: list[tuple[list[str], int, str]] = [
     (["run", "--device", "mps", "--arm", "apex:O1"], 2, "apex:O1 does not run on mps"),
     (["run", "--arm", "horovod"], 4, "horovod is not installed"),
     (["run", "--launcher", "slurm"], 4, "needs sbatch"),
+    (["exec", "--resume-args", "--resume x", "train.py"], 2, "--resume-args is for --verify-resume STEP; give both"),
+    (["exec", "--verify-resume", "2", "--twin", "train.py"], 2, "--twin is not for --verify-resume"),
     (["compare", "--arm", "fp32", "--arm", "horovod"], 4, "horovod is not installed"),
     (["compare", "--arch", "resnet19"], 2, "there is no model 'resnet19'"),
     (["compare", "--sweep", "recipe.model.arch=mlp,mpl"], 2, "there is no model 'mpl'"),

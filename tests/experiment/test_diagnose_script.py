@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.base.errors import LaunchError
+from ampcompare.base.errors import ConfigError
 from ampcompare.diagnosis.options import DiagnoseOptions
 from ampcompare.experiment import diagnose as module
 from ampcompare.experiment.diagnose import diagnose_script
@@ -117,7 +117,9 @@ def test_a_script_that_fails(diagnose: Callable[..., Any]) -> None:
 def test_a_script_with_a_number_that_fp16_lacks(diagnose: Callable[..., Any]) -> None:
     """torch refuses it; the line, and what to write instead, are named."""
     masked = APEX.replace("(x * 60.0) ** 3 * 1e-5", "x.masked_fill(x > 0, -1e9)")
-    with pytest.raises(LaunchError, match=r"train.py:8\); a number in that line is beyond 65504.*finfo"):
+    with pytest.raises(
+        ConfigError, match=r"train.py:8: under apex:O2 a tensor there is fp16, whose largest number is 65504.*finfo"
+    ):
         diagnose(masked, "apex:O2", steps=1)
 
 

@@ -263,8 +263,8 @@ def test_a_gradient_that_is_all_zero_is_not_as_declared(monkeypatch: pytest.Monk
     arm = "gemm:mxfp8,keep=none"
     original = linear_products._multiply
 
-    def lose(layer: Any, role: str, left: Tensor, right: Tensor) -> Any:
-        result, operands = original(layer, role, left, right)
+    def lose(layer: Any, role: str, left: Tensor, right: Tensor, **options: Any) -> Any:
+        result, operands = original(layer, role, left, right, **options)
         return (result * 0 if role == "wgrad" and layer.name == "0" else result), operands
 
     monkeypatch.setattr(linear_products, "_multiply", lose)

@@ -17,7 +17,7 @@ from ampcompare.training.assemble import make_schedule
 from ampcompare.training.loop import Loop
 from ampcompare.training.meters import HostClock
 from ampcompare.training.parallel.replication import Single
-from ampcompare.training.precision.base import make_precision
+from ampcompare.training.precision.base import make_precision, rate_of
 from tests.host_reads import HostReads
 
 
@@ -166,6 +166,28 @@ def test_schedule_sets_the_rate_of_each_step() -> None:
     )
     records_of(loop, batches(3))
     assert seen == [0.5, 0.25, 0.5 / 3]
+
+
+def test_an_optimizer_without_a_rate_is_trained() -> None:
+    """Its groups have no lr that a schedule could set, and get none."""
+
+    class SignDescent(torch.optim.Optimizer):
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            for param in self.param_groups[0]["params"]:
+                param -= 0.01 * param.grad.sign()
+
+    model = net()
+    optimizer = SignDescent(model.parameters(), {})
+    rates = [[rate_of(group) for group in optimizer.param_groups]]
+    loop = Loop(
+        [model], [optimizer], make_precision("fp32"), Single(), loss_of, HostClock(),
+        schedule=lambda step: 1 / (step + 1), base_lrs=rates,
+    )  # fmt: skip
+    losses = [record.loss for record in records_of(loop, batches(3))]
+    assert len(losses) == 3
+    assert rates == [[1.0]]
+    assert "lr" not in optimizer.param_groups[0]
 
 
 @pytest.mark.parametrize("arm", ["fp32", "native:bf16", "half", "half:loss_scale=8"])

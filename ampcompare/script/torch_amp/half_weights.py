@@ -383,11 +383,13 @@ class HalfWeights(TorchAmp):
         """Give the model what was written into masters since it last had their weights, outside of a step or inside."""
         for optimizer in self._optimizers:
             versions = self._versions.get(optimizer)
-            if versions is None or (self._stepping is optimizer and optimizer is not self.in_step):
+            is_inside = optimizer is self.in_step
+            if versions is None or (self._stepping is optimizer and not is_inside):
                 continue
             pairs = self.masters(optimizer)
             masters = [master for _, master in pairs]
-            if self._data.take(masters) or versions != [master._version for master in masters]:
+            # A step may write in ways that leave no trace, as by operations on lists where fp16 is emulated.
+            if self._data.take(masters) or is_inside or versions != [master._version for master in masters]:
                 self._follow_writes(optimizer)
                 with torch.no_grad():
                     copy_by_dtype([param for param, _ in pairs], masters)

@@ -215,6 +215,11 @@ def owned_params(optimizer: Optimizer) -> list[Tensor]:
     return [param for group in optimizer.param_groups for param in group["params"]]
 
 
+def rate_of(group: Mapping[str, Any]) -> float:
+    """Return the learning rate of a group; 1 for an optimizer that has none, such as a line search."""
+    return float(group.get("lr", 1.0))
+
+
 class PrecisionWrapper(Precision):
     """Passes every call of an update to the precision inside, prepared or not; a subclass overrides what it varies.
 

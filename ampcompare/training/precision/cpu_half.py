@@ -24,7 +24,14 @@ EMULATED = frozenset(
 )
 # oneDNN has these in 16 bits on few processors only, and raises on the others.
 RECURRENT = frozenset({aten.mkldnn_rnn_layer.default, aten.mkldnn_rnn_layer_backward.default})
-COMPUTED = EMULATED | RECURRENT
+# Operations that write into a list of tensors: below a mode their kernels leave the versions of these as they are.
+WRITES_LISTS = frozenset(
+    getattr(packet, overload)
+    for name in torch._C._dispatch_get_all_op_names()
+    if name.startswith("aten::_foreach_") and name.partition(".")[0].endswith("_")
+    for packet, overload in [(getattr(aten, name[6:].partition(".")[0]), name.partition(".")[2] or "default")]
+)
+COMPUTED = EMULATED | RECURRENT | WRITES_LISTS
 
 
 def _is_half(value: Any) -> bool:
@@ -48,6 +55,12 @@ class EmulatedHalf(TorchDispatchMode):
         kwargs = kwargs or {}
         if func not in COMPUTED:  # nearly all: one look
             return func(*args, **kwargs)
+        if func in WRITES_LISTS:
+            result = func(*args, **kwargs)
+            for one in args[0]:
+                if not one.is_inference():
+                    torch.autograd.graph.increment_version(one)
+            return result
         if func in RECURRENT and (half := next((arg.dtype for arg in args if _is_half(arg)), None)) is not None:
             # Of both types, with 32-bit states and a workspace of bytes among the arguments.
             wide = func(*[arg.float() if _is_half(arg) else arg for arg in args], **kwargs)

@@ -17,6 +17,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.backends.gemm import LAST
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.base.tensors.products import hide_operations, watching_modes
+from ampcompare.base.tensors.tree import tensors_in
 from ampcompare.training.precision.base import PrecisionWrapper, Prepared, StepOutcome, make_precision
 from ampcompare.training.precision.half import step_seed
 from ampcompare.training.precision.keep_fp32 import find_ids
@@ -147,7 +148,10 @@ class FormatPlan:
         self._trial = []
         try:
             with hide_operations(watching_modes()), torch.no_grad(), torch.random.fork_rng(cuda):
-                copy.deepcopy(model)(*args, **kwargs)
+                # Arguments too: a forward pass may change them, or draw from a generator among them.
+                memo: dict[int, Any] = {id(one): one.detach().clone() for one in tensors_in((args, kwargs))}
+                twin, its_args, its_kwargs = copy.deepcopy((model, args, kwargs), memo)
+                twin(*its_args, **its_kwargs)
         except Exception:  # a model may hold what cannot be copied; its own call raises whatever else is wrong
             return ""
         finally:

@@ -123,9 +123,15 @@ def multiply(layer: LayerFormats, role: str, left: Tensor, right: Tensor) -> Ten
         return _multiply(layer, role, left, right)[0]
 
 
-def _multiply(layer: LayerFormats, role: str, left: Tensor, right: Tensor) -> tuple[Tensor, list[tuple[Tensor, Any]]]:
+def _multiply(
+    layer: LayerFormats, role: str, left: Tensor, right: Tensor, *, keeps: bool = False
+) -> tuple[Tensor, list[tuple[Tensor, Any]]]:
+    """Return the product, and what each operand was and how it was rounded, whose grid is lost unless it `keeps` it."""
     rounding = layer.roundings[role]
-    parts = [_operand(layer, rounding, role, one, is_left=is_left) for one, is_left in ((left, True), (right, False))]
+    parts = [
+        _operand(layer, rounding, role, one, is_left=is_left, keeps=keeps)
+        for one, is_left in ((left, True), (right, False))
+    ]
     (a, _, up), (b, _, down) = parts
     product = a @ b.t()
     if rounding is not None and rounding.has_tensor_scale:
@@ -134,7 +140,7 @@ def _multiply(layer: LayerFormats, role: str, left: Tensor, right: Tensor) -> tu
 
 
 def _operand(
-    layer: LayerFormats, rounding: ProductRounding | None, role: str, x: Tensor, *, is_left: bool
+    layer: LayerFormats, rounding: ProductRounding | None, role: str, x: Tensor, *, is_left: bool, keeps: bool
 ) -> tuple[Tensor, tuple[Tensor, Rounded | None], Tensor | float]:
     """Return the numbers to multiply, what they were before and how they were rounded, and a factor of the result."""
     matrix = x.float() if x.dtype is torch.bfloat16 else x.bfloat16().float()
@@ -151,13 +157,14 @@ def _operand(
         square=rounding.tiles and not is_left and role != "wgrad",
         generator=layer.generator(x.device) if rounding.stochastic and is_gradient else None,
     )
-    values = join_tiles(rounded.grid * rounded.tile)[: len(matrix), : matrix.shape[1]]
+    scaled = rounded.grid * rounded.tile if keeps else rounded.grid.mul_(rounded.tile)
+    values = join_tiles(scaled)[: len(matrix), : matrix.shape[1]]
     return values, (matrix, rounded), rounded.whole
 
 
 def _multiply_watched(layer: LayerFormats, role: str, left: Tensor, right: Tensor) -> tuple[Tensor, LinearProduct]:
     rounding = layer.roundings[role]
-    result, operands = _multiply(layer, role, left, right)
+    result, operands = _multiply(layer, role, left, right, keeps=True)
     figures = is_lost = None
     if rounding is not None:
         elements = (rounding.gradients if role != "fprop" else rounding.form.element, rounding.form.element)

@@ -477,6 +477,33 @@ USES: dict[str, Callable[[nn.Module], list[Tensor]]] = {
 }
 
 
+class Traceless(Base):
+    """Writes weights so that no version of a tensor tells it."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for param in self.weights:
+            param.detach().numpy()[...] -= 0.5 * param.grad.numpy()
+
+
+@pytest.mark.parametrize("arm", MASTERS)
+def test_the_first_step_of_a_class_reaches_the_model(behind: Any, arm: str) -> None:
+    """It runs as one that may evaluate losses, and what it writes into masters the model has, whatever the way."""
+    with under(behind, arm):
+        torch.manual_seed(0)
+        model = nn.Linear(6, 3)
+        optimizer = Traceless(model.parameters())
+        x, y = batch(0)
+        nn.functional.cross_entropy(model(x), y).backward()
+        before = model.weight.detach().clone()
+        optimizer.step()
+        masters = owned_params(optimizer)
+        assert not torch.equal(before, model.weight)
+        assert all(
+            torch.equal(one, master.to(one.dtype)) for one, master in zip(model.parameters(), masters, strict=True)
+        )
+
+
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("write", [by_method, by_data, by_other_data, by_lists])
 @pytest.mark.parametrize("arm", [*MASTERS, "O5", "half:bf16,masters=fp32"])

@@ -197,6 +197,27 @@ def test_the_layer_that_runs_last_stays_in_bf16_and_the_row_says_so() -> None:
     assert everything.notes == ()
 
 
+def test_finding_the_last_layer_leaves_the_arguments_of_a_model_alone() -> None:
+    """A generator that it draws from, and a tensor that it changes in place."""
+
+    class Drawing(Net):
+        def forward(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+            x.add_(torch.randn(x.shape, generator=generator))
+            return super().forward(x)
+
+    found = []
+    for keep in ("", ",keep=head"):
+        torch.manual_seed(0)
+        precision, model, _ = start(f"gemm:nvfp4{keep}", Drawing())
+        x, generator = batch(0), torch.Generator().manual_seed(7)
+        with precision.autocast():
+            found.append(model(x, generator=generator).detach())
+        found.append(x)
+    assert precision.notes == ("kept in bf16: head",)
+    assert torch.equal(found[0], found[2])
+    assert torch.equal(found[1], found[3])
+
+
 def test_an_evaluation_before_the_training_decides_nothing() -> None:
     """A network whose last layer in a training is another one than in an evaluation."""
 

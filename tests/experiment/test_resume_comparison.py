@@ -1,0 +1,118 @@
+"""What is said of made traces of a script that was stopped behind its second step, and started again."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampcompare.experiment.resume_comparison import Answer, Trace, compare_traces, losses_apart, read_trace
+from ampcompare.settings.resume_trace import Row
+
+SAVE = {"kind": Row.SAVE, "path": "/f/last.pt", "line": "train.py:9", "holds": ["model", "optimizer", "scaler"]}
+LOAD = {"kind": Row.LOAD, "path": "/f/last.pt", "line": "train.py:3"}
+
+
+def digests(text: str) -> dict[str, str]:
+    return {"values": text, "bfloat16": f"{text} in bf16", "float16": f"{text} in fp16"}
+
+
+def start(step: int) -> dict[str, Any]:
+    return {
+        "weights": {"a": digests(f"a{step}"), "b": digests(f"b{step}")},
+        "buffers": {},
+        "masters": {},
+        "moments": {"a": {"exp_avg": digests(f"m{step}"), "step": digests(str(step))}},
+        "scales": [[2.0**step, 0.0]],
+        "rates": [0.1],
+        "generators": {"torch": f"g{step}"},
+    }
+
+
+def rows(steps: range, *others: dict[str, Any]) -> list[dict[str, Any]]:
+    found = [*others]
+    for step in steps:
+        found += [
+            {"kind": Row.START, "state": start(step)},
+            {"kind": Row.BATCH, "batch": f"x{step}"},
+            {"kind": Row.LOSS, "loss": 1.0 / (1 + step)},
+            {"kind": Row.STEP},
+        ]
+    return [{"step": 0, **row} for row in found]
+
+
+def trace(folder: Path, *given: list[dict[str, Any]]) -> Trace:
+    path = folder / "trace.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for part in given for row in part), encoding="utf-8")
+    return read_trace(path)
+
+
+@pytest.fixture
+def traces(tmp_path: Path) -> tuple[Trace, Trace, Trace]:
+    """The run without a break, the one that is stopped, and one that resumes exactly."""
+    whole = trace(tmp_path, rows(range(5), SAVE))
+    broken = trace(tmp_path, rows(range(2)), [{**SAVE, "step": 2}, {"kind": Row.STOP, "step": 2}])
+    return whole, broken, trace(tmp_path, rows(range(2, 5), LOAD))
+
+
+def test_equal_steps_are_exact(traces: tuple[Trace, Trace, Trace]) -> None:
+    found = compare_traces(*traces)
+    assert (found.answer, found.differences, found.stopped, found.steps) == (Answer.EXACT, (), 2, 5)
+    assert found.parted == 0.0
+    traces[2].steps[0].state["generators"]["torch"] = "another"
+    found = compare_traces(*traces)
+    assert found.answer is Answer.EXACT
+    assert [one.role for one in found.differences] == ["generators"]
+
+
+def test_a_script_that_starts_from_scratch_is_not_resumed(tmp_path: Path, traces: tuple[Trace, Trace, Trace]) -> None:
+    for loads, cause in (
+        ([], "the script loads none of its files: it needs arguments that name one, by --resume-args"),
+        ([LOAD], "train.py:3 loads a file, and the weights are not those in it"),
+    ):
+        found = compare_traces(*traces[:2], trace(tmp_path, rows(range(5), *loads)))
+        assert found.answer is Answer.NOT_RESUMED
+        assert found.differences[0].cause == cause
+
+
+def test_other_batches_alone_are_another_order(traces: tuple[Trace, Trace, Trace]) -> None:
+    whole, broken, resumed = traces
+    for batch, cause in (
+        ("x0", "the sampler starts its epoch again: these are the batches of step 1"),
+        ("x4", "batches are left out: these are those of step 5"),
+        ("new", "the sampler draws other batches: the generator that it draws from is not restored"),
+    ):
+        other = copy.deepcopy(resumed)
+        other.steps[0].batches, other.steps[0].losses = [batch], [0.5]
+        other.steps[1].state["weights"]["b"] = digests("else")
+        found = compare_traces(whole, broken, other)
+        assert found.answer is Answer.DATA_ORDER
+        assert [(one.role, one.step) for one in found.differences] == [("batches", 3), ("loss", 3), ("weights", 4)]
+        assert found.differences[0].cause == cause
+
+
+def test_the_first_difference_comes_first_with_its_cause(traces: tuple[Trace, Trace, Trace]) -> None:
+    whole, broken, resumed = traces
+    state = resumed.steps[0].state
+    state["moments"]["a"]["exp_avg"] = digests("m2 in bf16")
+    state["scales"] = [[1.0, 0.0]]
+    found = compare_traces(whole, broken, resumed)
+    assert found.answer is Answer.DIFFERS
+    assert [(one.role, one.step, one.what) for one in found.differences] == [
+        ("moments", 3, "exp_avg of a"),
+        ("loss scale", 3, "1 in place of 4"),
+    ]
+    assert found.differences[0].cause == "moments were saved or loaded in bf16 (train.py:9)"
+    assert "is in the file, and is not loaded (train.py:3)" in found.differences[1].cause
+    state["moments"]["a"] = {"exp_avg": digests("m2"), "step": digests("0")}
+    assert compare_traces(whole, broken, resumed).differences[0].cause == "the optimizer's count of steps starts again"
+
+
+def test_steps_that_are_left_are_counted(traces: tuple[Trace, Trace, Trace]) -> None:
+    whole, broken, resumed = traces
+    resumed.steps.pop()
+    found = compare_traces(whole, broken, resumed)
+    assert found.answer is Answer.DIFFERS
+    assert (found.differences[0].role, found.differences[0].what) == ("steps", "2 steps where 3 were left")
+    assert losses_apart(whole, Trace()) is None
