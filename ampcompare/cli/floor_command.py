@@ -27,11 +27,11 @@ from ampcompare.cli.values import FILE
 @option("--seed", type=int, default=0, metavar="N", group=COMPARISON, help="random seed, set before the script starts")
 @option("--output", "-o", type=FILE, default="floor.json", group=OUTPUT, help="file for the envelope")
 def command(script: list[str] | None, steps: int | None, seed: int, output: str) -> int:
-    """Train a script and its twins, and write how far apart they are.
+    """Find how far a script's losses move by roundings alone.
 
-    The twins differ by roundings alone: first weights that are changed by one unit in the last place, two threads,
-    oneDNN switched off, deterministic kernels, and nothing at all. `judge STEPS --against FILE` then tells whether
-    other steps are of the same training.
+    Trains the script and twins of it, and writes how far apart they are. The twins differ by roundings alone: first
+    weights that are changed by one unit in the last place, two threads, oneDNN switched off, deterministic kernels, and
+    nothing at all. `judge STEPS --against FILE` then tells whether other steps are of the same training.
     """
     from ampcompare.base.environment.extras import require_torch
     from ampcompare.experiment.floor import find_floor

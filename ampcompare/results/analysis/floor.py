@@ -105,6 +105,12 @@ def _distance(one: float | None, other: float | None) -> float | None:
     return abs(one - other) / max(abs(one), abs(other)) if one != other else 0.0
 
 
+def _is_equal(row: Mapping[str, float | None], base: Mapping[str, float | None]) -> bool:
+    """Return whether two steps have equal losses, and equal gradient norms where both know theirs."""
+    norms = _distance(row.get("grad_norm"), base.get("grad_norm"))
+    return _distance(row.get("loss"), base.get("loss")) == 0 and not norms
+
+
 def is_envelope(path: Path) -> bool:
     """Return whether a file is an envelope, by how it begins."""
     try:
@@ -146,7 +152,7 @@ def judge_rows(rows: Rows, envelope: Envelope) -> FloorJudgment:
     """Judge new steps by the envelope of a training."""
     count = min(len(rows), len(envelope.rows))
     pairs = list(zip(rows, envelope.rows, envelope.floors, strict=False))
-    if len(rows) == len(envelope.rows) and all(_distance(row["loss"], base["loss"]) == 0 for row, base, _ in pairs):
+    if len(rows) == len(envelope.rows) and all(_is_equal(row, base) for row, base, _ in pairs):
         return FloorJudgment("identical", f"the losses of {format_count(count, 'step')} are equal", count)
     blind = next((k for k, (*_, floor) in enumerate(pairs) if (floor["loss"] or 0.0) > MAX_FLOOR), count)
     for number, (row, base, floor) in enumerate(pairs[:blind]):
