@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import subprocess
+import runpy
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ampcompare.base.environment.fingerprint import THREAD_VARIABLES, fingerprint
 from ampcompare.base.errors import LaunchError
 from ampcompare.base.files.run_files import CellFile
+from ampcompare.base.processes.client import ProcessServer, ServerLost
 from ampcompare.base.processes.sandbox import open_sandbox
-from ampcompare.base.processes.start import start_command
+from ampcompare.base.processes.start import isolated_environment
 from ampcompare.experiment.launch.script.rows import ScriptRows, read_rows
 from ampcompare.results.analysis.floor import Envelope, Rows, make_envelope
 from ampcompare.settings.script import ScriptConfig
 
-# What a twin does before the script; the words behind it are those of the recorder.
-CHANGES = {
-    "again": "",
-    "first weights by one unit in the last place": "",
-    "two threads": "",
-    "oneDNN off": "torch._C._set_mkldnn_enabled(False)",
-    "deterministic kernels": "torch.use_deterministic_algorithms(True, warn_only=True)",
-}
-WEIGHTS, THREADS = "first weights by one unit in the last place", "two threads"
-START = """import runpy, sys
-import torch
-{change}
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
+AGAIN, WEIGHTS, THREADS = "again", "first weights by one unit in the last place", "two threads"
+ONEDNN, DETERMINISTIC = "oneDNN off", "deterministic kernels"
+TWINS = (AGAIN, WEIGHTS, THREADS, ONEDNN, DETERMINISTIC)
 
 
 def find_floor(
@@ -46,26 +36,26 @@ def find_floor(
     """
     from ampcompare.experiment.launch.script.stacks import copy_recorder  # it imports torch
 
-    with tempfile.TemporaryDirectory(prefix="ampcompare-floor-") as outer:
+    with contextlib.ExitStack() as stack:
+        outer = stack.enter_context(tempfile.TemporaryDirectory(prefix="ampcompare-floor-"))
         folder = Path(outer, "runs")
         folder.mkdir()
         copy_recorder(folder)
         words = _words(script, seed, steps, folder)
         stored = folder / "first.pt"
-        base = _train("the script", folder, ["--save-weights", str(stored), *words], script)
+        server = stack.enter_context(_open_server())
+        base = _train(server, AGAIN, folder, ["--save-weights", str(stored), *words], script)
         if base.ended is None or base.ended.get("exit_code") or not base.steps:
             why = (base.ended or {}).get("error") or "it made no optimizer step"
             raise LaunchError(f"the script has no floor: {why}")
         say(f"the script: {len(base.steps)} steps, loss {base.steps[0].loss:.6g} to {base.steps[-1].loss:.6g}")
         twins: dict[str, Rows | None] = {}
-        for name, change in CHANGES.items():
-            options, variables = words, {}
+        for name in TWINS:
+            options = words
             if name == WEIGHTS:
                 _move_weights(stored, folder / "moved.pt")
                 options = ["--first-weights", str(folder / "moved.pt"), *words]
-            if name == THREADS:
-                variables = dict.fromkeys(THREAD_VARIABLES, "2")
-            rows = _train(name, folder, options, script, change, variables)
+            rows = _train(server, name, folder, options, script)
             is_whole = rows.ended is not None and not rows.ended.get("exit_code") and len(rows.steps) == len(base.steps)
             twins[name] = _rows_of(rows) if is_whole else None
             if not is_whole:
@@ -84,24 +74,52 @@ def _words(script: ScriptConfig, seed: int, steps: int | None, folder: Path) -> 
     return ["--seed", str(seed), *limit, *module, script.name, *arguments]
 
 
-def _train(
-    name: str, folder: Path, words: Sequence[str], script: ScriptConfig, change: str = "",
-    variables: Mapping[str, str] | None = None,
-) -> ScriptRows:  # fmt: skip
+@contextlib.contextmanager
+def _open_server() -> Iterator[ProcessServer]:
+    """Yield what forks the trainings: a process that imports torch for each of them would take seconds."""
+    server = ProcessServer(
+        [], {**isolated_environment(), **dict.fromkeys(THREAD_VARIABLES, "1"), "PYTHONHASHSEED": "0"}
+    )
+    try:
+        server.wait_until_ready(lambda: False)
+        yield server
+    except ServerLost:
+        raise LaunchError(f"the process server {server.how_it_ended()}") from None
+    finally:
+        server.close()
+
+
+def _train(server: ProcessServer, twin: str, folder: Path, words: Sequence[str], script: ScriptConfig) -> ScriptRows:
     record = folder / CellFile.SCRIPT
     record.unlink(missing_ok=True)
-    start = folder / "start.py"
-    start.write_text(START.format(change=change), encoding="utf-8")
-    with open_sandbox(folder.parent / "store", shared=[folder], roots=[script.folder]) as sandbox:
+    with (
+        open_sandbox(folder.parent / "store", shared=[folder], roots=[script.folder]) as sandbox,
+        open(os.devnull, "wb") as null,
+    ):
         environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1"), "PYTHONHASHSEED": "0"}
-        environment = {**environment, **(variables or {}), **sandbox.environment}
-        command = [sys.executable, str(start), str(folder / CellFile.RECORDER), "--record", str(record), *words]
-        supervised = start_command("ampcompare.experiment.launch.script.supervise", *map(sandbox.at, command))
-        with subprocess.Popen(
-            supervised, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
-        ) as process:
-            process.wait()
+        command = [str(folder / CellFile.RECORDER), "--record", str(record), *words]
+        server.start(
+            f"{__name__}:train_twin",
+            [twin, *map(sandbox.at, command)],
+            output=null.fileno(),
+            environment={**environment, **sandbox.environment},
+        ).wait()
     return read_rows(record)
+
+
+def train_twin(words: Sequence[str]) -> None:
+    """Run the recorder, in a process of its own, which it may end; `words` are the name of a twin and the command."""
+    import torch
+
+    twin, *command = words
+    if twin == THREADS:
+        torch.set_num_threads(2)
+    elif twin == ONEDNN:
+        torch._C._set_mkldnn_enabled(False)
+    elif twin == DETERMINISTIC:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    sys.argv[:] = command
+    runpy.run_path(command[0], run_name="__main__")
 
 
 def _rows_of(rows: ScriptRows) -> Rows:

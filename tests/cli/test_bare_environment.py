@@ -40,6 +40,7 @@ TORCH = {
     "diagnose": ["diagnose"],
     "profile": ["profile"],
     "find-batch": ["find-batch", "--memory-limit", "1"],
+    "floor": ["floor", "--", "train.py"],
     "convert": ["convert", "last.pt", "--inspect"],
     "exec": ["exec", "train.py"],
 }

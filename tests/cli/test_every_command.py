@@ -15,6 +15,7 @@ CALLS = {
     "run": ["--arm", "half", *SMALL, "-o", "runs/run"],
     "compare": ["--arm", "fp32,O2,bf16", *SMALL, "--seeds", "0-1", "-o", "runs/compare"],
     "judge": ["--example"],
+    "floor": ["--steps", "2", "-o", "floor.json", "--", str(EXAMPLES / "plain.py")],
     "report": ["runs/compare"],
     "export": ["runs/compare", "--to", "tensorboard"],
     "convert": ["--help"],
