@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import runpy
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ampcompare.base.environment.fingerprint import THREAD_VARIABLES, fingerprint
+from ampcompare.base.environment.fingerprint import fingerprint
 from ampcompare.base.errors import LaunchError
 from ampcompare.base.files.run_files import CellFile
-from ampcompare.base.processes.client import ProcessServer, ServerLost
-from ampcompare.base.processes.sandbox import open_sandbox
-from ampcompare.base.processes.start import isolated_environment
+from ampcompare.experiment.launch.script.forks import ScriptForks
 from ampcompare.experiment.launch.script.rows import ScriptRows, read_rows
 from ampcompare.results.analysis.floor import Envelope, Rows, make_envelope
 from ampcompare.settings.script import ScriptConfig
@@ -43,8 +40,8 @@ def find_floor(
         copy_recorder(folder)
         words = _words(script, seed, steps, folder)
         stored = folder / "first.pt"
-        server = stack.enter_context(_open_server())
-        base = _train(server, AGAIN, folder, ["--save-weights", str(stored), *words], script)
+        forks = stack.enter_context(ScriptForks())
+        base = _train(forks, AGAIN, folder, ["--save-weights", str(stored), *words], script)
         if base.ended is None or base.ended.get("exit_code") or not base.steps:
             why = (base.ended or {}).get("error") or "it made no optimizer step"
             raise LaunchError(f"the script has no floor: {why}")
@@ -55,7 +52,7 @@ def find_floor(
             if name == WEIGHTS:
                 _move_weights(stored, folder / "moved.pt")
                 options = ["--first-weights", str(folder / "moved.pt"), *words]
-            rows = _train(server, name, folder, options, script)
+            rows = _train(forks, name, folder, options, script)
             is_whole = rows.ended is not None and not rows.ended.get("exit_code") and len(rows.steps) == len(base.steps)
             twins[name] = _rows_of(rows) if is_whole else None
             if not is_whole:
@@ -74,36 +71,11 @@ def _words(script: ScriptConfig, seed: int, steps: int | None, folder: Path) -> 
     return ["--seed", str(seed), *limit, *module, script.name, *arguments]
 
 
-@contextlib.contextmanager
-def _open_server() -> Iterator[ProcessServer]:
-    """Yield what forks the trainings: a process that imports torch for each of them would take seconds."""
-    server = ProcessServer(
-        [], {**isolated_environment(), **dict.fromkeys(THREAD_VARIABLES, "1"), "PYTHONHASHSEED": "0"}
-    )
-    try:
-        server.wait_until_ready(lambda: False)
-        yield server
-    except ServerLost:
-        raise LaunchError(f"the process server {server.how_it_ended()}") from None
-    finally:
-        server.close()
-
-
-def _train(server: ProcessServer, twin: str, folder: Path, words: Sequence[str], script: ScriptConfig) -> ScriptRows:
+def _train(forks: ScriptForks, twin: str, folder: Path, words: Sequence[str], script: ScriptConfig) -> ScriptRows:
     record = folder / CellFile.SCRIPT
     record.unlink(missing_ok=True)
-    with (
-        open_sandbox(folder.parent / "store", shared=[folder], roots=[script.folder]) as sandbox,
-        open(os.devnull, "wb") as null,
-    ):
-        environment = {**os.environ, **dict.fromkeys(THREAD_VARIABLES, "1"), "PYTHONHASHSEED": "0"}
-        command = [str(folder / CellFile.RECORDER), "--record", str(record), *words]
-        server.start(
-            f"{__name__}:train_twin",
-            [twin, *map(sandbox.at, command)],
-            output=null.fileno(),
-            environment={**environment, **sandbox.environment},
-        ).wait()
+    command = [str(folder / CellFile.RECORDER), "--record", str(record), *words]
+    forks.run(f"{__name__}:train_twin", [twin, *command], folder, script.folder)
     return read_rows(record)
 
 

@@ -1,0 +1,53 @@
+"""`exec --capsule` and `replay`, on a script as users have it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Call
+from tests.script.replay.steps import CONVOLUTIONS
+
+
+def _capsule(call: Call, folder: Path, *options: str) -> Path:
+    """Keep a step of the script in the working directory, and return the file."""
+    (script := folder / "train.py").write_text(CONVOLUTIONS)
+    done = call("exec", "--capsule", "2", *options, str(script))
+    assert done.code == 0, done.err
+    assert "step 2 is in capsule.pt (0.1 MB)" in done.err
+    return Path("capsule.pt").absolute()
+
+
+def test_a_setting_and_another_script(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exit code is the answer, the script's own files stay, and JSON has what was found."""
+    monkeypatch.chdir(tmp_path)
+    capsule = _capsule(call, tmp_path)
+    (other := tmp_path / "other.py").write_text(
+        CONVOLUTIONS.replace("nn.BatchNorm2d(8)", "nn.BatchNorm2d(8, eps=1e-3)") + "open('trace.txt', 'w')\n"
+    )
+    same = call("replay", str(capsule), "--change", "onednn=off")
+    assert (same.code, same.out.startswith("onednn=off: noise: 13 modules")) == (0, True), same
+    done = call("replay", str(capsule), "--json", "--", str(other))
+    (found,) = json.loads(done.out)
+    assert (done.code, found["answer"], found["findings"][0]["module"]) == (1, "another function", "norm1"), found
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["capsule.pt", "other.py", "train.py"]
+
+
+def test_what_cannot_be_replayed(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each with what was seen and what to do."""
+    monkeypatch.chdir(tmp_path)
+    (script := tmp_path / "train.py").write_text(CONVOLUTIONS)
+    late = call("exec", "--capsule", "50", str(script))
+    assert (late.code, "no capsule: the script made no step 50" in late.err) == (3, True), late
+    capsule = _capsule(call, tmp_path)
+    for words, text, code in (
+        ([str(script), "--change", "threads=2"], "is no capsule of this version", 2),
+        ([str(capsule)], "nothing is changed: give --change onednn=off", 2),
+        ([str(capsule), "--change", "sdpa=fast"], "--change sdpa=fast: there is no such change", 2),
+        ([str(capsule), "--stack", "old=/no/such/python"], "the stack old cannot be started", 4),
+    ):
+        done = call("replay", *words)
+        assert (done.code, text in done.err) == (code, True), done
+    (wide := tmp_path / "wide.py").write_text(CONVOLUTIONS.replace("nn.Linear(16, 10)", "nn.Linear(16, 12)"))
+    done = call("replay", str(capsule), "--", str(wide))
+    assert (done.code, "cannot tell" in done.out, "head.weight is [10, 16]" in done.out) == (3, True, True), done
