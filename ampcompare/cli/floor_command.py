@@ -20,7 +20,7 @@ from ampcompare.cli.values import FILE
     cls=ScriptCommand,
     examples=[
         ("The floor of a script, for CI:", "ampcompare floor -o floor.json -- train.py --epochs 1"),
-        ("Are later steps the same training?", "ampcompare judge steps.jsonl --against floor.json"),
+        ("The floor of its first steps:", "ampcompare floor --steps 50 -o floor.json -- train.py"),
     ],
 )
 @option("--steps", type=click.IntRange(1), metavar="N", group=COMPARISON, help="steps of each twin  [default: all]")

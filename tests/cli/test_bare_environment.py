@@ -41,6 +41,7 @@ TORCH = {
     "profile": ["profile"],
     "find-batch": ["find-batch", "--memory-limit", "1"],
     "floor": ["floor", "--", "train.py"],
+    "replay": ["replay", "capsule.pt", "--change", "onednn=off"],
     "convert": ["convert", "last.pt", "--inspect"],
     "exec": ["exec", "train.py"],
 }

@@ -105,7 +105,7 @@ class ReplayJudgment:
         return EXIT_CODES[self.answer]
 
     @property
-    def named(self) -> list[str]:
+    def module_names(self) -> list[str]:
         """The modules that findings name, each once."""
         return list(dict.fromkeys(one.module for one in self.findings))
 
@@ -214,7 +214,7 @@ def _unit(entry: Mapping[str, Any], first: Mapping[str, Any] | None) -> float:
     return float((first or entry)["unit"])
 
 
-def _moved(entry: Mapping[str, Any], first: Mapping[str, Any] | None) -> float:
+def _movement(entry: Mapping[str, Any], first: Mapping[str, Any] | None) -> float:
     return max(_number(entry["moved"]), _number(first["moved"]) if first else 0.0)
 
 

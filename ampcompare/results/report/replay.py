@@ -51,7 +51,7 @@ def _modules(judgments: Sequence[ReplayJudgment]) -> list[Block]:
     judged = [one for one in judgments if one.errors]
     names = list(dict.fromkeys((one.module, one.kind) for each in judged for one in each.errors))
     found = [_largest(one.errors) for one in judged]
-    rows = []
+    rows: list[Sequence[str | Cell]] = []
     for name, kind in names:
         here = [one.get(name) for one in found]
         before = max((one[0] for one in here if one), default=0.0)

@@ -179,21 +179,44 @@ class InDouble(TorchFunctionMode):
 
     Args:
         drawn: the type of the values that dropout has in the training.
+        masks: gets what was drawn, each with what was asked for.
+        given: masks to use, in the place of those that this torch would draw, where the same is asked for.
+        double: False leaves the types as they are, and only uses the given masks.
     """
 
-    def __init__(self, drawn: torch.dtype) -> None:
+    def __init__(self, drawn: torch.dtype, masks: List[Any], given: List[Any], *, double: bool) -> None:
         super().__init__()
-        self._drawn = drawn
+        self._drawn, self._masks, self._given, self._double = drawn, masks, list(given), double
 
     def __torch_function__(self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = getattr(function, "__name__", ""), dict(kwargs or {})
+        if name in DROPOUTS and isinstance(args[0], Tensor) and is_float(args[0]):
+            return self._drop(function, args[0], args[1:], kwargs)
+        if not self._double:
+            return function(*args, **kwargs)
         if name in NARROW and isinstance(args[0], Tensor) and args[0].dtype == torch.float64:
             return args[0]
-        if name in DROPOUTS and isinstance(args[0], Tensor) and args[0].dtype == torch.float64:
-            mask = function(torch.ones_like(args[0], dtype=self._drawn), *args[1:], **kwargs)
-            return args[0] * mask.to(torch.float64)
         args = tuple(map(_widen, args)) if args and isinstance(args[0], Tensor) and is_float(args[0]) else args
         return function(*args, **{key: _widen(one) for key, one in kwargs.items()})
+
+    def _drop(self, function: Any, tensor: Tensor, args: Any, kwargs: Any) -> Tensor:
+        asked = repr((tuple(tensor.shape), args, sorted(kwargs.items())))
+        mask = function(torch.ones_like(tensor, dtype=self._drawn), *args, **kwargs)
+        if self._given:
+            before, given = self._given.pop(0)
+            mask = given.to(mask) if before == asked else mask
+        self._masks.append([asked, keep(mask)])
+        dropped: Tensor = tensor * mask.to(tensor.dtype)
+        return dropped
+
+
+def drawn_mask() -> Tensor:
+    """Return what this torch draws for dropout from a known seed."""
+    states = generators()
+    torch.manual_seed(0)
+    mask = nn.functional.dropout(torch.ones(1000), 0.5)
+    set_generators(states)
+    return mask
 
 
 def _widen(value: Any) -> Any:
@@ -250,7 +273,7 @@ def _nudge(tensor: Tensor, part: float, noise: torch.Generator) -> Tensor:
 
 def answer(
     module: nn.Module, call: Dict[str, Any], autocast: Dict[str, Any], *, double: bool = False, nudge: float = 0.0,
-    run: Optional[Callable[..., Any]] = None,
+    run: Optional[Callable[..., Any]] = None, masks: Optional[List[Any]] = None, given: Optional[List[Any]] = None,
 ) -> Dict[str, Named]:  # fmt: skip
     """Call a module by itself, and return its outputs, gradients of inputs and weights, and buffers behind the call.
 
@@ -260,6 +283,7 @@ def answer(
         nudge: changes each input, gradient and weight, and what each module inside returns, by that part of it, up or
             down, as roundings would. It shows also where a gradient is a sum of large terms that cancel out.
         run: what is called in its place, such as its compiled form.
+        masks: gets the masks of dropout; `given` are those to use.
     """
     device = next((one.device for one in module.parameters()), None)
     noise = torch.Generator().manual_seed(0)
@@ -297,21 +321,21 @@ def answer(
         if double:
             stack.callback(torch.set_default_dtype, default)
             torch.set_default_dtype(torch.float64)
-            if TorchFunctionMode is not object:
-                stack.enter_context(InDouble(drawn))
+        if (double or given) and TorchFunctionMode is not object:
+            stack.enter_context(InDouble(drawn, [] if masks is None else masks, given or [], double=double))
         result = (run or module)(*args, **kwargs)
         outputs = tensors_in(result)
         weights = [(name, one) for name, one in module.named_parameters() if one.requires_grad]
-        given = [
+        pairs = [
             (output, change(gradient).to(output.dtype))
             for output, gradient in zip(outputs, call["gradients"])
             if gradient is not None and output.requires_grad
         ]
         found: List[Optional[Tensor]] = [None] * (len(leaves) + len(weights))
-        if given and found:
+        if pairs and found:
             found = list(torch.autograd.grad(
-                [output for output, _ in given], leaves + [one for _, one in weights],
-                [gradient for _, gradient in given], allow_unused=True,
+                [output for output, _ in pairs], leaves + [one for _, one in weights],
+                [gradient for _, gradient in pairs], allow_unused=True,
             ))  # fmt: skip
         buffers = {name: one.detach().clone() for name, one in module.named_buffers() if is_float(one)}
     named = [str(number) for number in range(len(leaves))] + [name for name, _ in weights]
@@ -460,10 +484,10 @@ class Watch:
         self._undo.append((owner, name, inner))
 
         @functools.wraps(inner)
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
+        def replacement(*args: Any, **kwargs: Any) -> Any:
             return around(inner, *args, **kwargs)
 
-        setattr(owner, name, wrapped)
+        setattr(owner, name, replacement)
 
     def _make_optimizer(self, inner: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         inner(optimizer, *args, **kwargs)
@@ -788,8 +812,8 @@ class Replay(Watch):
             own = dict(top.named_buffers())
             for name, one in self.capsule["models"][number]["buffers"].items():
                 own[name].data.copy_(one)
-        for one in params:
-            one.grad = None
+        for param in params:
+            param.grad = None
         self._judge_modules()
         self._judge_update(optimizer, step, gradients)
         self._judge_rest(optimizer, gradients)
@@ -805,6 +829,9 @@ class Replay(Watch):
         calls = {"%s#%d" % key: call.data() for key, call in self.calls.items()} if self.known is None else {}
         given = calls if self.known is None else self.known["calls"]
         tops = {id(one) for one in self.tops}
+        others = self.known is not None and not torch.equal(drawn_mask(), self.known["drawn"])
+        if others:
+            self.notes.append("this torch draws other dropout from the same generator; it gets that of the base")
         for key, call in given.items():
             module = self.modules.get(call["name"])
             if module is None:
@@ -821,21 +848,26 @@ class Replay(Watch):
             known = self.known["exact"].get(key) if self.known is not None else None
             try:
                 autocast = own.autocast if own is not None else {}
-                native = answer(module, call, autocast, run=run)
-                exact = answer(module, call, {}, double=True)
+                masks: List[Any] = []
+                drawn = self.known["masks"].get(key) if others and self.known is not None else None
+                native = answer(module, call, autocast, run=run, given=drawn)
+                exact = answer(module, call, {}, double=True, masks=masks, given=drawn)
                 # A unit of what the module computes in, which its inputs may have more bits than.
                 unit = max([torch.finfo(one.dtype).eps / 2 for one in native["fwd"].values()] or [2.0**-24])
-                nudged = answer(module, call, {}, double=True, nudge=unit)
+                nudged = answer(module, call, {}, double=True, nudge=unit, given=drawn)
                 row["parts"] = rows_of(native, exact, nudged, known)
             except Exception as error:
                 row["why"] = "%s: %s" % (type(error).__name__, str(error).splitlines()[0] if str(error) else "")
             else:
                 if self.known is None:
                     self.answers.setdefault("exact", {})[key] = change_tensors(keep, exact)
+                    self.answers.setdefault("masks", {})[key] = masks
             self.rows.append(row)
         if self.known is None:
             self.answers["calls"] = calls
             self.answers.setdefault("exact", {})
+            self.answers.setdefault("masks", {})
+            self.answers["drawn"] = drawn_mask()
 
     def _judge_update(self, optimizer: Any, step: Callable[[], Any], gradients: List[Optional[Tensor]]) -> None:
         kind = type(optimizer).__name__
@@ -962,7 +994,8 @@ def read_capsule(path: str) -> Dict[str, Any]:
         Refusal: the file is none.
     """
     try:
-        options = {"weights_only": True} if "weights_only" in (torch.load.__doc__ or "") else {}
+        # Older ones cannot read all plain data so; `ampcompare replay` has read the file before them.
+        options = {"weights_only": True} if hasattr(torch, "get_autocast_dtype") else {}
         capsule: Dict[str, Any] = torch.load(path, map_location="cpu", **options)
         if capsule["format"] != FORMAT or capsule["schema"] != SCHEMA:
             raise Refusal("%s is no capsule of this version" % path)
@@ -983,7 +1016,7 @@ def repeat(
     try:
         for name, value in changes.items():
             change_setting(name, value)
-        known = torch.load(answers, map_location="cpu", **_trusted()) if mode == "change" else None
+        known = torch.load(answers, map_location="cpu", **_load_options()) if mode == "change" else None
         kept = read_capsule(capsule)
         seed_all(kept.get("seed"))
         watch = Replay(kept, known, changes.get("compile"))
@@ -1010,7 +1043,7 @@ def repeat(
         json.dump(found, file)
 
 
-def _trusted() -> Dict[str, Any]:
+def _load_options() -> Dict[str, Any]:
     """Return the options of `torch.load` for a file that this program has written itself."""
     return {"weights_only": False} if "weights_only" in (torch.load.__doc__ or "") else {}
 

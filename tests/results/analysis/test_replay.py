@@ -40,21 +40,21 @@ def test_a_factor_between_two_errors_is_no_finding() -> None:
 @pytest.mark.parametrize("error", [4e-4, 2e-3, math.inf])
 def test_narrow_types_are_less_exact(error: float) -> None:
     found = judge_replay("tf32=on", BASE, _side(_row("Net"), _row("a"), _row("a.b", _entry(error=error))))
-    assert (found.answer, found.exit_code, found.named) == ("less exact", 1, ["a.b"])
+    assert (found.answer, found.exit_code, found.module_names) == ("less exact", 1, ["a.b"])
 
 
 def test_the_lowest_module_is_named() -> None:
     differs = _entry(same=5e-6)
     found = judge_replay("x", BASE, _side(_row("Net", differs), _row("a", differs), _row("a.b", differs)))
-    assert (found.named, list(found.above)) == (["a.b"], ["Net", "a"])
+    assert (found.module_names, list(found.above)) == (["a.b"], ["Net", "a"])
     found = judge_replay("x", BASE, _side(_row("Net", differs), _row("a", differs), _row("a.b")))
-    assert (found.named, list(found.above)) == (["a"], ["Net"])
+    assert (found.module_names, list(found.above)) == (["a"], ["Net"])
 
 
 def test_a_less_exact_child_does_not_explain_another_function() -> None:
     rows = _side(_row("Net"), _row("a", _entry(same=1e-3)), _row("a.b", _entry(error=1e-3)))
     found = judge_replay("x", BASE, rows)
-    assert (found.answer, found.named) == ("another function", ["a", "a.b"])
+    assert (found.answer, found.module_names) == ("another function", ["a", "a.b"])
 
 
 def test_a_gradient_that_cancels_out_is_noise() -> None:
@@ -84,8 +84,10 @@ def test_a_loss_is_not_named_for_its_module() -> None:
     base = _side(_row("Net"), _row("Loss", _entry(), top="Loss"))
     loss = _row("(loss)", {"fwd": {"loss": {"error": 0.5, "moved": 0.0, "unit": UNIT}}}, top="")
     other = _side(_row("Net"), _row("Loss", _entry(same=0.5), top="Loss"), loss)
-    assert judge_replay("x", base, other).named == ["Loss"]
-    assert judge_replay("x", base, _side(_row("Net"), _row("Loss", _entry(), top="Loss"), loss)).named == ["(loss)"]
+    assert judge_replay("x", base, other).module_names == ["Loss"]
+    assert judge_replay("x", base, _side(_row("Net"), _row("Loss", _entry(), top="Loss"), loss)).module_names == [
+        "(loss)"
+    ]
 
 
 def test_the_report_has_a_sentence_a_table_and_a_picture() -> None:
