@@ -4,6 +4,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from ampcompare.source.branches import is_exclusive
 from ampcompare.source.index import Answer, Index, choices_of
 from ampcompare.source.index import Function as Called
 from ampcompare.source.migrate.read.names import Names
@@ -183,6 +184,23 @@ class _Finder:
         name = last_name(call.func)
         return name not in TRIVIAL and not (name[:1].isupper() and isinstance(call.func, ast.Name) and not call.args)
 
+    def _uses_outputs(self, statement: ast.stmt) -> bool:
+        """Return whether a statement reads what a marked one above it in its function got from a model."""
+        function = self._module.function(statement)
+        above = [
+            each
+            for _, marked in self._marks.values()
+            for each in marked
+            if each.lineno < statement.lineno
+            and self._module.function(each) is function
+            and not is_exclusive(self._module, each, statement)
+        ]
+        outputs: set[str] = set()
+        for each in sorted(above, key=lambda one: one.lineno):
+            if self._calls_model(each) or _objects(_loads(each)) & outputs:
+                outputs |= _objects(bound_in(each))
+        return bool(_objects(_loads(statement)) & outputs)
+
     def _runs(self, block: Block, marked: set[ast.stmt]) -> Iterator[tuple[ast.stmt, ast.stmt]]:
         run: list[ast.stmt] = []
         for each in [*block, None]:
@@ -199,9 +217,10 @@ class _Finder:
 
     def _trim(self, run: list[ast.stmt], marked: set[ast.stmt]) -> Iterator[tuple[ast.stmt, ast.stmt]]:
         chosen = [index for index, each in enumerate(run) if each in marked]
-        starts = [index for index in chosen if self._calls_model(run[index])] or [
-            index for index in chosen if self._computes(run[index])
-        ]
+        computing = [index for index in chosen if self._computes(run[index])]
+        starts = [
+            index for index in computing if self._calls_model(run[index]) or self._uses_outputs(run[index])
+        ] or computing
         if starts:
             yield run[starts[0]], run[chosen[-1]]
 
@@ -220,6 +239,11 @@ def _loads(node: ast.AST) -> set[str]:
     loaded = [each for each in walk(node) if isinstance(getattr(each, "ctx", None), ast.Load)]
     keys = {dotted_name(each) for each in loaded if id(each) not in called}
     return {key for key in keys if key is not None and key != "self"}
+
+
+def _objects(keys: set[str]) -> set[str]:
+    """Return the names of the objects that keys are, or are attributes of; an attribute of `self` is one."""
+    return {".".join(key.split(".")[: 2 if key.startswith("self.") else 1]) for key in keys}
 
 
 def _defines(statement: ast.stmt, needed: set[str]) -> bool:

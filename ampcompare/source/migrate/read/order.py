@@ -649,6 +649,7 @@ class _Proof:
         if not steps:
             self._refuse_without_step(trace, block, name)
             return
+        self._check_above(trace, block, name)
         between = window if steps else []
         last = max(self._behind(trace, block).index(step) for step in steps)
         inside = self._behind(trace, block)[: last + 1]
@@ -657,6 +658,30 @@ class _Proof:
                 self._check_between(block, event, steps, name, inside)
         for step in steps:
             self._check_conditions(trace, block, step, name)
+
+    def _check_above(self, trace: list[Happening], block: Happening, name: str) -> None:
+        """Refuse gradients that a backward pass without scale has left since they were cleared: a scaler divides them.
+
+        Such as those of an attack on the inputs, which reach the weights too.
+        """
+        place = trace.index(block)
+        above = trace[:place][::-1]
+        if block.loops:
+            again = [each for each in trace[place:] if each.loops[: len(block.loops)] == block.loops]
+            above = [each for each in above if each.loops[: len(block.loops)] == block.loops] + again[::-1] + above
+        for event in above:
+            of_it = event.kind == "clear" and (
+                not event.names or event.names[0] == name or not OPTIMIZERS.search(last_part(event.names[0]))
+            )
+            if event.kind == "step" or (of_it and not set(event.facts.items()) - set(block.facts.items())):
+                return
+            is_plain = event.kind == "backward" and event.site is None and not self._is_rewritten(event)
+            if is_plain and event.may_follow(block):
+                raise Unsure(
+                    block.node,
+                    f"{self._place(event)} adds to the gradients of {_plain(name)} before they are scaled, and is not "
+                    "rewritten: clear them behind it",
+                )
 
     def _is_before_step(self, inside: list[Happening], event: Happening, steps: list[Happening]) -> bool:
         place = inside.index(event)
