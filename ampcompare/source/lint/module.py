@@ -107,20 +107,28 @@ Check = Callable[["LintModule"], Iterator[Finding]]
 
 
 class Rule(NamedTuple):
-    """A function that yields findings, with the codes that it finds and the mistakes that it states."""
+    """A function that yields findings.
+
+    Attributes:
+        codes: that it finds.
+        mistakes: that it states.
+        needs: without a word of each group, as of `Words.meet`, a text has no finding of it.
+        check: the function.
+    """
 
     codes: tuple[str, ...]
     mistakes: tuple[Mistake, ...]
+    needs: tuple[str, ...]
     check: Check
 
 
-def rule(*found: Mistake | str) -> Callable[[Check], Check]:
+def rule(*found: Mistake | str, needs: tuple[str, ...]) -> Callable[[Check], Check]:
     """Register a function that yields findings of these mistakes; one that another rule states is given by its code."""
 
     def register(check: Check) -> Check:
         mistakes = tuple(each for each in found if isinstance(each, Mistake))
         codes = tuple(each.code if isinstance(each, Mistake) else each for each in found)
-        RULES.append(Rule(codes, mistakes, check))
+        RULES.append(Rule(codes, mistakes, needs, check))
         return check
 
     return register

@@ -36,7 +36,8 @@ with torch.autocast("cuda"):
         penalty.backward()  # right
 loss.backward()  # right
 """,
-    )
+    ),
+    needs=("autocast", "backward"),
 )
 def backward_in_autocast(module: LintModule) -> Iterator[Finding]:
     """Backward passes inside an autocast block."""
@@ -74,7 +75,8 @@ for batch in loader:  # right
     loss.backward()  # right
     optimizer.step()  # right
 """,
-    )
+    ),
+    needs=("autocast", "backward", "step"),
 )
 def loop_in_autocast(module: LintModule) -> Iterator[Finding]:
     """Steps of a loop that runs inside of one autocast block, whose copies of the weights grow old."""
@@ -127,7 +129,8 @@ context = torch.autocast("cuda")  # right
 with context:  # right
     loss = model(batch)  # right
 """,
-    )
+    ),
+    needs=("autocast",),
 )
 def autocast_not_entered(module: LintModule) -> Iterator[Finding]:
     """Autocast that no `with` enters, and autocast that `with` enters or that decorates without a call."""
@@ -159,7 +162,8 @@ with torch.autocast(device.type):  # right
     loss = model(batch)
 """,
         fixable=True,
-    )
+    ),
+    needs=("autocast",),
 )
 def device_of_autocast(module: LintModule) -> Iterator[Finding]:
     """`torch.autocast` without a device type, or with something else than the type of a device."""
@@ -207,7 +211,8 @@ with torch.autocast("cuda"):
         loss = criterion(output.float(), target)  # right
 """,
         fixable=True,
-    )
+    ),
+    needs=("binary_cross_entropy|BCELoss", "autocast"),
 )
 def cross_entropy_in_autocast(module: LintModule) -> Iterator[Finding]:
     """`binary_cross_entropy` of probabilities under autocast of a GPU."""
@@ -250,7 +255,8 @@ scaler.step(optimizer)  # right
 scaler.update()  # right
 """,
         guard="autocast-without-dtype",
-    )
+    ),
+    needs=("autocast", "backward", "step"),
 )
 def fp16_without_scaler(module: LintModule) -> Iterator[Finding]:
     """Training under fp16 autocast, in a module without any loss scaling."""

@@ -66,7 +66,8 @@ NO_COMPUTATION = re.compile(
     r"requires_grad|share_memory|module|append|extend|insert|items|keys|values|copy|pop|format|join|no_sync|backward|"
     r"step|num|is|has|with|make|build|create|config|resize|tie|hook|log)(?:_|$)"
 )
-METHOD = "Apex cast in {0} too; it is in fp32 now, unless under autocast, which covers forward alone"
+OUTSIDE = "Apex cast in {0} too; it is in fp32 now, unless under autocast"
+METHOD = OUTSIDE + ", which covers forward alone"
 
 
 def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, around: Around) -> Core | None:
@@ -108,6 +109,8 @@ def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, around:
     for first, last in forward.regions:
         if not core.is_without_casts(first):
             edits.wrap(first, last, core.autocast(first, optimizer_near(core, first)))
+    for call in forward.apart if sites.initializes and not casts_itself(core) else ():
+        core.note(call, OUTSIDE.format(f"{ast.unparse(call.func)}()"))
     _refuse_half_outside(core, _cast_evaluation(core))
     place_unscale(core)
     for backward in sites.backwards:

@@ -32,11 +32,13 @@ class Forward:
         regions: first and last statement of each run to put under autocast.
         inline: backward passes whose loss expression holds the forward pass.
         missing: backward passes whose forward pass is not in this module.
+        apart: calls that get a model and run a backward pass of their own, which is not scaled.
     """
 
     regions: list[tuple[ast.stmt, ast.stmt]] = field(default_factory=list)
     inline: list[Backward] = field(default_factory=list)
     missing: list[Backward] = field(default_factory=list)
+    apart: list[ast.Call] = field(default_factory=list)
 
 
 def find_forward(index: Index, names: Names, sites: Sites) -> Forward:
@@ -72,7 +74,16 @@ class _Finder:
             runs = list(self._runs(block, marked))
             calls = [any(self._calls_model(each) for each in block if _spans(run, each)) for run in runs]
             found.regions += runs[calls.index(True) :] if True in calls else runs  # not what makes the inputs
+        found.apart = [
+            call for call in self._calls_with_backward() if self._calls_model(call) and not self._scales(call)
+        ]
         return found
+
+    def _scales(self, call: ast.Call) -> bool:
+        """Return whether one of the functions that a call names has a backward pass that is rewritten."""
+        functions = {each.function for each in self._sites.backwards}
+        choices = choices_of(self._index.callee(call, self._module.scope_of[call]))
+        return any(isinstance(each, Called) and each.scope.node in functions for each in choices)
 
     def _find_barriers(self) -> set[ast.AST]:
         found: set[ast.AST] = {call for call, _ in self._module.methods(*BARRIERS)}
