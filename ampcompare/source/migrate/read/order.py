@@ -330,7 +330,7 @@ class _Events(CallFollower):
                     if not (
                         SHOWS.search(name) and not carried & {"all", "optimizer", "gradients"} and name != "update"
                     ):
-                        what = carried or {"all"}
+                        what = carried or {"self" if of_self and not OF_GRADIENTS.search(name) else "all"}
                         self._add("unknown", call, frame, text=",".join(sorted(what)))
 
     def _carried_by_origin(self, call: ast.Call, frame: Frame) -> set[str]:
@@ -715,7 +715,7 @@ class _Proof:
         self, block: Happening, event: Happening, steps: list[Happening], name: str, inside: list[Happening]
     ) -> None:
         if event.kind == "unknown":
-            if event.text in ("parameters", "gradients,parameters") and self._is_forward(event, inside):
+            if event.text in ("self", "parameters", "gradients,parameters") and self._is_forward(event, inside):
                 return
             if event.text in ("parameters", "gradients", "gradients,parameters") and self._has_frame(
                 block, event, steps
