@@ -53,6 +53,10 @@ MISSING = (
     "the forward pass of this loss is in another file; it must run under torch.autocast (migrate does that where it "
     "finds amp.initialize)"
 )
+NAMED = (
+    "{0} gets a model, and nothing is known of it but its name, which does not speak of gradients: they are still "
+    "scaled there, so it must not read or change them"
+)
 NO_GRAD = ("torch.no_grad", "torch.inference_mode")
 HALVES = ("torch.half", "torch.float16", "torch.cuda.HalfTensor")
 HALF_GIVEN = (
@@ -112,6 +116,8 @@ def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, around:
     for call in forward.apart if sites.initializes and not casts_itself(core) else ():
         core.note(call, OUTSIDE.format(f"{ast.unparse(call.func)}()"))
     _refuse_half_outside(core, _cast_evaluation(core))
+    for place, node in order.named.items():
+        core.note(node, NAMED.format(place))
     place_unscale(core)
     for backward in sites.backwards:
         _rewrite_backward(core, backward)

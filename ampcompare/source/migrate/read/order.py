@@ -86,6 +86,7 @@ class Order:
         guards: steps (by `id` of the call) with the tests of gradients that decide on them.
         lifted: reads (by `id` of the node) in functions that a statement calls, which counts as the read.
         plain: backward passes (by `id` of the node) whose steps stay as they are, and so do they.
+        named: what is taken to leave gradients alone by its name, each with the node of this module that leads there.
     """
 
     updates: dict[int, bool] = field(default_factory=dict)
@@ -97,6 +98,7 @@ class Order:
     stepped: set[int] = field(default_factory=set)
     lifted: set[int] = field(default_factory=set)
     seen: bool = False
+    named: dict[str, ast.AST] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -104,7 +106,8 @@ class Happening:
     """Something that happens to gradients.
 
     Attributes:
-        kind: `backward`, `step`, `read`, `clear`, or `unknown` for a call that may do any of these.
+        kind: `backward`, `step`, `read`, `clear`, `unknown` for a call that may do any of these, or `shows` for one
+            that gets a model and does none of them by its name alone.
         site: of the module that is rewritten; None for what is elsewhere, or no part of it.
         names: one text for each optimizer, the same in all functions; empty where it is not known.
         calls: the function and the call in it on each level down to this, the outermost first.
@@ -327,9 +330,9 @@ class _Events(CallFollower):
                 self._add("unknown", call, frame, text=",".join(sorted(what)))
             elif carried or ((of_object or of_self or isinstance(call.func, ast.Name)) and not SHOWS.search(name)):
                 if carried or OF_GRADIENTS.search(name) or (of_self and isinstance(callee, Unknown)):
-                    if not (
-                        SHOWS.search(name) and not carried & {"all", "optimizer", "gradients"} and name != "update"
-                    ):
+                    if SHOWS.search(name) and not carried & {"all", "optimizer", "gradients"} and name != "update":
+                        self._add("shows", call, frame)
+                    else:
                         what = carried or {"self" if of_self and not OF_GRADIENTS.search(name) else "all"}
                         self._add("unknown", call, frame, text=",".join(sorted(what)))
 
@@ -714,7 +717,12 @@ class _Proof:
     def _check_between(
         self, block: Happening, event: Happening, steps: list[Happening], name: str, inside: list[Happening]
     ) -> None:
-        if event.kind == "unknown":
+        if event.kind == "shows":
+            module = event.scope.module
+            inside_block = module is self._module and module.statement(block.node) in module.ancestors(event.node)
+            if not inside_block:  # where gradients are scaled as with Apex
+                self._order.named.setdefault(self._place(event), self._own(event))
+        elif event.kind == "unknown":
             if event.text in ("self", "parameters", "gradients,parameters") and self._is_forward(event, inside):
                 return
             if event.text in ("parameters", "gradients", "gradients,parameters") and self._has_frame(
