@@ -8,7 +8,7 @@ from ampcompare.source.branches import is_exclusive
 from ampcompare.source.index import Answer, Index, choices_of
 from ampcompare.source.index import Function as Called
 from ampcompare.source.migrate.read.names import Names
-from ampcompare.source.migrate.read.order import BACKWARD
+from ampcompare.source.migrate.read.order import BACKWARD, BLOCK
 from ampcompare.source.migrate.read.sites import Backward, Sites, model_keys
 from ampcompare.source.module import Block, Function
 from ampcompare.source.syntax import arguments, bound_in, dotted_name, last_name, last_part, walk
@@ -80,10 +80,14 @@ class _Finder:
         return found
 
     def _scales(self, call: ast.Call) -> bool:
-        """Return whether one of the functions that a call names has a backward pass that is rewritten."""
+        """Return whether one of the functions that a call names has or reaches a backward pass that is rewritten."""
         functions = {each.function for each in self._sites.backwards}
-        choices = choices_of(self._index.callee(call, self._module.scope_of[call]))
-        return any(isinstance(each, Called) and each.scope.node in functions for each in choices)
+        named = choices_of(self._index.callee(call, self._module.scope_of[call]))
+        return any(
+            each.scope.node in functions or self._index.reaches(each, BLOCK) is Answer.YES
+            for each in named
+            if isinstance(each, Called)
+        )
 
     def _find_barriers(self) -> set[ast.AST]:
         found: set[ast.AST] = {call for call, _ in self._module.methods(*BARRIERS)}
