@@ -169,8 +169,8 @@ def migrate_text(
     findings += _keep_for_others(module, names, around, needed, replacements.imports)
     _rewrite_imports(module, names, edits, needed, replacements.imports)
     probes = _probes(module, names, edits)
-    if probes and not alone and (left := _left_around(around, module)):
-        edits, findings = Edits(module), [replace(probes[0], kind=BY_HAND, message=PROBE_KEPT.format(left))]
+    if probes and not alone and (asking := _left_around(around, module)):
+        edits, findings = Edits(module), [replace(probes[0], kind=BY_HAND, message=PROBE_KEPT.format(asking))]
         _mark(module, edits, findings)
         return Migration(edits.result(), findings, len(names.uses), len(names.imports))
     findings += probes

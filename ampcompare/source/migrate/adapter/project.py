@@ -2,6 +2,7 @@
 
 import ast
 import os
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from difflib import unified_diff
@@ -138,14 +139,17 @@ def _folders(path: Path) -> list[Path]:
 
 
 def _top_imports(text: str) -> set[str]:
-    """Return the first parts of the absolute imports of a module."""
+    """Return the first parts of the absolute imports of a module, without the standard library.
+
+    A package may have a module of such a name: `pack/typing.py` is not what `import typing` means there.
+    """
     try:
         nodes = list(ast.walk(ast.parse(text)))
     except (SyntaxError, ValueError, RecursionError):
         return set()
     found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     found |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
-    return {name.split(".")[0] for name in found} - {"", "apex", "torch"}
+    return {name.split(".")[0] for name in found} - {"", "apex", "torch"} - sys.stdlib_module_names
 
 
 def _has_module(folder: Path, name: str, path: Path) -> bool:
