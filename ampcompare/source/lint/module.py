@@ -180,6 +180,14 @@ class LintModule(Module):
         return [call for call in self.calls if self.kinds.is_new("scaler", call, self.scope_of[call])]
 
     @functools.cached_property
+    def enters_autocast(self) -> bool:
+        """Whether anything is called that is autocast, under any name; without it no event is inside of one."""
+        return any(
+            last_name(call.func) == "autocast" or (self.resolve(call.func) or "").endswith(".autocast")
+            for call in self.calls
+        )
+
+    @functools.cached_property
     def opt_levels(self) -> set[str | None]:
         """The opt levels of all calls of `amp.initialize`; None stands for one that is not written there."""
         return {

@@ -41,6 +41,8 @@ loss.backward()  # right
 )
 def backward_in_autocast(module: LintModule) -> Iterator[Finding]:
     """Backward passes inside an autocast block."""
+    if not module.enters_autocast:
+        return
     for _, _, event in module.events(Kind.BACKWARD):
         block = event.autocast()
         if block is not None and _may_be_on(block, event):
@@ -80,6 +82,8 @@ for batch in loader:  # right
 )
 def loop_in_autocast(module: LintModule) -> Iterator[Finding]:
     """Steps of a loop that runs inside of one autocast block, whose copies of the weights grow old."""
+    if not module.enters_autocast:
+        return
     for trace, _, event in module.events(Kind.STEP, Kind.SCALER_STEP):
         if not event.loops or all(one.loops != event.loops for one in events_before(trace, event, Kind.BACKWARD)):
             continue
@@ -216,6 +220,8 @@ with torch.autocast("cuda"):
 )
 def cross_entropy_in_autocast(module: LintModule) -> Iterator[Finding]:
     """`binary_cross_entropy` of probabilities under autocast of a GPU."""
+    if not module.enters_autocast:
+        return
     losses: dict[ast.stmt, set[ast.Call]] = {}
     for _, _, event in module.events(Kind.CROSS_ENTROPY):
         losses.setdefault(event.statement, set()).add(event.call)
@@ -260,6 +266,8 @@ scaler.update()  # right
 )
 def fp16_without_scaler(module: LintModule) -> Iterator[Finding]:
     """Training under fp16 autocast, in a module without any loss scaling."""
+    if not module.enters_autocast:
+        return
     for trace, _, event in module.events(Kind.BACKWARD):
         steps = events_after(trace, event, Kind.STEP) if "(" not in event.subject else []
         if steps and _is_computed_in_fp16(module, event) and not module.mentions(SCALES):

@@ -316,6 +316,8 @@ class _Events(CallFollower):
                 self._add("step", call, frame, names=(key,))
         elif is_read(module, call):
             self._add("read", call, frame)
+        elif _is_of_gradient(module, owner):
+            return  # a method of a tensor; that its gradient is read is recorded by itself
         else:
             known = isinstance(callee, Imported) and callee.name.partition(".")[0] in KNOWN_PACKAGES
             carried = _carried_to(module, call) | self._carried_by_origin(call, frame)
@@ -443,6 +445,15 @@ READERS = ("clip_grad", "total_norm", "all_reduce_coalesced", "parameters_to_vec
 
 def _is_harmless_name(callee: object) -> bool:
     return isinstance(callee, Imported) and not any(each in callee.name for each in READERS)
+
+
+def _is_of_gradient(module: Module, node: ast.expr | None) -> bool:
+    """Return whether an expression is a gradient, or comes from one by its methods: `p.grad.detach()`."""
+    while isinstance(node, (ast.Attribute, ast.Call, ast.Subscript)):
+        if isinstance(node, ast.Attribute) and node.attr == "grad":
+            return reads_grad(module, node)
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return False
 
 
 def _receiver(node: ast.AST) -> ast.expr | None:
