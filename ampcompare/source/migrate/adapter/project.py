@@ -4,14 +4,18 @@ import ast
 import os
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import unified_diff
 from pathlib import Path
 
 from ampcompare.base.files.read import FileFault
 from ampcompare.source.document import parse_document, read_bytes
 from ampcompare.source.migrate.adapter.imports import ADAPTER, adapt_text, adapter_text
+from ampcompare.source.migrate.finding import BY_HAND, Finding
 from ampcompare.source.migrate.project import FileMigration
+from ampcompare.source.migrate.read.names import Names
+from ampcompare.source.migrate.rewrite import PROBE_KEPT, Migration
+from ampcompare.source.module import Module
 from ampcompare.source.syntax import SourceInvalid
 
 KEPT_FILE = "{} exists and is another text than this version writes; it stays as it is"
@@ -97,7 +101,22 @@ def _plan(root: Path, paths: list[Path]) -> Plan:
         document = parse_document(path, read_bytes(path))
         migration = adapt_text(document.text, name, exports=path.name == "__init__.py")
         files.append(FileMigration(path, document, migration))
+    left = next((each.path.name for each in files if each.by_hand and not each.changed), None)
+    if left is not None:
+        files = [_keep_question(each, left) for each in files]
     return Plan(AdapterFile(place, name, present), files)
+
+
+def _keep_question(file: FileMigration, left: str) -> FileMigration:
+    """Return what becomes of a file if another one stays on Apex: one that only asks for Apex goes on doing so."""
+    if file.document is None or file.migration is None or file.migration.uses or not file.changed:
+        return file
+    module = Module(file.document.text)
+    asking = [each for each, _ in Names(module).imports if isinstance(module.parent(each), ast.Try)]
+    if not asking:
+        return file
+    kept = Migration(file.document.text, [Finding.at(asking[0], BY_HAND, PROBE_KEPT.format(left))])
+    return replace(file, migration=kept)
 
 
 def _join_roots(groups: dict[Path, list[Path]]) -> None:
