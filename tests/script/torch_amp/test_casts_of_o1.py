@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, Dataset
 
+from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.script.torch_amp import plain_script
 from tests.script.small_script import batch, network
 from tests.script.trainings import has_bits
@@ -386,3 +387,28 @@ def test_casts_begin_with_the_optimizer_of_a_script_that_names_no_mixed_precisio
     done = legacy("--arm", "O1", path.name)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [f"torch.{TEXTS[head]}", "torch.float16"]
+
+
+def test_advice_where_code_of_torch_mixes_types_names_the_module(behind: Any) -> None:
+    """No line of the script could be changed; with that module in fp32 it trains."""
+
+    def first_step(arm: str) -> None:
+        stand_in = behind(arm)
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 8), nn.utils.parametrizations.spectral_norm(nn.Linear(8, 3)))
+        optimizer = sgd(model)
+        x, y = batch(0)
+        try:
+            F.cross_entropy(model(x), y).backward()
+        except RuntimeError as error:
+            explained = stand_in.explain(error)
+            assert explained is not None
+            raise explained from error
+        optimizer.step()
+
+    with pytest.raises(
+        UnsupportedCombination, match=r"code of torch itself in 1 .*; compare apex:O1,keep_fp32=1, which"
+    ):
+        first_step("O1")
+    behind.end()
+    first_step("O1,keep_fp32=1")
