@@ -50,7 +50,13 @@ PROBE_KEPT = "{0} is left by hand and imports Apex, so this still asks whether A
 HALF = "{0} is left by hand, and training goes through both files: one scaler must serve them, so this one is left too"
 MARKS = (".scale(", ".unscale_(", ".scale_loss(", ".get_scale()", "clip_grad")
 PHRASES = (
-    (re.compile(r"\b(?:NVIDIA|NVidia|nvidia|Nvidia)(?:'s)? [Aa](?:pex|PEX)(?: (?:amp|AMP))?\b"), "torch.amp"),
+    (
+        re.compile(
+            r"\b(?:NVIDIA|NVidia|nvidia|Nvidia)(?:'s)? [Aa](?:pex|PEX)(?: (?:amp|AMP))?\b"
+            r"(?! ?(?i:distrib|sync|parallel|fused))"
+        ),
+        "torch.amp",
+    ),
     (re.compile(r"\b[Aa](?:pex|PEX)[ .](?:amp|AMP)\b"), "torch.amp"),
     (re.compile(r"https://nvidia\.github\.io/apex/amp\.html"), "https://docs.pytorch.org/docs/stable/amp.html"),
 )

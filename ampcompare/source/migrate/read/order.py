@@ -832,7 +832,8 @@ class _Proof:
         else:
             kept = bool(of_it) and not _covers(following, {**step.facts, **block.facts}, loose=in_turn)
         if kept:
-            test = next(iter(_missing(of_it[0], step)), "") if of_it else ""
+            tests = _missing(of_it[0], step) if of_it else []
+            test = next((each for each in tests if "try at" not in each), "")  # which is no condition of the script
             raise Unsure(step.node, KEPT.format(f" if `{test}`" if test else " in some rounds"))
 
     def _asks(self, step: Happening, key: str) -> bool:
