@@ -687,7 +687,7 @@ class Replay(Watch):
         self.rows: Rows = []
         self.answers: Dict[str, Any] = {}
         self.notes: List[str] = []
-        self.is_judged = False
+        self.is_judged = self.draws_otherwise = False
 
     def load(self, batch: Any) -> Any:
         kept = self.capsule["batches"]
@@ -829,7 +829,7 @@ class Replay(Watch):
         calls = {"%s#%d" % key: call.data() for key, call in self.calls.items()} if self.known is None else {}
         given = calls if self.known is None else self.known["calls"]
         tops = {id(one) for one in self.tops}
-        others = self.known is not None and not torch.equal(drawn_mask(), self.known["drawn"])
+        self.draws_otherwise = others = self.known is not None and not torch.equal(drawn_mask(), self.known["drawn"])
         if others:
             self.notes.append("this torch draws other dropout from the same generator; it gets that of the base")
         for key, call in given.items():
@@ -915,7 +915,8 @@ class Replay(Watch):
             parts["dgrad"][name] = {"error": apart, "moved": 0.0, "unit": torch.finfo(one.dtype).eps / 2}
         self.rows.append({"module": LOSS, "kind": "", "call": 0, "parts": parts})
         one = [(a, b) for a, b in zip(gradients, self.known["gradients"]) if a is not None and b is not None]
-        if one and len(gradients) == len(self.known["gradients"]):
+        # With other dropout the gradients of the whole step are others.
+        if one and not self.draws_otherwise and len(gradients) == len(self.known["gradients"]):
             now, then = (torch.cat([pair[side].double().flatten() for pair in one]) for side in (0, 1))
             missing = any((a is None) != (b is None) for a, b in zip(gradients, self.known["gradients"]))
             apart = math.inf if missing else distance(now, then)
