@@ -30,7 +30,8 @@ USAGE = 2  # the exit code of argparse and click for an argument that they do no
         ),
     ],
     context_settings={"allow_interspersed_args": False},
-    epilog="Exit codes: the script's own; 2 no such script or module; 3 no step was kept; 4 the environment cannot run these options. "
+    epilog="Exit codes: the script's own; 2 no such script or module; 3 no step was kept; 4 the environment cannot run "
+    "these options. "
     "With --verify-resume: 0 it resumes exactly; 1 it does not; 3 it failed.",
 )
 @exec_option("--engine", type=Choice(["compat", "nvidia"]))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ampcompare.base.errors import ConfigError, EnvironmentUnfit, UnusableInput
+from ampcompare.base.errors import ConfigError, EnvironmentUnfit
 from ampcompare.base.processes.start import kill_family
 from ampcompare.experiment.launch.script.forks import ScriptForks
 from ampcompare.results.analysis.replay import ReplayJudgment, judge_replay
@@ -76,14 +76,14 @@ def read_facts(capsule: Path) -> dict[str, Any]:
     """Return which script a capsule is of, and of which step.
 
     Raises:
-        UnusableInput: it is none.
+        ConfigError: it is none.
     """
     from ampcompare.script.replay.one_step import Refusal, read_capsule
 
     try:
         found = read_capsule(str(capsule))
     except Refusal as error:
-        raise UnusableInput(str(error)) from None
+        raise ConfigError(str(error)) from None
     names = ("script", "arguments", "is_module", "step", "engine", "device", "compat_torch")
     return {name: found.get(name) for name in names}
 
