@@ -261,6 +261,8 @@ _KEY = getattr(torch._C.DispatchKey, SPARE)
 _ONLY_KEY = torch._C.DispatchKeySet(_KEY)
 _KEYS = _ONLY_KEY | torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 _without = torch._C._ExcludeDispatchKeyGuard
+_include = torch._C._dispatch_tls_set_dispatch_key_included
+_exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
 # Those of torch itself: scripts and arms replace what `torch` shows.
 _is_enabled, _type_now = torch._C.is_autocast_enabled, torch._C.get_autocast_dtype
 _Rule = Callable[[tuple[Any, ...], dict[str, Any]], Any]
@@ -416,13 +418,16 @@ def _without_cast(name: str, function: Any) -> _Rule:
 
     def rule(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         lower = _type_now("cpu")
-        key = None
+        key, is_alike = None, None
         if is_composed and not kwargs:
-            key = (lower, *[(one.dtype, one.dim()) if isinstance(one, Tensor) else one for one in args])
-            with suppress(TypeError):  # a list is no key
-                if are_alike.get(key):
-                    with _without(_ONLY_KEY):
-                        return compose(*args)
+            key = (lower, *[(one.dtype, one.ndim) if isinstance(one, Tensor) else one for one in args])
+            try:
+                is_alike = are_alike.get(key)
+            except TypeError:  # a list is no key
+                key = None
+            if is_alike:
+                with _without(_ONLY_KEY):
+                    return compose(*args)
         results = None
         if not is_plain:
             types = tuple(one.dtype for one in _tensors((args, kwargs)))
@@ -434,10 +439,8 @@ def _without_cast(name: str, function: Any) -> _Rule:
             return _round_results(function, args, kwargs, results)
         if not is_composed:
             return _plainly(function, args, kwargs)
-        if key is not None and len(are_alike) < MAX_KEYS:
-            with suppress(TypeError):
-                if key not in are_alike:
-                    are_alike[key] = _are_parts_alike(compose, lower, args)
+        if key is not None and is_alike is None and len(are_alike) < MAX_KEYS:
+            are_alike[key] = _are_parts_alike(compose, lower, args)
         return compose(*args, **kwargs)
 
     return rule
@@ -582,8 +585,12 @@ def install() -> None:
 
 def switch(on: bool) -> None:
     """Cast on this thread as for CUDA, or no longer; autocast for the CPU must be in the same state."""
-    torch._C._dispatch_tls_set_dispatch_key_included(_KEY, on)
-    torch._C._dispatch_tls_set_dispatch_key_excluded(_KEY, not on)
+    _include(_KEY, on)
+    _exclude(_KEY, not on)
+
+
+class _Blocks(threading.local):
+    count = 0  # of blocks of this thread that are entered
 
 
 class _Follower:
@@ -591,11 +598,11 @@ class _Follower:
 
     def __init__(self) -> None:
         self._blocks = self._everywhere = 0
-        self._here = threading.local()
+        self._here = _Blocks()
         self._setter: Any = None
 
     def is_on(self) -> bool:
-        return bool(self._everywhere or getattr(self._here, "blocks", 0))
+        return bool(self._everywhere or self._here.count)
 
     def enter(self, everywhere: bool) -> None:
         install()
@@ -605,10 +612,10 @@ class _Follower:
                 torch.set_autocast_enabled = self._set_enabled  # type: ignore[assignment]
             self._blocks += 1
             self._everywhere += everywhere
-        self._here.blocks = getattr(self._here, "blocks", 0) + 1
+        self._here.count += 1
 
     def leave(self, everywhere: bool) -> None:
-        self._here.blocks -= 1
+        self._here.count -= 1
         with _lock:
             self._blocks -= 1
             self._everywhere -= everywhere
@@ -619,7 +626,7 @@ class _Follower:
 
     def _set_enabled(self, *args: Any) -> None:
         self._setter(*args)
-        if args[0] == "cpu" and self.is_on():
+        if args[0] == "cpu" and (self._everywhere or self._here.count):
             switch(bool(args[1]))
 
 
