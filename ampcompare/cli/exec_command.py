@@ -30,7 +30,8 @@ USAGE = 2  # the exit code of argparse and click for an argument that they do no
         ),
     ],
     context_settings={"allow_interspersed_args": False},
-    epilog="Exit codes: the script's own; 2 no such script or module; 4 the environment cannot run these options. "
+    epilog="Exit codes: the script's own; 2 no such script or module; 3 no step was kept; 4 the environment cannot run "
+    "these options. "
     "With --verify-resume: 0 it resumes exactly; 1 it does not; 3 it failed.",
 )
 @exec_option("--engine", type=Choice(["compat", "nvidia"]))
@@ -67,9 +68,11 @@ USAGE = 2  # the exit code of argparse and click for an argument that they do no
     "{folder} its folder",
 )
 @option(
-    "--fault",
-    type=Choice(["kill"]),
-    help="with --verify-resume: also kill the script while it saves, at 20 points, and start it from what each leaves",
+        how = (verify_resume, resume_args, fault is not None)
+        return _verify_resume(how, module, script, arguments, {**options, "ledger": ledger})
+    refuse_given(("resume_args", "fault"), "is for --verify-resume STEP; give both")
+    if capsule is not None:
+        return _keep_step(capsule, stacks, module, script, arguments, {**options, "ledger": ledger})
 )
 @option("--module", "-m", is_flag=True, help="SCRIPT is the name of a module, as with python -m")
 @click.argument("script", metavar="SCRIPT", type=FILE)
@@ -79,7 +82,11 @@ def command(
     ledger: bool,
     verify_resume: int | None,
     resume_args: str | None,
+<<<<<<< HEAD
     fault: str | None,
+=======
+    capsule: int | None,
+>>>>>>> main
     script: str,
     arguments: tuple[str, ...],
     stacks: tuple[str, ...],
@@ -98,9 +105,17 @@ def command(
     if verify_resume is not None:
         if stacks or "@" in (options["arm"] or ""):
             raise ConfigError("--verify-resume is for a script in this environment; leave out --stack and @")
+<<<<<<< HEAD
         how = (verify_resume, resume_args, fault is not None)
         return _verify_resume(how, module, script, arguments, {**options, "ledger": ledger})
     refuse_given(("resume_args", "fault"), "is for --verify-resume STEP; give both")
+=======
+        return _verify_resume(verify_resume, resume_args, module, script, arguments, {**options, "ledger": ledger})
+    if resume_args is not None:
+        raise ConfigError("--resume-args is for --verify-resume STEP; give both")
+    if capsule is not None:
+        return _keep_step(capsule, stacks, module, script, arguments, {**options, "ledger": ledger})
+>>>>>>> main
     if ledger and options["arm"] is None and options["opt_level"] is None:
         options["arm"] = "script"
     if stacks or "@" in (options["arm"] or ""):
@@ -183,6 +198,35 @@ def _verify_resume(
         "arguments": target.arguments,
     }
     return verify_script_resume(settings, ResumeCheck(*how), is_module=target.is_module, say=click.echo)
+
+
+def _keep_step(
+    step: int,
+    stacks: tuple[str, ...],
+    module: bool,
+    script: str,
+    arguments: tuple[str, ...],
+    options: dict[str, Any],
+) -> int:
+    """Run a script as it is, keep one of its steps, and return its exit code."""
+    own = [name for name in ("opt_level", "ledger", "record", "twin", "shift_seeds", "max_steps") if options[name]]
+    if own or (options["arm"] or "script").partition("@")[0] != "script":
+        flag = "--" + (own[0].replace("_", "-") if own else "arm")
+        raise ConfigError(f"{flag} is not for --capsule, which keeps a step of the script as it is; leave it out")
+    if stacks:
+        raise ConfigError("--capsule keeps a step of a script in this environment; replay takes --stack")
+    from ampcompare.base.environment.extras import require_torch
+
+    require_torch()
+    from ampcompare.script.legacy.target import Target, script_target
+    from ampcompare.script.replay.keep import keep_step
+
+    target = Target(script, list(arguments), is_module=True) if module else script_target(script, list(arguments))
+    settings = ExecSettings(
+        engine=options["engine"], device=options["device"], seed=options["seed"], guards="off",
+        compat_torch=options["compat_torch"], name=target.name, arguments=tuple(target.arguments),
+    )  # fmt: skip
+    return keep_step(target, settings, step, Path("capsule.pt").absolute())
 
 
 def _run_in_stack(stacks: tuple[str, ...], words: list[str], *, ledger: bool, **options: Any) -> int:

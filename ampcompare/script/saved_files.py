@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import pickle
@@ -65,20 +66,26 @@ class SavedFiles:
         """Return whether no other thread still saves."""
         return all(each.done() for each in self._waiting)
 
+    @contextlib.contextmanager
+    def _within(self) -> Iterator[None]:
+        """Take what is saved or loaded inside for parts of one file: `torch.save` pickles, folders have many files."""
+        before, self._inside = self._inside, True
+        try:
+            yield
+        finally:
+            self._inside = before
+
     # Files of torch and pickle.
 
     def _save(self, inner: Any, value: Any, file: Any, *args: Any, **options: Any) -> Any:
-        if self._inside:  # torch.save pickles
+        if self._inside:
             return inner(value, file, *args, **options)
         name = _name_of(file)
         found = {"line": place_in_script(), "holds": sorted(set(parts_of(value)))}
-        self._inside = True
-        try:
+        with self._within():
             if name is not None:
                 self._before_save(os.path.abspath(name))
             result = inner(value, file, *args, **options)
-        finally:
-            self._inside = False
         if name is not None:
             self._note(Row.SAVE, path=os.path.abspath(name), **found)
         elif found["holds"]:
@@ -88,11 +95,8 @@ class SavedFiles:
     def _load(self, inner: Any, file: Any, *args: Any, **options: Any) -> Any:
         if self._inside:
             return inner(file, *args, **options)
-        self._inside = True
-        try:
+        with self._within():
             result = inner(file, *args, **options)
-        finally:
-            self._inside = False
         if (name := _name_of(file)) is not None:
             self._note(Row.LOAD, path=os.path.abspath(name), line=place_in_script())
         return result
@@ -149,7 +153,8 @@ class SavedFiles:
             line, holds = place_in_script(), sorted(set(parts_of(state)))
             if path is not None:
                 self._before_save(path)
-            result = inner(state, *args, **options)
+            with self._within():
+                result = inner(state, *args, **options)
             if path is not None:
                 if hasattr(result, "done"):
                     self._waiting.append(result)
@@ -157,7 +162,8 @@ class SavedFiles:
             return result
 
         def load(inner: Any, state: Any, *args: Any, **options: Any) -> Any:
-            result = inner(state, *args, **options)
+            with self._within():
+                result = inner(state, *args, **options)
             if (path := path_of(options, "storage_reader")) is not None:
                 self._note(Row.LOAD, path=path, line=place_in_script())
             return result

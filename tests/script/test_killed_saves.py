@@ -1,6 +1,5 @@
 """Copies of a process are killed while they save, and what each leaves is what a kill leaves."""
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -92,4 +91,4 @@ def test_points_lie_before_changes_and_within_what_is_written() -> None:
     many = choose_points([Change("writes", (f"/{number}",)) for number in range(30)], [10] * 30, 20)
     assert sum(point.size is None for point in many) == 8
     assert len(many) == 20
-    assert json.dumps(choose_points(changes, [0, 0, 0], 2)[1].change) == "1"
+    assert choose_points(changes, [0, 0, 0], 2) == [Point(0), Point(2)]
