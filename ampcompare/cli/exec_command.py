@@ -68,11 +68,15 @@ USAGE = 2  # the exit code of argparse and click for an argument that they do no
     "{folder} its folder",
 )
 @option(
-        how = (verify_resume, resume_args, fault is not None)
-        return _verify_resume(how, module, script, arguments, {**options, "ledger": ledger})
-    refuse_given(("resume_args", "fault"), "is for --verify-resume STEP; give both")
-    if capsule is not None:
-        return _keep_step(capsule, stacks, module, script, arguments, {**options, "ledger": ledger})
+    "--fault",
+    type=Choice(["kill"]),
+    help="with --verify-resume: also kill the script while it saves, at 20 points, and start it from what each leaves",
+)
+@option(
+    "--capsule",
+    type=click.IntRange(0),
+    metavar="STEP",
+    help="keep this step in capsule.pt for `ampcompare replay`: weights, optimizer state, batch, generators",
 )
 @option("--module", "-m", is_flag=True, help="SCRIPT is the name of a module, as with python -m")
 @click.argument("script", metavar="SCRIPT", type=FILE)
@@ -82,11 +86,8 @@ def command(
     ledger: bool,
     verify_resume: int | None,
     resume_args: str | None,
-<<<<<<< HEAD
     fault: str | None,
-=======
     capsule: int | None,
->>>>>>> main
     script: str,
     arguments: tuple[str, ...],
     stacks: tuple[str, ...],
@@ -105,17 +106,11 @@ def command(
     if verify_resume is not None:
         if stacks or "@" in (options["arm"] or ""):
             raise ConfigError("--verify-resume is for a script in this environment; leave out --stack and @")
-<<<<<<< HEAD
         how = (verify_resume, resume_args, fault is not None)
         return _verify_resume(how, module, script, arguments, {**options, "ledger": ledger})
     refuse_given(("resume_args", "fault"), "is for --verify-resume STEP; give both")
-=======
-        return _verify_resume(verify_resume, resume_args, module, script, arguments, {**options, "ledger": ledger})
-    if resume_args is not None:
-        raise ConfigError("--resume-args is for --verify-resume STEP; give both")
     if capsule is not None:
         return _keep_step(capsule, stacks, module, script, arguments, {**options, "ledger": ledger})
->>>>>>> main
     if ledger and options["arm"] is None and options["opt_level"] is None:
         options["arm"] = "script"
     if stacks or "@" in (options["arm"] or ""):

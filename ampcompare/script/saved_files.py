@@ -132,7 +132,10 @@ class SavedFiles:
             return result
 
         def load(inner: Any, filename: Any, *args: Any, **options: Any) -> Any:
-            result = inner(filename, *args, **options)
+            if self._inside:  # `safetensors.torch` has the name of `safetensors`, which is followed already
+                return inner(filename, *args, **options)
+            with self._within():
+                result = inner(filename, *args, **options)
             self._note(Row.LOAD, path=os.path.abspath(os.fsdecode(filename)), line=place_in_script())
             return result
 
