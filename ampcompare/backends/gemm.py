@@ -76,7 +76,7 @@ def over_bf16(inner: str) -> str:
     """Return why an arm cannot be the one underneath; "" if it can."""
     backend = inner.partition(":")[0]
     if backend not in ("native", "half") or "bf16" not in inner:
-        return f"over={inner} is not a bf16 arm of native or half; give over=native:bf16 or over=half:dtype=bf16"
+        return f"over={inner} is not a bf16 arm of native or half; give over=native:bf16 or over=half:bf16"
     return ""
 
 
@@ -204,6 +204,6 @@ SPEC = BackendSpec(
     contract=(
         ContractArm("gemm:mxfp8,keep=none"),
         ContractArm("gemm:fp8_rowwise"),
-        ContractArm("gemm:mxfp8,wgrad=bf16,keep=none,over=half:dtype=bf16"),
+        ContractArm("gemm:mxfp8,wgrad=bf16,keep=none,over=half:bf16"),
     ),
 )

@@ -37,7 +37,7 @@ from ampcompare.base.errors import ConfigError
             ["mxfp4, scale even", "mxfp8, scale even", "mxfp8, scale even"],
         ),
         ("fp8:mxfp8", "gemm:mxfp8", ["mxfp8, scale rceil"] * 3),
-        ("fp8:over=half:bf16,MXFP8,align=1", "gemm:mxfp8,over=half:dtype=bf16", ["mxfp8, scale rceil"] * 3),
+        ("fp8:over=half:bf16,MXFP8,align=1", "gemm:mxfp8,over=half:bf16", ["mxfp8, scale rceil"] * 3),
     ],
 )
 def test_an_arm_declares_the_format_of_each_product(text: str, canonical: str, formats: list[str]) -> None:

@@ -88,7 +88,7 @@ def one_layer(arm: str, rows: int, inside: int, outside: int) -> dict[str, Tenso
     return {"x": x.detach(), "w": weight, "dy": upstream, "fprop": y, "dgrad": x.grad, "wgrad": param.grad}
 
 
-@pytest.mark.parametrize("over", ["native:bf16", "half:dtype=bf16"])
+@pytest.mark.parametrize("over", ["native:bf16", "half:bf16"])
 @pytest.mark.parametrize("emulate_half", [False, True])
 @pytest.mark.parametrize("shape", [(64, 64, 32), (7, 40, 24)])
 @pytest.mark.parametrize("name", ["gemm:mxfp8,keep=none", "fp8:mxfp8"])
@@ -130,7 +130,7 @@ def test_all_three_products_of_a_layer_are_torchaos() -> None:
 @pytest.mark.parametrize("scaling", ["tensorwise", "rowwise"])
 def test_fp8_is_that_of_torchaos_layers(scaling: str) -> None:
     """Of the arm `fp8`, where the weights are bf16: torchao rounds fp32 weights, from which a kernel gets none."""
-    over = "over=half:dtype=bf16"
+    over = "over=half:bf16"
     mine, other = (
         one_layer(f"gemm:{scaling},keep=none,{over}", 32, 64, 48),
         one_layer(f"fp8:{scaling},{over}", 32, 64, 48),
