@@ -222,22 +222,24 @@ class Arm:
     @property
     def words(self) -> dict[str, str]:
         """Its options by name, each as people write it, such as `bf16` for the dtype of `half`."""
-        return {name: self.spec.spellings.get(word, word) for name, word in self._full_words().items()}
+        spellings = self.spec.spellings
+        words = {name: self._full_word(name, value) for name, value in self.options.items()}
+        return {name: spellings.get(word, word) for name, word in words.items()}
 
     @property
     def key(self) -> str:
         """The text that digests are made of: options under their full names, which no later spelling changes."""
-        return _joined(self.backend, self._full_words())
-
-    def _full_words(self) -> dict[str, str]:
-        return {name: self._full_word(name, value) for name, value in self.options.items()}
+        return _joined(self.backend, {name: self._key_word(name, value) for name, value in self.options.items()})
 
     def _full_word(self, name: str, value: Any) -> str:
-        if self.spec.parsers and self.spec.parsers.get(name) is INNER_ARM:
-            value = Arm.parse(value.replace("+", ",")).key.replace(",", "+")
         if name == self.spec.positional:
             return _text_of(value)
         return name if value is True else f"{name}={_text_of(value)}"
+
+    def _key_word(self, name: str, value: Any) -> str:
+        if (self.spec.parsers or {}).get(name) is INNER_ARM:
+            value = Arm.parse(value.replace("+", ",")).key.replace(",", "+")
+        return self._full_word(name, value)
 
     def without(self, option: str) -> Arm | None:
         """Return the arm without one of its options; None if the others need it."""
