@@ -10,8 +10,8 @@ from pydantic import Field, model_validator
 
 from ampcompare.base.notebook_display import Shown
 from ampcompare.results.records.document import (
-    ArmLabel,
     SCHEMA,
+    ArmLabel,
     Count,
     Finite,
     FrozenRecord,
