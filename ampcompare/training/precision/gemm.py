@@ -224,8 +224,8 @@ class FormatForward(ReplacedForward):
             self.plan.ran_last = self.name
         self.plan.has_acted |= not self.is_kept
         formats = LayerFormats(self.name, self.plan.roundings_of(self), self.plan.generator)
-        flat = value.reshape(-1, layer.in_features)
-        rows = LinearProducts.apply(flat, layer.weight, formats)  # type: ignore[no-untyped-call]
+        flat = value.reshape(-1, layer.in_features).bfloat16()  # as autocast, which keeps this for the backward pass
+        rows = LinearProducts.apply(flat, layer.weight.bfloat16(), formats)  # type: ignore[no-untyped-call]
         result = rows.view(*value.shape[:-1], layer.out_features)
         return result if layer.bias is None else result + layer.bias.bfloat16()
 

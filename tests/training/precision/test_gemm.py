@@ -10,9 +10,12 @@ from torch.optim import SGD, AdamW
 
 from ampcompare.backends import fp8 as fp8_description
 from ampcompare.base.errors import ConfigError, UnsupportedCombination
+from ampcompare.base.tensors.products import OperationMode
+from ampcompare.training.precision import linear_products
 from ampcompare.training.precision.base import make_precision
 from ampcompare.training.precision.cpu_half import EmulatedHalf
 from ampcompare.training.precision.gemm import Gemm
+from ampcompare.training.precision.linear_products import ProductRounding
 
 E4M3 = torch.float8_e4m3fn
 LACKS = fp8_description.LIBRARY.missing()
@@ -180,6 +183,39 @@ def test_squares_let_both_products_of_a_weight_multiply_the_same_numbers() -> No
         y.backward(torch.eye(32).bfloat16())
         assert unit.grad is not None
         assert torch.equal(y.float(), unit.grad.t()) is equal
+
+
+def test_a_weight_in_squares_is_rounded_once_for_both_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And gives the products that two roundings give."""
+    rounded = []
+    original = linear_products.round_values
+
+    def count(matrix: Tensor, *args: Any, **options: Any) -> Any:
+        rounded.append(options["square"])
+        return original(matrix, *args, **options)
+
+    monkeypatch.setattr(linear_products, "round_values", count)
+    shared = one_layer("gemm:nvfp4,tiles,keep=none", 32, 64, 48)
+    assert rounded.count(True) == 1
+    monkeypatch.setattr(ProductRounding, "has_squares_of", lambda one, other: False)
+    apart = one_layer("gemm:nvfp4,tiles,keep=none", 32, 64, 48)
+    assert rounded.count(True) == 3
+    assert all(torch.equal(shared[role], apart[role]) for role in ("fprop", "dgrad", "wgrad"))
+
+
+def test_watching_changes_no_number_and_no_random_bit() -> None:
+    """The ledger of some steps computes their figures on the way."""
+
+    class Seeing(OperationMode):
+        def see(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+            pass
+
+    losses = []
+    for watches in (False, True):
+        precision, model, optimizer = start("gemm:nvfp4,sr,rht,tiles")
+        with Seeing() if watches else torch.enable_grad():
+            losses.append(train(precision, model, optimizer, range(2)))
+    assert losses[0] == losses[1]
 
 
 def test_the_layer_that_runs_last_stays_in_bf16_and_the_row_says_so() -> None:
