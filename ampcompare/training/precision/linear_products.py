@@ -28,6 +28,7 @@ from ampcompare.training.precision.shared_scales import (
     scale_ends,
     transform,
 )
+from ampcompare.training.precision.torchao_products import TorchaoProducts
 
 ELEMENTS = {form.element.name: form.element for form in FORMATS.values()} | {
     form.gradients.name: form.gradients for form in FORMATS.values()
@@ -99,12 +100,15 @@ class LayerFormats:
     """The formats of one layer's products in one pass.
 
     Attributes:
+        engine: multiplies in place of the emulation, and is compared with it where it `is_compared`.
         squares: what fprop multiplied of a weight in squares, and its scale: dgrad multiplies the same.
     """
 
     name: str
     roundings: dict[str, ProductRounding | None]
     generator: Generator
+    engine: TorchaoProducts | None = None
+    is_compared: bool = False
     squares: tuple[Tensor, Tensor | float] | None = None
 
 
@@ -139,13 +143,15 @@ def multiply(layer: LayerFormats, role: str, left: Tensor, right: Tensor) -> Ten
             for mode in modes:
                 mode.see_linear(seen)
             return result
-        with _without_modes(left, right):
+        if layer.engine is not None and layer.roundings[role] is not None and not layer.is_compared:
+            return layer.engine.multiply(left, right)
+        with _without_modes(left, right) if layer.engine is None else nullcontext():
             return _multiply(layer, role, left, right)[0]
 
 
 def _without_modes(*operands: Tensor) -> AbstractContextManager[Any]:
     """Keep operations from ampcompare's own modes, which nothing in fp32 needs and which cost as much as it."""
-    modes = _get_current_dispatch_mode_stack()  # type: ignore[no-untyped-call]
+    modes = _get_current_dispatch_mode_stack()
     is_own = all(isinstance(mode, (EmulatedHalf, OperationMode)) for mode in modes)
     if not modes or not is_own or any(type(one) not in (Tensor, nn.Parameter) for one in operands):
         return nullcontext()
@@ -180,7 +186,12 @@ def _multiply(
     product = a.values @ b.values.t()
     if rounding.has_tensor_scale:
         product.mul_(a.whole * b.whole)
-    return product.bfloat16(), [a, b]
+    result = product.bfloat16()
+    if layer.engine is not None:
+        emulated, result = result, layer.engine.multiply(left, right)
+        if layer.is_compared:
+            layer.engine.compare(result, emulated)
+    return result, [a, b]
 
 
 def _round_operand(layer: LayerFormats, rounding: ProductRounding, role: str, x: Tensor, *, is_left: bool) -> _Operand:

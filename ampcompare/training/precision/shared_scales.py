@@ -176,6 +176,7 @@ def round_values(
     by_columns = x.stride(0) == 1 and x.stride(1) != 1
     stored = x.t() if by_columns else x.contiguous()
     summed = 0 if by_columns else 1
+    over: tuple[int, ...]
     rows, columns = stored.shape
     if form.shares == "block":
         sizes = [form.block if square or dim == summed else 1 for dim in (0, 1)]
@@ -282,6 +283,6 @@ def transform(x: Tensor, matrix: Tensor) -> Tensor:
     if x.stride(0) == 1 and x.stride(1) != 1:  # by columns: no copy is made
         stored = x.t()
         down = -len(stored) % HADAMARD
-        blocks = (F.pad(stored, (0, 0, 0, down)) if down else stored).unflatten(0, (-1, HADAMARD))
+        blocks: Tensor = (F.pad(stored, (0, 0, 0, down)) if down else stored).unflatten(0, (-1, HADAMARD))
         return (matrix.t() @ blocks).bfloat16().float().flatten(0, 1).t()
     return join_tiles(_split(x, 1, HADAMARD) @ matrix).bfloat16().float()

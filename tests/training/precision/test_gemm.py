@@ -1,6 +1,7 @@
 """Products of linear layers in formats of their own: their numbers, which layers have them, and what is refused."""
 
 import copy
+import re
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch.optim import SGD, AdamW
 from ampcompare.backends import fp8 as fp8_description
 from ampcompare.base.errors import ConfigError, UnsupportedCombination
 from ampcompare.base.tensors.products import OperationMode
-from ampcompare.training.precision import linear_products
+from ampcompare.training.precision import linear_products, torchao_products
 from ampcompare.training.precision.base import make_precision
 from ampcompare.training.precision.cpu_half import EmulatedHalf
 from ampcompare.training.precision.gemm import Gemm
@@ -127,6 +128,48 @@ def test_all_three_products_of_a_layer_are_torchaos() -> None:
     y.backward(found["dy"])
     for role, other in (("fprop", y), ("dgrad", x.grad), ("wgrad", w.grad)):
         assert torch.equal(found[role].float(), other.float()), role
+
+
+@needs_torchao
+@pytest.mark.parametrize("scale", ["", ",scale=floor", ",scale=even"])
+@pytest.mark.parametrize("shape", [(64, 96, 32), (7, 40, 24)])
+def test_torchao_as_the_engine_gives_the_products_of_the_emulation(shape: tuple[int, int, int], scale: str) -> None:
+    """On a CPU by its own emulation, at any size; the row says what multiplied and how many results differ."""
+    own = one_layer(f"gemm:mxfp8,keep=none{scale}", *shape)
+    theirs = one_layer(f"gemm:mxfp8,keep=none,engine=torchao{scale}", *shape)
+    assert all(torch.equal(own[role], theirs[role]) for role in ("fprop", "dgrad", "wgrad"))
+    precision, model, optimizer = start("gemm:mxfp8,engine=torchao")
+    torch.manual_seed(1)
+    losses = train(precision, model, optimizer, range(3))
+    (note,) = (note for note in precision.notes if "torchao" in note)
+    assert re.fullmatch(
+        r"products by torchao [\d.]+\S*, its emulation: 0 of [1-9][\d,]* results of the first pass differ from "
+        "ampcompare's emulation",
+        note,
+    )
+    other, model, optimizer = start("gemm:mxfp8")
+    torch.manual_seed(1)
+    assert train(other, model, optimizer, range(3)) == losses
+
+
+@needs_torchao
+def test_a_kernel_of_torchao_gets_sizes_that_it_takes_and_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a device has one. Here a function stands for it that gives ones."""
+    sizes = []
+
+    def multiply(a: Tensor, b: Tensor, *_scales: Any, **_options: Any) -> Tensor:
+        sizes.extend([*a.shape, *b.shape])
+        return torch.ones(len(a), b.shape[1], dtype=torch.bfloat16)
+
+    monkeypatch.setattr(torchao_products, "has_kernel", lambda device: True)
+    monkeypatch.setattr(torch, "_scaled_mm", multiply)
+    precision, model, optimizer = start("gemm:mxfp8,engine=torchao")
+    train(precision, model, optimizer, range(1))
+    assert sizes
+    assert all(size % 16 == 0 for size in sizes)
+    (note,) = (note for note in precision.notes if "torchao" in note)
+    different, compared = (int(word.replace(",", "")) for word in re.findall(r"([\d,]+) (?:of|results)", note))
+    assert 0.9 * compared < different <= compared
 
 
 @needs_torchao
