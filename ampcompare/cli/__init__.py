@@ -9,6 +9,8 @@ COMMANDS = {
     "run": "Train one arm and print its row.",
     "compare": "Train a matrix of arms and seeds and print them side by side.",
     "judge": "Compare results that were measured elsewhere.",
+    "floor": "Find how far a script's losses move by roundings alone.",
+    "replay": "Judge by fp64 whether one step is the same after a change.",
     "report": "Render the records of a run directory again.",
     "export": "Export the runs of a run directory to TensorBoard, W&B or MLflow.",
     "convert": "Convert a checkpoint between Apex and torch.amp, or inspect it.",
@@ -27,7 +29,7 @@ COMMANDS = {
 }
 SECTIONS = {
     "Choose and migrate": ("explain", "migrate", "lint", "convert", "exec", "shim", "lsp"),
-    "Compare": ("compare", "run", "find-batch", "diagnose", "profile", "report", "export", "judge"),
+    "Compare": ("compare", "run", "find-batch", "diagnose", "profile", "report", "export", "judge", "floor", "replay"),
     "Look up": ("doctor", "list", "config"),
 }
 SUMMARY = "Compare Apex O0-O3, torch.amp and manual .half() on the same weights and batches."

@@ -30,7 +30,8 @@ USAGE = 2  # the exit code of argparse and click for an argument that they do no
         ),
     ],
     context_settings={"allow_interspersed_args": False},
-    epilog="Exit codes: the script's own; 2 no such script or module; 4 the environment cannot run these options. "
+    epilog="Exit codes: the script's own; 2 no such script or module; 3 no step was kept; 4 the environment cannot run "
+    "these options. "
     "With --verify-resume: 0 it resumes exactly; 1 it does not; 3 it failed.",
 )
 @exec_option("--engine", type=Choice(["compat", "nvidia"]))
@@ -66,6 +67,12 @@ USAGE = 2  # the exit code of argparse and click for an argument that they do no
     help="added to the script's arguments when it is started again: {checkpoint} is the file that it saved last, "
     "{folder} its folder",
 )
+@option(
+    "--capsule",
+    type=click.IntRange(0),
+    metavar="STEP",
+    help="keep this step in capsule.pt for `ampcompare replay`: weights, optimizer state, batch, generators",
+)
 @option("--module", "-m", is_flag=True, help="SCRIPT is the name of a module, as with python -m")
 @click.argument("script", metavar="SCRIPT", type=FILE)
 @click.argument("arguments", metavar="[ARGS]...", nargs=-1, type=click.UNPROCESSED)
@@ -74,6 +81,7 @@ def command(
     ledger: bool,
     verify_resume: int | None,
     resume_args: str | None,
+    capsule: int | None,
     script: str,
     arguments: tuple[str, ...],
     stacks: tuple[str, ...],
@@ -95,6 +103,8 @@ def command(
         return _verify_resume(verify_resume, resume_args, module, script, arguments, {**options, "ledger": ledger})
     if resume_args is not None:
         raise ConfigError("--resume-args is for --verify-resume STEP; give both")
+    if capsule is not None:
+        return _keep_step(capsule, stacks, module, script, arguments, {**options, "ledger": ledger})
     if ledger and options["arm"] is None and options["opt_level"] is None:
         options["arm"] = "script"
     if stacks or "@" in (options["arm"] or ""):
@@ -180,6 +190,35 @@ def _verify_resume(
     return verify_script_resume(
         settings, is_module=target.is_module, step=step, resume_args=resume_args, say=click.echo
     )
+
+
+def _keep_step(
+    step: int,
+    stacks: tuple[str, ...],
+    module: bool,
+    script: str,
+    arguments: tuple[str, ...],
+    options: dict[str, Any],
+) -> int:
+    """Run a script as it is, keep one of its steps, and return its exit code."""
+    own = [name for name in ("opt_level", "ledger", "record", "twin", "shift_seeds", "max_steps") if options[name]]
+    if own or (options["arm"] or "script").partition("@")[0] != "script":
+        flag = "--" + (own[0].replace("_", "-") if own else "arm")
+        raise ConfigError(f"{flag} is not for --capsule, which keeps a step of the script as it is; leave it out")
+    if stacks:
+        raise ConfigError("--capsule keeps a step of a script in this environment; replay takes --stack")
+    from ampcompare.base.environment.extras import require_torch
+
+    require_torch()
+    from ampcompare.script.legacy.target import Target, script_target
+    from ampcompare.script.replay.keep import keep_step
+
+    target = Target(script, list(arguments), is_module=True) if module else script_target(script, list(arguments))
+    settings = ExecSettings(
+        engine=options["engine"], device=options["device"], seed=options["seed"], guards="off",
+        compat_torch=options["compat_torch"], name=target.name, arguments=tuple(target.arguments),
+    )  # fmt: skip
+    return keep_step(target, settings, step, Path("capsule.pt").absolute())
 
 
 def _run_in_stack(stacks: tuple[str, ...], words: list[str], *, ledger: bool, **options: Any) -> int:

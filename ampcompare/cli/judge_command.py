@@ -4,6 +4,7 @@ import io
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -152,7 +153,13 @@ def _judge_logprobs(files: tuple[str, str], twin: str | None, *, is_alone: bool)
 
 def _judge_against(table: str | None, old: str, arm: str | None, options: dict[str, Any]) -> int:
     """Print one line of JSON, and return the exit code that is the answer."""
+    from ampcompare.results.analysis.floor import is_envelope, judge_rows, read_envelope, read_step_rows
+
     refuse_given(("example", "reference", "details", "time_margin", "objective"), "is not for --against; leave it out")
+    if is_envelope(Path(old)):
+        judgment = judge_rows(read_step_rows(Path(table or "")), read_envelope(Path(old)))
+        say(json.dumps(judgment.data(), allow_nan=False))
+        return judgment.exit_code
     kept = {name: options[name] for name in ("metric", "better", "margin", "sd")}
     if table is None:
         raise ConfigError("name the new results before --against: ampcompare judge NEW --against OLD")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.base.tensors.tree import tensors_in
-from ampcompare.guards.location import raised_at
+from ampcompare.guards.location import is_users, raised_at
 from ampcompare.script.banned_loss import BANNED
 from ampcompare.script.keep_fp32 import bare_model
 from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmpStandIn
@@ -91,6 +91,9 @@ def _explain(
         why = "the script makes or keeps fp32 tensors of its own, which do not fit the 16-bit weights"
     elif is_o1:
         why = "an operation gets tensors of both types, and Apex's lists of functions to cast lack it"
+        if inside := _module_of_torch(error.__traceback__):  # no line of the user could be changed
+            why = f"code of torch itself in {inside} computes with both types, which Apex's lists do not cast"
+            advice = f"compare {_with_kept(arm, inside)}, which computes that module in fp32, or native:fp16"
     elif lacks_casts:
         why = "an operation gets tensors of both types, which autocast would cast, and this arm does not"
         advice = "give it tensors of one type there, for example with .to(other.dtype)"
@@ -137,6 +140,23 @@ def _module_to_keep(trace: types.TracebackType | None) -> str:
     if inputs != {torch.float32} or not weights or not weights <= {torch.float16, torch.bfloat16}:
         return ""
     return next((name for name, module in modules[0].named_modules() if module is modules[-1]), "")
+
+
+def _module_of_torch(trace: types.TracebackType | None) -> str:
+    """Return the name of the innermost module inside of whose call code of torch itself has raised; "" if none has."""
+    modules: list[nn.Module] = []
+    inner = ""
+    while trace is not None:
+        code, module = trace.tb_frame.f_code, trace.tb_frame.f_locals.get("self")
+        is_own = is_users(code.co_filename)
+        if isinstance(module, nn.Module):
+            modules.append(bare_model(module))
+            names = {id(one): name for name, one in modules[0].named_modules() if "parametrizations" not in name}
+            inner = "" if is_own else names.get(id(modules[-1]), inner)
+        elif is_own:
+            inner = ""
+        trace = trace.tb_next
+    return inner
 
 
 def _with_kept(arm: Arm, name: str) -> Arm:

@@ -73,7 +73,11 @@ def test_other_roles_are_those_of_the_arm_underneath() -> None:
         ("gemm:nvfp4,fprop=nvfp4", "fprop=nvfp4 is what nvfp4 means already"),
         ("gemm:mxfp8,over=fp16", "over=native:fp16 is not a bf16 arm of native or half"),
         ("gemm:mxfp8,over=fp8", "over=fp8 cannot be used: expected an arm that does not itself wrap another one"),
-        ("gemm:mxfp8,engine=torchao", "engine=torchao is not built.*fp8:tensorwise or fp8:rowwise"),
+        (
+            "gemm:nvfp4,rht,engine=torchao",
+            "torchao multiplies in mxfp8 alone, without switches, not in nvfp4, rht",
+        ),
+        ("gemm:mxfp8,wgrad=bf16,engine=torchao", "not in bf16; leave these out"),
         ("gemm:mxfp8,engine=cuda", "expected one of emulation, torchao"),
         ("gemm:mxfp8,keep=", "keep= cannot be used"),
     ],

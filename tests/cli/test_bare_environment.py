@@ -40,6 +40,8 @@ TORCH = {
     "diagnose": ["diagnose"],
     "profile": ["profile"],
     "find-batch": ["find-batch", "--memory-limit", "1"],
+    "floor": ["floor", "--", "train.py"],
+    "replay": ["replay", "capsule.pt", "--change", "onednn=off"],
     "convert": ["convert", "last.pt", "--inspect"],
     "exec": ["exec", "train.py"],
 }

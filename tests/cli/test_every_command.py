@@ -15,6 +15,8 @@ CALLS = {
     "run": ["--arm", "half", *SMALL, "-o", "runs/run"],
     "compare": ["--arm", "fp32,O2,bf16", *SMALL, "--seeds", "0-1", "-o", "runs/compare"],
     "judge": ["--example"],
+    "floor": ["--steps", "2", "-o", "floor.json", "--", str(EXAMPLES / "plain.py")],
+    "replay": ["capsule.pt", "--change", "onednn=off"],
     "report": ["runs/compare"],
     "export": ["runs/compare", "--to", "tensorboard"],
     "convert": ["--help"],
@@ -54,7 +56,7 @@ def start(name: str, folder: Path, *words: str) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", [name for name in CALLS if name not in ("compare", "convert", "export")])
+@pytest.mark.parametrize("name", [name for name in CALLS if name not in ("compare", "convert", "export", "replay")])
 def test_a_command(folder: Path, name: str) -> None:
     assert start(name, folder)
 
@@ -68,6 +70,12 @@ def test_the_comparison_has_a_headline(folder: Path) -> None:
 def test_export(folder: Path) -> None:
     pytest.importorskip("tensorboard")
     start("export", folder)
+
+
+def test_replay(folder: Path) -> None:
+    """A step that was kept is the same with other kernels."""
+    start("exec", folder, "--capsule", "2", str(EXAMPLES / "plain.py"))
+    assert start("replay", folder).count("noise") >= 1
 
 
 def test_convert(folder: Path) -> None:

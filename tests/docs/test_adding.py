@@ -213,6 +213,7 @@ RULE = """
         "it does nothing",
         "remove the call",
     ),
+    needs=("amp_dummy",),
 )
 def dummy(module: LintModule) -> Iterator[Finding]:
     for call in module.calls:

@@ -18,7 +18,7 @@ SKILL = (ROOT / "SKILL.md").read_text(encoding="utf-8")
 FIXABLE = "import torch\nscaler = torch.cuda.amp.GradScaler()\n"
 TABLE = "arm,seed,accuracy\n" + "".join(f"a,{seed},75.{seed}\n" for seed in range(5))
 # How each command ends in the folder of the test; 0 where it is not named.
-ENDS = {"lint --format json train.py": 1}
+ENDS = {"lint --format json train.py": 1, "judge steps.jsonl --against floor.json": 1}
 CODE = re.compile(r"(?<![\w.-])(\d{1,2}) (?=[a-z])|(?<![\w.-])(\d{1,2})(?=, \d)")
 
 
@@ -75,6 +75,7 @@ def test_each_command_does_what_is_said(tmp_path: Path, forked_python: Any) -> N
     plain = (ROOT / "examples" / "plain.py").read_text(encoding="utf-8")
     gnmt = (ROOT / "examples" / "gnmt.csv").read_text(encoding="utf-8")
     files = {"train.py": legacy, "copy.py": legacy, "fixable.py": FIXABLE, "plain.py": plain, "gnmt.csv": gnmt}
+    files["steps.jsonl"] = 3 * '{"loss": 5.0}\n'
     for name, text in {**files, "old.csv": TABLE, "new.csv": TABLE.replace("75.1", "75.2")}.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     for row in ROWS:

@@ -97,6 +97,47 @@ def test_another_loss_or_skipped_step_is_different(change: dict[str, object]) ->
     assert compare_runs(RUN, dataclasses.replace(RUN, **change))[0] == DIFFERENT  # type: ignore[arg-type]
 
 
+FULL = dataclasses.replace(
+    RUN, norms={"0": [1.0, 1.0]}, halves=("float16",), policy=(2.0, 0.5, 2000.0), clears=(True, True)
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"halves": ("bfloat16",)}, "losses are computed in bfloat16, not in float16"),
+        ({"policy": (2.0, 0.25, 2000.0)}, "the factors are 2 and 0.25 every 2000 steps, not 2 and 0.5"),
+        ({"clears": (True, False)}, "nothing clears them before step 2"),
+        ({"norms": {"0": [1.02, 1.0]}}, "first at step 1 of optimizer 1: norm 1 against 1.02"),
+    ],
+)
+def test_what_few_steps_need_not_show_is_different(change: dict[str, Any], says: str) -> None:
+    """Another 16-bit type or policy of the scale, kept gradients, and other gradients of equal losses at first."""
+    verdict, lines = compare_runs(FULL, dataclasses.replace(FULL, **change))
+    assert verdict == DIFFERENT
+    assert any(says in line for line in lines)
+    assert compare_runs(FULL, FULL)[0] == EQUAL
+
+
+def test_settings_that_a_run_does_not_have_are_not_compared() -> None:
+    """A static scale has no policy, a script may clear by `grad = None`, and later gradients part by roundings."""
+    other = dataclasses.replace(FULL, policy=(), clears=(True, True), norms={"0": [1.001, 1.3]})
+    assert compare_runs(dataclasses.replace(FULL, policy=(), clears=(False, False)), other)[0] == EQUAL
+
+
+def test_weights_that_roundings_take_as_far_are_within_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bias in front of a batch norm has gradients that are roundings of nothing; a twin says how far they lead."""
+    weights = {"0.0": np.array([1.0, 0.5]), "0.1": np.array([0.2, -0.3])}
+    original = dataclasses.replace(RUN, weights=weights)
+    apart = {**weights, "0.1": np.array([0.1, -0.3])}
+    rewritten = dataclasses.replace(RUN, weights=apart, digests={"0": [["a", "b"], ["c", "e"]]})
+    assert compare_runs(original, rewritten)[0] == DIFFERENT
+    for bias, verdict in (([0.25, -0.3], WITHIN), ([0.2001, -0.3], DIFFERENT)):
+        twin = dataclasses.replace(original, weights={**weights, "0.1": np.array(bias)})
+        monkeypatch.setattr(verify, "run_script", lambda *args, twin_run=twin, **how: twin_run)
+        assert verify._compare(Path("train.py"), [], 2, original, rewritten)[0] == verdict
+
+
 def grown(factor: float, *, bias: float = 0.0) -> Run:
     """A run whose losses drift from those of `grown(0)` by a factor that doubles, and a bias that was 0."""
     losses = [1.0, *(1.0 + factor * 2.0**step for step in range(4))]
@@ -156,7 +197,7 @@ def test_a_rewrite_that_trains_as_o1_is_right_where_o2_trains_otherwise(
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"norms": {"0": [2.0, 3.0]}}, "gradients: different; first at step 2"),
+        ({"norms": {"0": [1.0, 3.0]}}, "gradients: different; first at step 2"),
         ({"norms": {"0": [1.0, float("nan")]}}, "gradients: different; first at step 2"),
         ({"passes": [{"AddmmBackward0": (0, 2), "NllLossBackward0": (0, 1)}]}, "outside of autocast"),
         ({"passes": [{"AddmmBackward0": (2, 0), "NllLossBackward0": (1, 0)}]}, "is a loss outside of autocast"),
@@ -209,9 +250,45 @@ WRONG = {
     "the loss is not scaled": ("scaler.scale(loss)", "loss"),
     "the scale is never updated": ("    scaler.update()\n", ""),
     "a step without the scaler": ("scaler.step(first)", "first.step()"),
+    "bfloat16": ("dtype=torch.float16", "dtype=torch.bfloat16"),
+    "another policy of the scale": ('GradScaler("cuda"', 'GradScaler("cuda", backoff_factor=0.25'),
 }
 # Those of them that torch itself refuses in the run.
 REFUSED = ("the loss is not scaled", "the scale is never updated")
+
+
+TWO = """
+import torch
+from apex import amp
+
+nets = [torch.nn.Linear(4, size).cuda() for size in (2, 3)]
+optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in nets]
+first, second = optimizers
+nets, optimizers = amp.initialize(nets, [first, second], opt_level="O1")
+for _ in range(3):
+    x = torch.randn(4, 4).cuda()
+    loss = nets[1](x).float().pow(2).mean()
+    second.zero_grad()
+    with amp.scale_loss(loss, second) as scaled_loss:
+        scaled_loss.backward()
+    second.step()
+    loss = nets[0](x).float().pow(2).mean()
+    first.zero_grad()
+    with amp.scale_loss(loss, first) as scaled_loss:
+        scaled_loss.backward()
+    first.step()
+"""
+
+
+@pytest.mark.usefixtures("forked_runs")
+@pytest.mark.integration
+def test_optimizers_that_step_in_another_order_than_they_were_initialized(tmp_path: Path) -> None:
+    """As in most GANs; Apex sees both at once, a scaler each at its first step."""
+    script = tmp_path / "train.py"
+    script.write_text(TWO, encoding="utf-8")
+    said: list[str] = []
+    assert verify_script(str(script), [], steps=3, say=said.append) == 0
+    assert f"verdict: {EQUAL}; you can go on with the rewritten files:" in said
 
 
 @pytest.mark.usefixtures("forked_runs")

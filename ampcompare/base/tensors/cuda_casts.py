@@ -35,12 +35,15 @@ COMPOSED = "CompositeImplicitAutograd"
 MAX_KEYS = 64  # so many kinds of calls of one function are known
 AS_IT_IS: AbstractContextManager[None] = nullcontext()
 TO_COPY = torch.ops.aten._to_copy.default  # what a cast of a tensor is below autocast
-HALF_TYPES = (torch.float16, torch.bfloat16)
+WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
 # cuDNN computes whole layers, and torch casts what it gets to the 16-bit type. These operations are such a layer.
 RECURRENT = ("lstm.input", "lstm.data", "gru.input", "gru.data", "rnn_tanh.input", "rnn_tanh.data", "rnn_relu.input",
              "rnn_relu.data")  # fmt: skip
 # One kernel of CUDA computes a whole list of tensors; those of a CPU call an operation for each, which would be cast.
 OF_LISTS = "aten::_foreach_"
+# These know 16 bits on a GPU alone. `stft` multiplies by its window before, which rounds.
+TRANSFORMS = ("aten::_fft_r2c", "aten::_fft_c2r", "aten::_fft_c2c")
+BY_PARTS = ("stft",)
 # Overloads of torch before 2.13, which Python cannot call by their schema.
 NAMED_DIMENSIONS = ("imname", "DimnameList", "names_ScalarOpt_dim")
 # Kernels of CUDA refuse 16-bit types here as those of a CPU do, which no tensor without memory shows: no LAPACK has
@@ -261,6 +264,8 @@ _KEY = getattr(torch._C.DispatchKey, SPARE)
 _ONLY_KEY = torch._C.DispatchKeySet(_KEY)
 _KEYS = _ONLY_KEY | torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 _without = torch._C._ExcludeDispatchKeyGuard
+_include = torch._C._dispatch_tls_set_dispatch_key_included
+_exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
 # Those of torch itself: scripts and arms replace what `torch` shows.
 _is_enabled, _type_now = torch._C.is_autocast_enabled, torch._C.get_autocast_dtype
 _Rule = Callable[[tuple[Any, ...], dict[str, Any]], Any]
@@ -358,13 +363,13 @@ def _tensors(values: Any) -> list[Tensor]:
 
 
 def _metas(values: Any, *, widen: bool = False) -> Any:
-    """Return arguments with tensors without memory in the place of others, 16-bit ones in fp32 if they are widened."""
+    """Return arguments with tensors without memory in the place of others, 16-bit ones widened to 32 if asked."""
 
     def meta(one: Any) -> Any:
         if not isinstance(one, Tensor):
             return one
         sizes = [size if isinstance(size, int) else size.node.hint for size in one.shape]
-        dtype = torch.float32 if widen and one.dtype in HALF_TYPES else one.dtype
+        dtype = WIDE.get(one.dtype, one.dtype) if widen else one.dtype
         return torch.empty(sizes, dtype=dtype, device="meta")
 
     return pytree.tree_map(meta, values)
@@ -409,24 +414,27 @@ def _without_cast(name: str, function: Any) -> _Rule:
     own; then it is computed by its parts, as on CUDA.
     """
     is_composed = torch._C._dispatch_has_kernel_for_dispatch_key(name, COMPOSED)
-    is_plain = _is_view(function) or name.partition("::")[2].startswith(AS_ON_CPU)
+    is_plain = _is_view(function) or name.partition("::")[2].startswith((*AS_ON_CPU, *BY_PARTS))
     plans: dict[Any, tuple[torch.dtype, ...] | None] = {}
     compose = functools.partial(function._op_dk, getattr(torch._C.DispatchKey, COMPOSED))
     are_alike: dict[Any, bool] = {}
 
     def rule(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         lower = _type_now("cpu")
-        key = None
+        key, is_alike = None, None
         if is_composed and not kwargs:
-            key = (lower, *[(one.dtype, one.dim()) if isinstance(one, Tensor) else one for one in args])
-            with suppress(TypeError):  # a list is no key
-                if are_alike.get(key):
-                    with _without(_ONLY_KEY):
-                        return compose(*args)
+            key = (lower, *[(one.dtype, one.ndim) if isinstance(one, Tensor) else one for one in args])
+            try:
+                is_alike = are_alike.get(key)
+            except TypeError:  # a list is no key
+                key = None
+            if is_alike:
+                with _without(_ONLY_KEY):
+                    return compose(*args)
         results = None
         if not is_plain:
             types = tuple(one.dtype for one in _tensors((args, kwargs)))
-            if torch.float16 in types or torch.bfloat16 in types:
+            if not WIDE.keys().isdisjoint(types):
                 if (lower, *types) not in plans:
                     plans[lower, *types] = _types_on_cuda(function, lower, args, kwargs)
                 results = plans[lower, *types]
@@ -434,10 +442,8 @@ def _without_cast(name: str, function: Any) -> _Rule:
             return _round_results(function, args, kwargs, results)
         if not is_composed:
             return _plainly(function, args, kwargs)
-        if key is not None and len(are_alike) < MAX_KEYS:
-            with suppress(TypeError):
-                if key not in are_alike:
-                    are_alike[key] = _are_parts_alike(compose, lower, args)
+        if key is not None and is_alike is None and len(are_alike) < MAX_KEYS:
+            are_alike[key] = _are_parts_alike(compose, lower, args)
         return compose(*args, **kwargs)
 
     return rule
@@ -451,8 +457,9 @@ def _are_parts_alike(compose: Callable[..., Any], lower: torch.dtype, args: tupl
 
 
 def _round_results(function: Any, args: Any, kwargs: dict[str, Any], types: Sequence[torch.dtype]) -> Any:
-    """Return the results of an operation in fp32, rounded to types in turn."""
-    results = _call_with(function, args, kwargs, _widen)
+    """Return the results of an operation in 32 bits, rounded to types in turn."""
+    with _without(_KEYS):
+        results = function(*pytree.tree_map(_widen, args), **pytree.tree_map(_widen, kwargs))
     if isinstance(results, Tensor):
         return results.to(types[0])
     leaves, spec = pytree.tree_flatten(results)
@@ -460,8 +467,8 @@ def _round_results(function: Any, args: Any, kwargs: dict[str, Any], types: Sequ
     return pytree.tree_unflatten([one.to(next(left)) if isinstance(one, Tensor) else one for one in leaves], spec)
 
 
-def _widen(one: Tensor) -> Tensor:
-    return one.float() if one.dtype in HALF_TYPES else one
+def _widen(one: Any) -> Any:
+    return one.to(WIDE[one.dtype]) if isinstance(one, Tensor) and one.dtype in WIDE else one
 
 
 def _is_view(function: Any) -> bool:
@@ -475,9 +482,12 @@ def _types_on_cuda(function: Any, lower: torch.dtype, args: Any, kwargs: Any) ->
     Raises:
         RuntimeError: torch refuses 16-bit types there.
     """
-    seen = _ask("cuda", lower, function, *_metas((args, kwargs)))
+    metas = _metas((args, kwargs))
+    seen = _ask("cuda", lower, function, *metas)
     if seen.error is None:
-        return None if seen.casts else seen.results
+        # A function may convert by itself: numbers to complex ones.
+        is_cast = bool(seen.casts) and seen.calls != _ask("cuda", None, function, *metas).calls
+        return None if is_cast else seen.results
     if _ask("cuda", lower, function, *_metas((args, kwargs), widen=True)).error is None:
         raise seen.error
     return None
@@ -569,7 +579,7 @@ def install() -> None:
         if not _known:
             _library("_").fallback(torch.library.fallthrough_kernel, SPARE)
         names = operations_cast_on("CUDA") | operations_cast_on("CPU")
-        names |= {f"aten::{name}" for name in RECURRENT}
+        names |= {f"aten::{name}" for name in RECURRENT} | set(TRANSFORMS)
         names |= {name for name in torch._C._dispatch_get_all_op_names() if name.startswith(OF_LISTS)}
         if overload("aten::_fused_rms_norm") is not None:
             names.add("aten::rms_norm")
@@ -582,8 +592,12 @@ def install() -> None:
 
 def switch(on: bool) -> None:
     """Cast on this thread as for CUDA, or no longer; autocast for the CPU must be in the same state."""
-    torch._C._dispatch_tls_set_dispatch_key_included(_KEY, on)
-    torch._C._dispatch_tls_set_dispatch_key_excluded(_KEY, not on)
+    _include(_KEY, on)
+    _exclude(_KEY, not on)
+
+
+class _Blocks(threading.local):
+    count = 0  # of blocks of this thread that are entered
 
 
 class _Follower:
@@ -591,11 +605,11 @@ class _Follower:
 
     def __init__(self) -> None:
         self._blocks = self._everywhere = 0
-        self._here = threading.local()
+        self._here = _Blocks()
         self._setter: Any = None
 
     def is_on(self) -> bool:
-        return bool(self._everywhere or getattr(self._here, "blocks", 0))
+        return bool(self._everywhere or self._here.count)
 
     def enter(self, everywhere: bool) -> None:
         install()
@@ -605,10 +619,10 @@ class _Follower:
                 torch.set_autocast_enabled = self._set_enabled  # type: ignore[assignment]
             self._blocks += 1
             self._everywhere += everywhere
-        self._here.blocks = getattr(self._here, "blocks", 0) + 1
+        self._here.count += 1
 
     def leave(self, everywhere: bool) -> None:
-        self._here.blocks -= 1
+        self._here.count -= 1
         with _lock:
             self._blocks -= 1
             self._everywhere -= everywhere
@@ -619,7 +633,7 @@ class _Follower:
 
     def _set_enabled(self, *args: Any) -> None:
         self._setter(*args)
-        if args[0] == "cpu" and self.is_on():
+        if args[0] == "cpu" and (self._everywhere or self._here.count):
             switch(bool(args[1]))
 
 

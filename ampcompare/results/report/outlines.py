@@ -70,6 +70,7 @@ OUTLINES: dict[str, dict[str, Outline]] = {
     },
     "ledger": {"md": ("headline", "parts", "where")},
     "outlook": {"md": ("arms", "basis")},
+    "replay": {"md": ("answer", "modules", "notes")},
     "profile": {"md": ("headline", "reasons", "tables", "notes")},
 }
 """By the kind of a document, then by format. A format without an entry shows what Markdown shows."""

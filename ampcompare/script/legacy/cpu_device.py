@@ -86,7 +86,7 @@ def run_on_cpu(*, quiet: bool = False, autocast_lists: str = "cuda") -> None:
     gloo_for_nccl()
     _sync_batch_norm_on_cpu()
     mode = EmulatedHalf()
-    mode.__enter__()  # type: ignore[no-untyped-call]
+    mode.__enter__()
     _modes.append(mode)
 
 

@@ -206,12 +206,16 @@ class _Trace:
         self._norms: dict[int, list[float | None]] = {}
         self._given: dict[int, float] = {}  # norms of the gradients of steps, by the id of the optimizer
         self._passes: list[dict[str, tuple[int, int]]] = []
+        self._halves: set[str] = set()  # 16-bit types of what losses are computed from
+        self._policy: list[float] = []  # how the loss scale of a GradScaler grows, backs off, and how often
+        self._clears: list[bool] = [False]  # whether gradients were cleared before each step
         self._final: dict[str, Any] = {}
         self._rows: Rows | None = None
         self._is_cut = self._is_inside = self._is_noting = False
 
     def begin(self, rows: Rows) -> None:
         """Watch every step that is recorded, and what is given to it: master weights have no gradients behind it."""
+        import torch
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
         from ampcompare.base.patches import Layer, Points, Subscriptions
@@ -220,6 +224,9 @@ class _Trace:
         events = Subscriptions(Layer.RECORD)
         events.wrap(*Points.BACKWARD, self._backward)
         events.wrap(*Points.FORWARD, self._forward)
+        events.wrap(torch.amp.GradScaler, "step", self._scaler_step)
+        for owner in (torch.optim.Optimizer, torch.nn.Module):
+            events.wrap(owner, "zero_grad", self._clear)
         register_optimizer_step_pre_hook(self._before_step)
         self._watch_reads()
 
@@ -231,6 +238,16 @@ class _Trace:
     def _before_step(self, optimizer: Any, *_: Any) -> None:
         self._plain_steps += 1
         self._given[id(optimizer)] = _norm_of_gradients(optimizer)
+
+    def _scaler_step(self, inner: Any, scaler: Any, *args: Any, **options: Any) -> Any:
+        if scaler.is_enabled():
+            policy = scaler.get_growth_factor(), scaler.get_backoff_factor(), scaler.get_growth_interval()
+            self._policy = list(map(float, policy))
+        return inner(scaler, *args, **options)
+
+    def _clear(self, inner: Any, owner: Any, *args: Any, **options: Any) -> Any:
+        self._clears[-1] = True
+        return inner(owner, *args, **options)
 
     def _watch_reads(self) -> None:
         """Note in which type values come to the host; O1 replaces the same function, around this one."""
@@ -278,6 +295,7 @@ class _Trace:
         stepped = [id(each) for each in (optimizer, getattr(optimizer, "optimizer", None))]
         norm = next((self._given[each] for each in stepped if each in self._given), None)
         self._norms.setdefault(number, []).append(norm)
+        self._clears.append(False)
         self._given.clear()
         if len(digests) == self._steps:
             self._keep()
@@ -286,7 +304,9 @@ class _Trace:
         """Note the operations of a backward pass by their precision."""
         if self._is_inside:  # of a checkpoint: its operations run a second time
             return inner(tensors, *args, **options)
-        self._passes.append(_operations(tensors))
+        counts, halves = _operations(tensors)
+        self._passes.append(counts)
+        self._halves |= halves
         self._is_inside = True
         try:
             return inner(tensors, *args, **options)
@@ -321,6 +341,9 @@ class _Trace:
             "names": names,
             "norms": self._norms,
             "passes": self._passes,
+            "halves": sorted(self._halves),
+            "policy": self._policy or _policy_of_amp(),
+            "clears": self._clears[:-1],
         }
         (folder / "trace.json").write_text(json.dumps(content), encoding="utf-8")
 
@@ -342,6 +365,13 @@ def _state_of_amp() -> str:
     return "" if properties is None else "called" if properties.enabled else "disabled"
 
 
+def _policy_of_amp() -> list[float]:
+    """Return how the first dynamic loss scale of the engine grows, backs off, and how often; nothing without one."""
+    state = sys.modules.get("ampcompare.apex.amp")
+    scalers = () if state is None else state._amp_state.__dict__.get("loss_scalers", ())
+    return next(([2.0, 0.5, float(each._scale_seq_len)] for each in scalers if each.dynamic), [])
+
+
 def _parameters(rows: Any, number: int) -> list[Any]:
     optimizer = rows.optimizers[number]
     groups = getattr(optimizer, "param_groups", [])
@@ -361,22 +391,25 @@ def _norm_of_gradients(optimizer: Any) -> float:
     return norm if scale is None else norm / float(scale)
 
 
-def _operations(tensors: Any) -> dict[str, tuple[int, int]]:
-    """Return how often each kind of operation below losses gave a 16-bit and a wider result."""
+def _operations(tensors: Any) -> tuple[dict[str, tuple[int, int]], set[str]]:
+    """Return how often each kind of operation below losses gave a 16-bit and a wider result, and the 16-bit types."""
     import torch
 
     given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     counts: Counter[tuple[str, bool]] = Counter()
     waiting = [each.grad_fn for each in given if each.grad_fn is not None]
     seen = set(waiting)
+    halves: set[str] = set()
     while waiting:
         node = waiting.pop()
         for result in node._input_metadata[:1]:
-            counts[node.name(), result.dtype in (torch.float16, torch.bfloat16)] += 1
+            is_half = result.dtype in (torch.float16, torch.bfloat16)
+            counts[node.name(), is_half] += 1
+            halves |= {str(result.dtype).removeprefix("torch.")} if is_half else set()
         new = {before for before, _ in node.next_functions if before is not None} - seen
         seen |= new
         waiting += new
-    return {name: (counts[name, True], counts[name, False]) for name in {name for name, _ in counts}}
+    return {name: (counts[name, True], counts[name, False]) for name in {name for name, _ in counts}}, halves
 
 
 def _names(rows: Any, numbers: list[int]) -> dict[str, str]:

@@ -98,7 +98,7 @@ class TorchAmpStandIn:
         driven: objects of `torch.amp` are made on behalf of the script at present.
         is_driven: the steps of the script are made and recorded on its behalf; what they lack is no fault of it.
         needs_scaler: the arm scales the loss, or moves gradients to master weights.
-        casts_loss: casts last from the forward pass to the backward pass, as O1's do.
+        casts_loss: casts act on all that the script computes, as O1's do, not on modules alone.
         casts_weights: the arm acts by casting the weights of models, so not on modules whose weights no optimizer has.
         steps_copies: optimizers step other tensors than the weights of models: masters, or copies made for a step.
         widens: the type of the outputs of modules that become fp32; None where the arm does that itself, or not at all.
@@ -163,6 +163,9 @@ class TorchAmpStandIn:
     def casts_now(self) -> bool:
         """Return whether operations are cast at present."""
         return False
+
+    def forget_casts(self) -> None:
+        """Cast weights again at their next use: a backward pass has freed the graph of their casts."""
 
     def use(self) -> None:
         """Note that the arm acts on the script."""

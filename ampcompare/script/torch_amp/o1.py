@@ -72,6 +72,10 @@ class O1BehindTorch(TorchAmpStandIn):
     def casts_now(self) -> bool:
         return self._handle is not None and bool(self._handle._is_active)
 
+    def forget_casts(self) -> None:
+        if self._handle is not None:
+            self._handle._clear_cache()
+
     def _before_step(self, optimizer: Any, *_arguments: Any) -> None:
         self.refuse_off()
         if self.used and not self._scaler.scales and not self.is_driven:

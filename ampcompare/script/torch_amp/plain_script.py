@@ -17,21 +17,26 @@ import contextlib
 import enum
 import functools
 import inspect
+import os
+import re
+import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.utils import _pytree as pytree
+from torch.utils.data import dataloader
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import PreparationError, UnsupportedCombination
 from ampcompare.base.patches import GRADIENT_READS, Points, Subscriptions, follow_own_calls
 from ampcompare.base.tensors.tree import cast_floating, map_tree
-from ampcompare.guards.location import here
+from ampcompare.guards.location import here, is_installed, is_users
 from ampcompare.script.lifted_weights import HALF, LiftedWeights
 from ampcompare.script.recording.recorder import Rows, value_of
 from ampcompare.script.torch_amp.autocast_and_scaler import Casting, TorchAmpStandIn
@@ -41,6 +46,7 @@ from ampcompare.training.precision.base import owned_params, refuse_wrapped
 GRADIENTS_ONLY = ("torch.", "ampcompare.", "apex.")  # modules of steps that compute with gradients, and of what
 TRAINERS = ("accelerate.", "lightning.", "pytorch_lightning.", "transformers.", "mmengine.")  # puts itself around them
 BACKWARD = ("grad_tensors", "retain_graph", "create_graph", "grad_variables", "inputs")
+MIXED_PRECISION = re.compile(r"\b(autocast|GradScaler|apex|amp)\b")
 HOOKS = [
     (Tensor, "register_hook"),
     *((nn.Module, f"register_{name}_hook") for name in ("full_backward", "full_backward_pre")),
@@ -105,7 +111,9 @@ class PlainScript:
         self._casting = 0  # forward passes with casts
         self._backwards = 0
         self._is_scaled_pass = False
-        self._block: Any = None  # of O1, from a forward pass to the backward pass
+        self._block: Any = None  # of O1, from the first forward pass on; without it in steps
+        self._device_type = "cpu"  # of the last one
+        self._has_graph = False  # a forward pass with gradients has cast weights, and no backward pass came since
         self._stepping = self._repeats = False
         self._passes_in_step = 0
         self._evaluates: dict[type, bool] = {}  # losses, in a step without arguments: by the class of an optimizer
@@ -122,6 +130,13 @@ class PlainScript:
         for kind, name in HOOKS:
             events.wrap(kind, name, self._hook)
         self.stages.install(events)
+        if self._names.casts_loss:
+            events.wrap(*Points.ENTER_AUTOCAST, self._enter_autocast)
+            events.wrap(dataloader._BaseDataLoaderIter, "__next__", self._next_batch)
+            if hasattr(os, "register_at_fork"):  # where processes can be forked, as workers of loaders are
+                close = weakref.WeakMethod(self._close_casts)
+                os.register_at_fork(after_in_child=lambda: (found := close()) and found())
+            events.at_end(self._close_casts)
 
     # Which optimizers and modules there are.
 
@@ -133,6 +148,8 @@ class PlainScript:
         self._take_over(optimizer)
         if self._mode is not _Mode.OWN and not self._names.is_by_apex():
             self._names.optimizer_made()
+            if self._names.casts_loss and self._mode is _Mode.UNKNOWN and not _names_mixed_precision():
+                self._open_casts(next(iter(owned_params(optimizer))).device.type)
 
     def _add_group(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
@@ -185,6 +202,7 @@ class PlainScript:
             if self._mode is _Mode.PLAIN:
                 names.used = names.has_scaler or names.has_autocast
             self._mode = _Mode.OWN
+            self._close_casts()
             self.stages.close()
             self._names.is_driven = False
         elif self._names.has_autocast:
@@ -368,9 +386,11 @@ class PlainScript:
         if mode is not _Mode.PLAIN or not self._casts:
             return original(module, *args, **kwargs)
         if self._names.casts_loss and not self._backwards:
-            if not torch.is_grad_enabled():  # an evaluation, before which the script may have changed weights
-                self._close_casts()
-            self._open_casts(module)
+            if torch.is_grad_enabled():
+                self._has_graph = True
+            elif not self._has_graph:  # an evaluation, before which the script may have changed weights unseen
+                self._names.forget_casts()
+            self._open_casts(next(module.parameters()).device.type)
             return original(module, *args, **kwargs)
         with self._made_block(next(module.parameters()).device.type):
             output = original(module, *args, **kwargs)
@@ -381,15 +401,45 @@ class PlainScript:
         with self._names.on_behalf():
             return torch.autocast("cuda" if self._for_cuda else device_type)
 
-    def _open_casts(self, module: nn.Module) -> None:
+    # Casts of O1 stay on, as from `amp.initialize` on, so that what the script computes behind a backward pass from
+    # earlier outputs is cast too. They are off in steps and in loaders, whose tensors Apex finds on the CPU and leaves
+    # alone, and begin with the first optimizer, or with the first forward pass where code of the user names mixed
+    # precision: it may have blocks of its own, outside of which nothing is cast.
+
+    def _open_casts(self, device_type: str) -> None:
         if self._block is None:
-            self._block = self._made_block(next(module.parameters()).device.type)
+            self._device_type = device_type
+            self._block = self._made_block(device_type)
             self._block.__enter__()
 
     def _close_casts(self) -> None:
         block, self._block = self._block, None
         if block is not None:
             block.__exit__(None, None, None)
+
+    @contextlib.contextmanager
+    def _without_casts(self) -> Iterator[None]:
+        if not self._names.casts_loss:
+            yield
+            return
+        was_open = self._block is not None
+        self._close_casts()
+        try:
+            yield
+        finally:
+            self._close_casts()
+            is_open = was_open or (self._mode is _Mode.PLAIN and self._casting > 0 and not self._stepping)
+            if is_open and self._mode is not _Mode.OWN and not self._names.has_autocast:
+                self._open_casts(self._device_type)
+
+    def _enter_autocast(self, original: Any, block: Any) -> Any:
+        if self._names.has_autocast and block is not self._block:  # casts are on in the blocks of the script alone
+            self._close_casts()
+        return original(block)
+
+    def _next_batch(self, original: Any, iterator: Any) -> Any:
+        with self._without_casts():  # a loader without workers runs the transforms of the script here
+            return original(iterator)
 
     # The backward pass.
 
@@ -401,7 +451,7 @@ class PlainScript:
             self._check_pass_in_step()
         self._backwards += 1
         try:
-            is_scaled = self._names.needs_scaler and (self._casting or self._mode is _Mode.AUTOCAST)
+            is_scaled = self._names.needs_scaler and (self._acts() or self._mode is _Mode.AUTOCAST)
             kwargs.update(zip(BACKWARD, args, strict=False))
             given = kwargs.get("grad_tensors")
             loss = tensors if isinstance(tensors, Tensor) else tensors[0]
@@ -422,8 +472,11 @@ class PlainScript:
                 return original(scaled, **kwargs)
         finally:
             self._backwards -= 1
-            self._is_scaled_pass = False
-            self._close_casts()
+            self._is_scaled_pass = self._has_graph = False
+            if self._stepping:  # the optimizer computes with what it has got
+                self._close_casts()
+            else:
+                self._names.forget_casts()
 
     def _check_pass_in_step(self) -> None:
         """Count a pass in a step that was expected to have some, and refuse another one."""
@@ -525,15 +578,15 @@ class PlainScript:
             self._refuse_without_effect()
             args = tuple(one for one in args if one is not closure)
             kwargs = {name: one for name, one in kwargs.items() if one is not closure}
-        self._close_casts()
-        self._stepping = True
-        try:
-            with self.casting.off():
-                is_over = self.stages.step(optimizer, kwargs)
-        finally:
-            self._stepping = False
-        if not is_over:
-            self._step_as_written(optimizer, step, args, kwargs)
+        with self._without_casts():
+            self._stepping = True
+            try:
+                with self.casting.off():
+                    is_over = self.stages.step(optimizer, kwargs)
+            finally:
+                self._stepping = False
+            if not is_over:
+                self._step_as_written(optimizer, step, args, kwargs)
         return loss
 
     def _has_passes(self, optimizer: Any) -> bool:
@@ -555,14 +608,13 @@ class PlainScript:
             finally:
                 self.stages.be_ignored(self._rows, False)
 
-        self._close_casts()
-        self._stepping = True
-        try:
-            result = self.stages.step_with_passes(optimizer, run)
-        finally:
-            self._stepping = self._repeats = False
-            passes = self._passes_in_step
-            self._close_casts()
+        with self._without_casts():
+            self._stepping = True
+            try:
+                result = self.stages.step_with_passes(optimizer, run)
+            finally:
+                self._stepping = self._repeats = False
+                passes = self._passes_in_step
         self._refuse_without_effect()
         if not has_arguments:
             self._evaluates[type(optimizer)] = bool(passes)
@@ -592,9 +644,13 @@ class PlainScript:
             )
         self._noted.add(type(optimizer))
 
+    def _acts(self) -> bool:
+        """Return whether the arm has cast a forward pass, or casts all that the script computes at present."""
+        return self._casting > 0 or self._block is not None
+
     def _refuse_without_effect(self) -> None:
         """Refuse a step after no forward pass that the arm casts: it would have no effect."""
-        if self._mode is _Mode.PLAIN and self._casts and not self._casting:
+        if self._mode is _Mode.PLAIN and self._casts and not self._acts():
             raise UnsupportedCombination(
                 here(
                     f"the first step comes before any forward pass that {self._arm} could cast: no nn.Module was "
@@ -652,6 +708,21 @@ def _takes_gradients_only(optimizer: Any) -> bool:
     return str(of_class.__module__).startswith(GRADIENTS_ONLY) and str(of_object.__module__).startswith(
         (*GRADIENTS_ONLY, *TRAINERS)
     )
+
+
+def _names_mixed_precision() -> bool:
+    """Return whether a module of the user names it by now, or the script itself cannot be read."""
+    modules = [one for one in tuple(sys.modules.values()) if isinstance(one, types.ModuleType)]
+    files = {str(vars(module).get("__file__")) for module in modules}
+    main = str(vars(sys.modules["__main__"]).get("__file__"))
+    for file in {main, *(file for file in files if file.endswith(".py") and is_users(file) and not is_installed(file))}:
+        try:
+            text = Path(file).read_text("utf-8", "replace")
+        except OSError:  # of a module that is no file, such as torch.classes
+            text = "amp" if file == main else ""
+        if MIXED_PRECISION.search(text):
+            return True
+    return False
 
 
 def _has_fp32(values: Any) -> bool:

@@ -5,36 +5,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ampcompare.source.lint.catalog import RULES
-from ampcompare.source.lint.module import Finding, LintModule
+from ampcompare.source.lint.module import Finding, LintModule, Rule
+from ampcompare.source.lint.words import Words
 from ampcompare.source.syntax import NEWLINE, SourceInvalid
 from ampcompare.source.versions import LATEST, Versions
 
-# Without one of these no rule reports anything. To look for plain text is several times as fast as for a pattern.
-WORDS = (
-    "autocast", "float16", "_amp_", "clip_grad_norm(", "fp16_backend", "fp16_opt_level", "half_precision_backend",
-    "fp32_precision", "allow_tf32", "float32_matmul_precision", "torch_dtype",
-)  # fmt: skip
-# Likewise, by a text that they hold. A pattern that begins with text is the faster one.
-PATTERNS = {
-    "apex": re.compile(r"apex(?<!\wapex)\b"),
-    "caler": re.compile(r"caler(?<=[Ss]caler)\b"),
-    "amp": re.compile(r"amp(?<!\wamp)\b"),
-    "bool": re.compile(r"type\s*=\s*bool"),
-    "amp_": re.compile(r"amp_(?:backend|level)\b"),
-    "16": re.compile(r"""precision\s*=\s*["']?(?:bf)?16"""),
-    ".half": re.compile(r"\.half\b"),
-    "auto": re.compile(r"""dtype\s*=\s*["']auto"""),
-}
 CODES = r"[A-Za-z]+[0-9]*(?:[\s,]+[A-Za-z]+[0-9]+)*"
 OF_LINE = re.compile(rf"#\s*noqa\b(?:\s*:\s*(?P<codes>{CODES}))?", re.IGNORECASE)
 OF_FILE = re.compile(rf"^\s*#\s*ampcompare\s*:\s*noqa\b(?:\s*:\s*(?P<codes>{CODES}))?", re.IGNORECASE)
 
 
-def is_of_interest(text: str) -> bool:
-    """Return whether a text has a word without which no rule reports anything."""
-    if any(word in text for word in WORDS):
-        return True
-    return any(part in text and pattern.search(text) is not None for part, pattern in PATTERNS.items())
+def rules_for(text: str, selected: Callable[[str], bool] = lambda code: True) -> list[Rule]:
+    """Return the rules of selected codes that may find something in a text, by the words that they need."""
+    words = Words(text)
+    return [rule for rule in RULES if words.meet(rule.needs) and any(map(selected, rule.codes))]
 
 
 def check_text(
@@ -51,20 +35,20 @@ def check_text(
         path: of the module, for what it imports from files next to it.
 
     Raises:
-        SourceInvalid: the text is not Python 3, and it has words of interest.
+        SourceInvalid: the text is not Python 3, and some rule may have findings in it.
     """
-    if not is_of_interest(text):
+    rules = rules_for(text, selected)
+    if not rules:
         return []
     module = LintModule(text, versions, path)
     found: dict[tuple[str, int, int], Finding] = {}
-    for rule in RULES:
-        if any(map(selected, rule.codes)):
-            try:
-                for finding in rule.check(module):
-                    if selected(finding.code):
-                        found.setdefault((finding.code, finding.line, finding.column), finding)
-            except RecursionError:
-                raise SourceInvalid("nested too deeply") from None
+    for rule in rules:
+        try:
+            for finding in rule.check(module):
+                if selected(finding.code):
+                    found.setdefault((finding.code, finding.line, finding.column), finding)
+        except RecursionError:
+            raise SourceInvalid("nested too deeply") from None
     is_silenced = _find_silenced(text)
     findings = sorted(found.values(), key=lambda finding: (finding.line, finding.column, finding.code))
     return [finding for finding in findings if not is_silenced(finding)]

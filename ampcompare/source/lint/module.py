@@ -107,20 +107,28 @@ Check = Callable[["LintModule"], Iterator[Finding]]
 
 
 class Rule(NamedTuple):
-    """A function that yields findings, with the codes that it finds and the mistakes that it states."""
+    """A function that yields findings.
+
+    Attributes:
+        codes: that it finds.
+        mistakes: that it states.
+        needs: without a word of each group, as of `Words.meet`, a text has no finding of it.
+        check: the function.
+    """
 
     codes: tuple[str, ...]
     mistakes: tuple[Mistake, ...]
+    needs: tuple[str, ...]
     check: Check
 
 
-def rule(*found: Mistake | str) -> Callable[[Check], Check]:
+def rule(*found: Mistake | str, needs: tuple[str, ...]) -> Callable[[Check], Check]:
     """Register a function that yields findings of these mistakes; one that another rule states is given by its code."""
 
     def register(check: Check) -> Check:
         mistakes = tuple(each for each in found if isinstance(each, Mistake))
         codes = tuple(each.code if isinstance(each, Mistake) else each for each in found)
-        RULES.append(Rule(codes, mistakes, check))
+        RULES.append(Rule(codes, mistakes, needs, check))
         return check
 
     return register
@@ -170,6 +178,14 @@ class LintModule(Module):
     def new_scalers(self) -> list[ast.Call]:
         """All calls that build a GradScaler."""
         return [call for call in self.calls if self.kinds.is_new("scaler", call, self.scope_of[call])]
+
+    @functools.cached_property
+    def enters_autocast(self) -> bool:
+        """Whether anything is called that is autocast, under any name; without it no event is inside of one."""
+        return any(
+            last_name(call.func) == "autocast" or (self.resolve(call.func) or "").endswith(".autocast")
+            for call in self.calls
+        )
 
     @functools.cached_property
     def opt_levels(self) -> set[str | None]:

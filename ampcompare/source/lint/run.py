@@ -14,9 +14,10 @@ from ampcompare.base.files.read import FileFault, read_text
 from ampcompare.source.document import read_document, write_document
 from ampcompare.source.edits import apply_edits
 from ampcompare.source.lint.catalog import CODES
-from ampcompare.source.lint.check import check_text, is_of_interest
+from ampcompare.source.lint.check import check_text, rules_for
 from ampcompare.source.lint.module import Finding
 from ampcompare.source.lint.report import Located, Report, Unread
+from ampcompare.source.lint.share_work import map_files
 from ampcompare.source.syntax import SourceInvalid, parse_tree
 from ampcompare.source.versions import LATEST, Versions
 
@@ -121,14 +122,27 @@ def lint_files(
         named: files that must be Python, whether a rule has anything to say of them or not.
     """
     report = Report()
-    for path in files:
-        try:
-            with _without_collections():
-                _lint_file(path, selection, fix, report, must_parse=path in named)
-        except FileFault as error:
-            report.unread.append(Unread(path, str(error)))
-        except SourceInvalid as error:
-            report.unread.append(Unread(path, f"{error.kind}: {error}" if error.line else str(error), error.line))
+    if fix:
+        parts: Iterable[Report] = (_examine(path, selection, named, fix=True) for path in files)
+    else:
+        parts = map_files(functools.partial(_examine, selection=selection, named=named), list(files))
+    for part in parts:
+        report.files += part.files
+        report.fixed += part.fixed
+        report.findings += part.findings
+        report.unread += part.unread
+    return report
+
+
+def _examine(path: Path, selection: Selection, named: Collection[Path], *, fix: bool = False) -> Report:
+    report = Report()
+    try:
+        with _without_collections():
+            _lint_file(path, selection, fix, report, must_parse=path in named)
+    except FileFault as error:
+        report.unread.append(Unread(path, str(error)))
+    except SourceInvalid as error:
+        report.unread.append(Unread(path, f"{error.kind}: {error}" if error.line else str(error), error.line))
     return report
 
 
@@ -146,8 +160,11 @@ def _without_collections() -> Iterator[None]:
 
 def _lint_file(path: Path, selection: Selection, fix: bool, report: Report, *, must_parse: bool) -> None:
     document = read_document(path)
+    if path.suffix == ".pyi" and not must_parse:  # a stub, none of which ever runs
+        report.files += 1
+        return
     try:
-        if must_parse and not is_of_interest(document.text):
+        if must_parse and not rules_for(document.text, selection.reports):
             parse_tree(document.text)
         findings = check_text(document.text, selection.reports, selection.versions, path)
     except SourceInvalid as error:

@@ -70,7 +70,8 @@ PRODUCT = (
 )
 CPU = "O1 cast to fp32 at .cpu(); this has the type of its tensor now: write .float() before it if that is an output"
 CPU_ELSEWHERE = (
-    "O1 cast to fp32 at .cpu(), as in line {1} of {0}; outputs keep fp16 there now: write .float() before .cpu()"
+    "O1 cast to fp32 at .cpu(), as in line {1} of {0}; what comes from autocast keeps fp16 there now: write .float() "
+    "before .cpu()"
 )
 # Methods that keep a tensor's type.
 KEEP = frozenset({

@@ -46,10 +46,17 @@ BANNED = (
     "whole statement can leave autocast: give the loss a line of its own, or use binary_cross_entropy_with_logits, "
     "and migrate again"
 )
+PROBE_KEPT = "{0} is left by hand and imports Apex, so this still asks whether Apex is there"
 HALF = "{0} is left by hand, and training goes through both files: one scaler must serve them, so this one is left too"
 MARKS = (".scale(", ".unscale_(", ".scale_loss(", ".get_scale()", "clip_grad")
 PHRASES = (
-    (re.compile(r"\b(?:NVIDIA|NVidia|nvidia|Nvidia)(?:'s)? [Aa](?:pex|PEX)(?: (?:amp|AMP))?\b"), "torch.amp"),
+    (
+        re.compile(
+            r"\b(?:NVIDIA|NVidia|nvidia|Nvidia)(?:'s)? [Aa](?:pex|PEX)(?: (?:amp|AMP))?\b"
+            r"(?! ?(?i:distrib|sync|parallel|fused))"
+        ),
+        "torch.amp",
+    ),
     (re.compile(r"\b[Aa](?:pex|PEX)[ .](?:amp|AMP)\b"), "torch.amp"),
     (re.compile(r"https://nvidia\.github\.io/apex/amp\.html"), "https://docs.pytorch.org/docs/stable/amp.html"),
 )
@@ -167,7 +174,12 @@ def migrate_text(
     needed = {_root(node) for node in kept}
     findings += _keep_for_others(module, names, around, needed, replacements.imports)
     _rewrite_imports(module, names, edits, needed, replacements.imports)
-    findings += _probes(module, names, edits)
+    probes = _probes(module, names, edits)
+    if probes and not alone and (asking := _left_around(around, module)):
+        edits, findings = Edits(module), [replace(probes[0], kind=BY_HAND, message=PROBE_KEPT.format(asking))]
+        _mark(module, edits, findings)
+        return Migration(edits.result(), findings, len(names.uses), len(names.imports))
+    findings += probes
     if not kept:
         findings += answer_guards(module, edits)
     if unsure is None:
@@ -288,6 +300,17 @@ def _is_of_whole_project(around: Around, module: Module) -> bool:
         return bool(others) and all(_is_whole(other, theirs) for other, theirs in others)
     except (SourceInvalid, RecursionError, ValueError):
         return False
+
+
+def _left_around(around: Around, module: Module) -> str:
+    """Return the name of a file that asks a module whether Apex is there, and is left by hand; empty if none is."""
+    for other, theirs in around.modules_that_ask(module):
+        try:
+            if not _is_whole(other, theirs):
+                return other.name
+        except (SourceInvalid, RecursionError, ValueError):
+            return other.name
+    return ""
 
 
 def _is_whole(path: Path, module: Module) -> bool:

@@ -5,9 +5,11 @@ processors with fp16 instructions; bf16 is as slow without bf16 instructions. Th
 autograd, autocast and DDP: models, dtypes and overflow to infinity do not change.
 """
 
+import functools
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from types import CodeType
 from typing import Any
 
 import torch
@@ -31,7 +33,8 @@ WRITES_LISTS = frozenset(
     if name.startswith("aten::_foreach_") and name.partition(".")[0].endswith("_")
     for packet, overload in [(getattr(aten, name[6:].partition(".")[0]), name.partition(".")[2] or "default")]
 )
-COMPUTED = EMULATED | RECURRENT | WRITES_LISTS
+# An operation hashes in Python, and is one object for the life of a process.
+COMPUTED = frozenset(map(id, EMULATED | RECURRENT | WRITES_LISTS))
 
 
 def _is_half(value: Any) -> bool:
@@ -45,6 +48,15 @@ class EmulatedHalf(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.dtype = dtype
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # torch would switch its compiler off and on around each operation, a tenth of a small step.
+        return False
+
+    def __enter__(self) -> Any:
+        _leave_uncompiled()
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
     def __torch_dispatch__(
         self,
         func: Callable[..., Any],
@@ -53,7 +65,7 @@ class EmulatedHalf(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if func not in COMPUTED:  # nearly all: one look
+        if id(func) not in COMPUTED:  # nearly all: one look
             return func(*args, **kwargs)
         if func in WRITES_LISTS:
             result = func(*args, **kwargs)
@@ -73,6 +85,18 @@ class EmulatedHalf(TorchDispatchMode):
 
     def _round(self, value: Any) -> Any:
         return value.to(self.dtype) if isinstance(value, Tensor) and value.dtype is torch.float32 else value
+
+
+@functools.cache
+def _leave_uncompiled() -> None:
+    """Let torch's compiler pass over what runs around each operation."""
+    from torch._dynamo.eval_frame import skip_code  # slow to import; what trains has it, since optimizers import it
+
+    left = [EmulatedHalf.__torch_dispatch__.__code__, EmulatedHalf._round.__code__, _is_half.__code__]
+    while left:
+        code = left.pop()
+        skip_code(code)
+        left += [one for one in code.co_consts if isinstance(one, CodeType)]  # comprehensions
 
 
 def has_bf16_instructions() -> bool:

@@ -178,6 +178,43 @@ def test_what_only_the_cpu_casts_is_computed_in_fp32_and_rounded_once(casts: Non
     torch.testing.assert_close(x.grad.float(), wide.grad, rtol=4e-3, atol=4e-3)
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("names", [("rfft", "irfft"), ("fft", "hfft"), ("fft2", "ifft2"), ("rfftn", "irfftn")])
+def test_fourier_transforms_of_16_bits_are_computed_in_32(casts: None, names: tuple[str, str]) -> None:
+    """Real ones and complex ones, in which a CPU has none, and their backward pass; each result is rounded once."""
+    there, back = (getattr(torch.fft, name) for name in names)
+    x = half(4, 8).requires_grad_()
+    wide = x.detach().float().requires_grad_()
+    middle = there(x)
+    result = back(middle)
+    assert middle.dtype is torch.complex32
+    with torch.autocast("cpu", enabled=False):
+        exact = back(there(wide).to(torch.complex32).to(torch.complex64))
+        (exact.real if exact.is_complex() else exact).square().sum().backward()
+    result, exact = (torch.view_as_real(one) if one.is_complex() else one for one in (result, exact))
+    assert torch.equal(result, exact.half())
+    (result[..., 0] if names[1] == "ifft2" else result).float().square().sum().backward()
+    assert x.grad is not None
+    assert wide.grad is not None
+    assert (x.grad.float() - wide.grad).norm() < 4e-3 * wide.grad.norm()
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+def test_a_short_time_transform_rounds_after_its_window(casts: None) -> None:
+    """As its parts do on a GPU: the product with the window is in 16 bits. Its inverse knows 16 bits too."""
+    x, window = half(32).sub(0.5).requires_grad_(), torch.hann_window(8).half()
+    result = torch.stft(x, 8, window=window, hop_length=4, center=False, return_complex=True)
+    assert result.dtype is torch.complex32
+    with torch.autocast("cpu", enabled=False):
+        exact = torch.fft.rfft((x.detach().unfold(0, 8, 4) * window).float()).T
+    assert torch.equal(torch.view_as_real(result), torch.view_as_real(exact).half())
+    back = torch.istft(result, 8, window=window, hop_length=4, center=True)
+    assert back.dtype is torch.float32  # its envelope is a sum of squares
+    torch.view_as_real(result).float().square().sum().backward()
+    assert x.grad is not None
+    assert x.grad.isfinite().all()
+
+
 def test_backward_is_in_fp32_where_forward_is(casts: None) -> None:
     """The gradient of each is that of a function in fp32, rounded once, when it reaches a tensor of 16 bits."""
     for call in (torch.exp, torch.Tensor.square, lambda x: x.softmax(0), lambda x: functional.layer_norm(x, (8,)),

@@ -5,7 +5,7 @@ from textwrap import dedent
 import pytest
 
 from ampcompare.source.lint.catalog import CODES, RULES
-from ampcompare.source.lint.check import check_text, is_of_interest
+from ampcompare.source.lint.check import check_text
 from ampcompare.source.lint.run import Selection, fix_text
 from ampcompare.source.syntax import SourceInvalid
 
@@ -281,8 +281,7 @@ def test_columns_are_characters() -> None:
 
 
 def test_texts_without_the_words_are_not_parsed() -> None:
-    """What has no word of interest is silent even if it is no Python; what has one is not."""
-    assert not is_of_interest("print 'example', campaign\n")
+    """What has no word of a rule is silent even if it is no Python; what has one is not."""
     assert check_text("print 'x'\n") == []
     with pytest.raises(SourceInvalid):
         check_text("from apex import amp\nprint 'x'\n")
@@ -307,30 +306,3 @@ def test_a_module_that_calls_itself() -> None:
 )
 def test_an_import_of_apex_is_guarded_where_the_script_goes_on(handler: str, is_found: bool) -> None:
     assert ("AMP301" in codes_of(f"try:\n    from apex import amp\n{handler}\n")) == is_found
-
-
-@pytest.mark.parametrize(
-    ("text", "is_wanted"),
-    [
-        ("import apex", True),
-        ("capex = apexes", False),
-        ("StandardScaler()", True),
-        ("rescaler", True),
-        ("scalers", False),
-        ("from torch.cuda import amp", True),
-        ("example = sample.amps", False),
-        ("amp_backend='x'", True),
-        ("dtype=bool", True),
-        ("bool(dtype)", False),
-        ("precision = 'bf16'", True),
-        ("precision = 32", False),
-        ("x.half()", True),
-        ("x.halfway", False),
-        ('dtype="auto"', True),
-        ("dtype=auto", False),
-        ("clip_grad_norm(p)", True),
-        ("clip_grad_norm_(p)", False),
-    ],
-)
-def test_a_file_is_parsed_for_a_word_of_a_rule_alone(text: str, is_wanted: bool) -> None:
-    assert is_of_interest(text) is is_wanted

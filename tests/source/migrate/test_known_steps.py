@@ -57,6 +57,26 @@ LEFT = {
 }
 
 
+@pytest.mark.parametrize(
+    ("call", "is_named"),
+    [
+        ("tracker.log_weights(model)", True),
+        ("save_images(model, x)", True),
+        ("tracker.log_value(loss)", False),
+        ("print(model)", False),
+    ],
+)
+def test_a_call_that_gets_a_model_and_is_trusted_by_its_name_is_said(tmp_path: Path, call: str, is_named: bool) -> None:
+    """Between backward pass and step, where gradients are still scaled; not inside the block, nor behind the step."""
+    head = "from tracking import save_images, tracker\n" + HEAD
+    lines = ("optimizer.zero_grad()", "loss = model(x)", BLOCK, "optimizer.step()")
+    _, said = _migrated(tmp_path, train=head + _loop(*lines[:3], call, lines[3]))
+    assert ("nothing is known of it but its name" in said) == is_named
+    assert "by hand" not in said
+    for others in ((*lines, call), (*lines[:2], f"{BLOCK}    {call}", lines[3])):
+        assert "nothing is known of it" not in _migrated(tmp_path, train=head + _loop(*others))[1]
+
+
 @pytest.mark.parametrize(("train", "helpers", "why"), LEFT.values(), ids=LEFT)
 def test_what_is_not_proven_is_left_by_hand(tmp_path: Path, train: str, helpers: str, why: str) -> None:
     text, said = _migrated(tmp_path, train=train, helpers=helpers)

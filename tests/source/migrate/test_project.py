@@ -141,6 +141,48 @@ def test_an_optimizer_to_which_no_file_around_gives_the_scaler_is_named(tmp_path
     assert not [each for each in given.findings if "no file that initializes" in each.message]
 
 
+def test_a_file_that_initializes_is_found_in_another_folder_of_the_project(tmp_path: Path) -> None:
+    for name in ("README.md", "pack/__init__.py", "pack/engine/__init__.py", "tools/train.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "tools" / "train.py").write_text(
+        "from apex import amp\nfrom pack.engine.loop import train\n"
+        "model, optimizer = amp.initialize(model, optimizer)\n"
+    )
+    path = tmp_path / "pack" / "engine" / "loop.py"
+    path.write_text(
+        "from apex import amp\n\n\ndef train(model, optimizer, xs):\n    for x in xs:\n"
+        "        y = model(x)\n        with amp.scale_loss(y, optimizer) as scaled:\n            scaled.backward()\n"
+        "        optimizer.step()\n"
+    )
+    assert [each for each in migrate_file(path).migration.findings if "no file that" in each.message] == []
+
+
+def test_a_question_for_apex_stays_where_a_file_that_asks_it_does(tmp_path: Path) -> None:
+    """A file that still imports Apex must not be told that it is there; one that is rewritten must."""
+    asked = tmp_path / "settings.py"
+    asked.write_text(
+        "def has_apex():\n    try:\n        from apex import amp\n        return True\n"
+        "    except ImportError:\n        return False\n"
+    )
+    script = tmp_path / "train.py"
+    text = (
+        "import torch\nfrom settings import has_apex\n\nif has_apex():\n    from apex import amp\n"
+        "model = torch.nn.Linear(2, 2).cuda()\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "model, optimizer = amp.initialize(model, optimizer)\nfor x in torch.ones(2, 2).cuda():\n"
+        "    optimizer.zero_grad()\n    with amp.scale_loss(model(x).sum(), optimizer) as loss:\n"
+        "        loss.backward()\n    optimizer.step()\n"
+    )
+    script.write_text(text)
+    assert not migrate_file(script).by_hand
+    assert [each.kind for each in migrate_file(asked).migration.findings] == ["note"]
+    script.write_text(text.replace("model, optimizer)\nfor", "model, optimizer, **options)\nfor"))
+    assert migrate_file(script).by_hand
+    (finding,) = migrate_file(asked).migration.findings
+    assert finding.message.startswith("train.py is left by hand and imports Apex")
+    assert "import amp" in migrate_file(asked).migration.text
+
+
 OLD = """import torch
 from torch.cuda.amp import GradScaler, autocast
 

@@ -19,3 +19,18 @@ def test_writes_into_lists_of_tensors_are_noted() -> None:
         kept = torch.zeros(3)
         torch._foreach_add_([kept], 1.0)
         assert kept.tolist() == [1.0] * 3
+
+
+def test_the_compiler_passes_over_the_emulation() -> None:
+    """What a compiled function leaves to Python is computed, and the frames around each operation are not compiled."""
+
+    def call(x: torch.Tensor) -> torch.Tensor:
+        y = x @ x
+        torch._dynamo.graph_break()
+        return (y @ x).half()
+
+    torch._dynamo.utils.counters.clear()
+    x = torch.rand(3, 3).half()
+    with EmulatedHalf():
+        assert torch.equal(torch.compile(call, backend="eager")(x), call(x))
+    assert not torch._dynamo.utils.counters["stats"]

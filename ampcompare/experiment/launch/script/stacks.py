@@ -104,7 +104,7 @@ def look_at(stack: StackConfig, folder: Path) -> Stack:
     shown = printable(shlex.join(hide(stack.command)), MAX_SHOWN)
     try:
         process = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=_outside(),
+            words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=outside_environment(),
             start_new_session=True,
         )  # fmt: skip
     except (OSError, ValueError) as error:
@@ -146,7 +146,8 @@ def _reason(error: OSError | ValueError) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
-def _outside() -> dict[str, str]:
+def outside_environment() -> dict[str, str]:
+    """Return the variables of this process without those of its Python."""
     return {name: value for name, value in os.environ.items() if name not in OTHER_PYTHON}
 
 
@@ -284,7 +285,7 @@ class StackLauncher(ScriptLauncher):
         read = fresh_progress(folder, on_progress)
         (folder / CellFile.PROGRESS).unlink(missing_ok=True)  # else the cell would count as one that was lost
         words = [*config.stack.words(folder), "-m", "ampcompare.experiment.launch.cell", str(folder.resolve())]
-        environment = {**_outside(), **self._place.environment}
+        environment = {**outside_environment(), **self._place.environment}
         with self._process.busy(), (folder / CellFile.LAUNCHER_LOG).open("wb") as log:
             process = self._open_process(words, environment, stdout=log, stderr=log)
             if self._is_asked():
@@ -345,7 +346,7 @@ def run_in_stack(
                 options["shift_seeds"] = True
         for name, value in options.items():
             start += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
-        process = subprocess.run([*stack.words(Path(place)), *start, *words], env=_outside(), check=False)
+        process = subprocess.run([*stack.words(Path(place)), *start, *words], env=outside_environment(), check=False)
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 

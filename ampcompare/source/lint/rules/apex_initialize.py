@@ -142,6 +142,7 @@ with amp.scale_loss(loss, optimizer) as scaled_loss:
     scaled_loss.backward()
 """,
     ),
+    needs=("apex", "initialize"),
 )
 def order_around_initialize(module: LintModule) -> Iterator[Finding]:
     """What comes before `amp.initialize` and should come after it, or the reverse."""
@@ -239,7 +240,8 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 model = convert_syncbn_model(model)  # AMP123  # wrong
 model, optimizer = amp.initialize(model, optimizer)
 """,
-    )
+    ),
+    needs=("apex", "convert_syncbn_model"),
 )
 def conversion_after_optimizer(module: LintModule) -> Iterator[Finding]:
     """Synchronized batch norm that replaces weights which an optimizer has."""
@@ -268,7 +270,8 @@ model, optimizer = amp.initialize(model, optimizer)  # right
 amp.load_state_dict(checkpoint["amp"])  # AMP124
 model, optimizer = amp.initialize(model, optimizer)  # wrong
 """,
-    )
+    ),
+    needs=("apex", "initialize", "load_state_dict"),
 )
 def loaded_before_initialize(module: LintModule) -> Iterator[Finding]:
     """The state of Apex, loaded before `amp.initialize` makes the loss scales."""
@@ -297,7 +300,8 @@ model, optimizer = amp.initialize(model, optimizer, opt_level="O1")  # right
 date = parse(day="01")  # right
 """,
         fixable=True,
-    )
+    ),
+    needs=("apex|amp", "level", "level 01"),
 )
 def opt_level_typo(module: LintModule) -> Iterator[Finding]:
     """Opt levels written with a zero, as an argument, a value, or the default of an option."""
@@ -338,6 +342,7 @@ model = amp.initialize(model, opt_level="O1")  # right
 """,
         fixable=True,
     ),
+    needs=("apex", "initialize"),
 )
 def result_of_initialize(module: LintModule) -> Iterator[Finding]:
     """What the result of `amp.initialize` is bound to."""
@@ -378,7 +383,8 @@ convert_syncbn_model(model)  # AMP115  # wrong
 model = convert_syncbn_model(model)  # right
 """,
         fixable=True,
-    )
+    ),
+    needs=("apex", "convert_syncbn_model"),
 )
 def result_of_conversion(module: LintModule) -> Iterator[Finding]:
     """What the result of Apex's `convert_syncbn_model` is bound to."""
@@ -405,7 +411,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP  # right
 
 model = DDP(model, device_ids=[rank])  # AMP116
 """,
-    )
+    ),
+    needs=("apex", "DistributedDataParallel"),
 )
 def arguments_of_ddp(module: LintModule) -> Iterator[Finding]:
     """Arguments of torch's DistributedDataParallel for Apex's."""
@@ -448,6 +455,7 @@ optimizer = FusedAdam(model.parameters(), lr=1e-3, max_grad_norm=1.0)  # AMP128 
 optimizer = FusedLAMB(model.parameters(), lr=1e-3, max_grad_norm=1.0)  # right
 """,
     ),
+    needs=("apex", "initialize|max_grad_norm"),
 )
 def never_scaled(module: LintModule) -> Iterator[Finding]:
     """A plain backward pass and step of what `amp.initialize` got, and arguments that `FusedAdam` does not have."""

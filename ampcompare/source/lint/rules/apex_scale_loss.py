@@ -73,6 +73,7 @@ optimizer.step()
 """,
         fixable=True,
     ),
+    needs=("scale_loss",),
 )
 def inside_the_block(module: LintModule) -> Iterator[Finding]:
     """Clipping, stepping, and the wrong loss, inside a `scale_loss` block."""
@@ -134,6 +135,7 @@ for parameter in model.parameters():  # right
     parameter.grad = None  # right
 """,
     ),
+    needs=("apex", "initialize"),
 )
 def copies_of_o2(module: LintModule) -> Iterator[Finding]:
     """Gradients of the fp16 copies that are clipped or changed under O2."""
@@ -217,7 +219,8 @@ block = amp.scale_loss(loss, optimizer)  # right
 with block as scaled_loss:  # right
     scaled_loss.backward()  # right
 """,
-    )
+    ),
+    needs=("apex", "scale_loss"),
 )
 def without_with(module: LintModule) -> Iterator[Finding]:
     """`scale_loss` whose result is used as if it were the loss."""
@@ -253,7 +256,8 @@ for batch in loader:
     optimizer_a.step()
     optimizer_b.step()  # AMP125
 """,
-    )
+    ),
+    needs=("apex", "scale_loss", "step"),
 )
 def scaled_by_another(module: LintModule) -> Iterator[Finding]:
     """Steps with gradients that a `scale_loss` of other optimizers has left scaled."""
@@ -331,6 +335,7 @@ total += scaled_loss.item()  # AMP118  # wrong
 total += loss.item()  # right
 """,
     ),
+    needs=("apex", "scale_loss"),
 )
 def scaled_loss_read(module: LintModule) -> Iterator[Finding]:
     """Numbers that are read from a scaled loss."""
@@ -394,7 +399,8 @@ def update(loss):
 for batch in loader:
     update(model(batch))
 """,
-    )
+    ),
+    needs=("apex", "scale_loss", "step"),
 )
 def without_step(module: LintModule) -> Iterator[Finding]:
     """A branch with `scale_loss` but without a step, next to one that steps the same optimizer."""

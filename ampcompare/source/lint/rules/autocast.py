@@ -36,10 +36,13 @@ with torch.autocast("cuda"):
         penalty.backward()  # right
 loss.backward()  # right
 """,
-    )
+    ),
+    needs=("autocast", "backward"),
 )
 def backward_in_autocast(module: LintModule) -> Iterator[Finding]:
     """Backward passes inside an autocast block."""
+    if not module.enters_autocast:
+        return
     for _, _, event in module.events(Kind.BACKWARD):
         block = event.autocast()
         if block is not None and _may_be_on(block, event):
@@ -74,10 +77,13 @@ for batch in loader:  # right
     loss.backward()  # right
     optimizer.step()  # right
 """,
-    )
+    ),
+    needs=("autocast", "backward", "step"),
 )
 def loop_in_autocast(module: LintModule) -> Iterator[Finding]:
     """Steps of a loop that runs inside of one autocast block, whose copies of the weights grow old."""
+    if not module.enters_autocast:
+        return
     for trace, _, event in module.events(Kind.STEP, Kind.SCALER_STEP):
         if not event.loops or all(one.loops != event.loops for one in events_before(trace, event, Kind.BACKWARD)):
             continue
@@ -127,7 +133,8 @@ context = torch.autocast("cuda")  # right
 with context:  # right
     loss = model(batch)  # right
 """,
-    )
+    ),
+    needs=("autocast",),
 )
 def autocast_not_entered(module: LintModule) -> Iterator[Finding]:
     """Autocast that no `with` enters, and autocast that `with` enters or that decorates without a call."""
@@ -159,7 +166,8 @@ with torch.autocast(device.type):  # right
     loss = model(batch)
 """,
         fixable=True,
-    )
+    ),
+    needs=("autocast",),
 )
 def device_of_autocast(module: LintModule) -> Iterator[Finding]:
     """`torch.autocast` without a device type, or with something else than the type of a device."""
@@ -207,10 +215,13 @@ with torch.autocast("cuda"):
         loss = criterion(output.float(), target)  # right
 """,
         fixable=True,
-    )
+    ),
+    needs=("binary_cross_entropy|BCELoss", "autocast"),
 )
 def cross_entropy_in_autocast(module: LintModule) -> Iterator[Finding]:
     """`binary_cross_entropy` of probabilities under autocast of a GPU."""
+    if not module.enters_autocast:
+        return
     losses: dict[ast.stmt, set[ast.Call]] = {}
     for _, _, event in module.events(Kind.CROSS_ENTROPY):
         losses.setdefault(event.statement, set()).add(event.call)
@@ -250,10 +261,13 @@ scaler.step(optimizer)  # right
 scaler.update()  # right
 """,
         guard="autocast-without-dtype",
-    )
+    ),
+    needs=("autocast", "backward", "step"),
 )
 def fp16_without_scaler(module: LintModule) -> Iterator[Finding]:
     """Training under fp16 autocast, in a module without any loss scaling."""
+    if not module.enters_autocast:
+        return
     for trace, _, event in module.events(Kind.BACKWARD):
         steps = events_after(trace, event, Kind.STEP) if "(" not in event.subject else []
         if steps and _is_computed_in_fp16(module, event) and not module.mentions(SCALES):

@@ -51,6 +51,7 @@ torch.save({"optimizer": optimizer.state_dict(), "scaler": scaler.state_dict()},
 torch.save(model.state_dict(), weights)  # right
 """,
     ),
+    needs=("apex|caler", "save"),
 )
 def state_unsaved(module: LintModule) -> Iterator[Finding]:
     """Checkpoints with the state of an optimizer, in a module that saves no state of the loss scale."""
@@ -263,6 +264,7 @@ optimizer.load_state_dict(torch.load(path)["optimizer"])  # AMP231
 scaler.load_state_dict(torch.load(path)["scaler"])  # right
 """,
     ),
+    needs=("apex|caler", "load_state_dict"),
 )
 def state_unloaded(module: LintModule) -> Iterator[Finding]:
     """Checkpoints whose optimizer state is loaded, in a module that saves a loss scale and loads it nowhere."""

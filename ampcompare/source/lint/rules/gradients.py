@@ -64,6 +64,7 @@ scaler.step(optimizer)
 scaler.update()
 """,
     ),
+    needs=("caler", "backward", "step"),
 )
 def scaled_gradients(module: LintModule) -> Iterator[Finding]:
     """Gradients that are clipped, read or changed between a scaled backward pass and `scaler.step`."""
@@ -179,7 +180,8 @@ for batch in loader:
         scaler.step(optimizer)  # right
     scaler.update()
 """,
-    )
+    ),
+    needs=("unscale_", "caler", "update"),
 )
 def update_skipped(module: LintModule) -> Iterator[Finding]:
     """`unscale_` whose update depends on a condition that is decided after it."""
@@ -262,7 +264,8 @@ scaler.scale(loss + penalty).backward()
 scaler.step(optimizer)
 scaler.update()
 """,
-    )
+    ),
+    needs=("create_graph", "caler", "autograd"),
 )
 def penalty_of_scaled(module: LintModule) -> Iterator[Finding]:
     """A gradient penalty from gradients of a scaled loss, in a function that divides by no scale."""

@@ -54,7 +54,8 @@ with torch.autocast("cuda"):
     scores = other.masked_fill(mask == 0, float("-inf"))  # right
 """,
         fixable=True,
-    )
+    ),
+    needs=("half|float16|autocast", "torch|half", "fill call"),
 )
 def masked_by_overflow(module: LintModule) -> Iterator[Finding]:
     """Tensors of fp16 that are filled with a number beyond its range."""

@@ -116,6 +116,7 @@ except ImportError:
     pass
 """,
     ),
+    needs=("apex|amp", "apex|init|initialize|scale_loss|master_params|state_dict|disable_casts|_function"),
 )
 def imports(module: LintModule) -> Iterator[Finding]:
     """Imports of what was removed or moved."""
@@ -147,7 +148,8 @@ except ImportError:  # right
     use_amp = False
 """,
         fixable=True,
-    )
+    ),
+    needs=("apex", "except"),
 )
 def bare_except(module: LintModule) -> Iterator[Finding]:
     """A bare `except:` around an import of Apex."""
@@ -216,6 +218,7 @@ class Square(torch.autograd.Function):
 """,
         fixable=True,
     ),
+    needs=("autocast|GradScaler|custom_fwd|custom_bwd", "cuda|cpu", "amp"),
 )
 def device_amp(module: LintModule) -> Iterator[Finding]:
     """Uses of `torch.cuda.amp` and `torch.cpu.amp`."""
@@ -376,6 +379,10 @@ dtype = torch.get_autocast_dtype("cuda")  # right
 """,
         fixable=True,
     ),
+    needs=(
+        "apex|amp|clip_grad_norm|autocast_gpu_dtype|autocast_cpu_dtype|autocast_cpu_enabled",
+        "init|initialize|scale_loss|master_params|state_dict|disable_casts|_function|clip_grad_norm|autocast_gpu_dtype|autocast_cpu_dtype|autocast_cpu_enabled",
+    ),
 )
 def calls(module: LintModule) -> Iterator[Finding]:
     """Calls of what was renamed, removed, or is no part of the package."""
@@ -414,7 +421,8 @@ if hasattr(torch.backends.cuda.matmul, "fp32_precision"):  # right
 else:  # right
     torch.backends.cuda.matmul.allow_tf32 = True  # right
 """,
-    )
+    ),
+    needs=("fp32_precision", "allow_tf32|float32_matmul_precision|flags"),
 )
 def tf32_switches(module: LintModule) -> Iterator[Finding]:
     """Old switches of TF32 in a module that sets a new one, and not in its place."""
@@ -454,7 +462,8 @@ try:  # right
 except NameError:  # right
     pass  # right
 """,
-    )
+    ),
+    needs=("initialize|scale_loss", "amp"),
 )
 def not_imported(module: LintModule) -> Iterator[Finding]:
     """Calls of `amp`, where nothing binds that name."""

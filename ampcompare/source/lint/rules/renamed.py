@@ -30,7 +30,8 @@ torch.backends.cuda.matmul.allow_tf32 = True  # AMP313  # wrong
 torch.backends.cuda.matmul.fp32_precision = "tf32"  # right
 """,
         fixable=True,
-    )
+    ),
+    needs=("allow_tf32|float32_matmul_precision",),
 )
 def old_tf32_switch(module: LintModule) -> Iterator[Finding]:
     """Old switches of TF32; they are fixed together or not at all, since both kinds do not mix."""
@@ -92,7 +93,8 @@ model = AutoModel.from_pretrained("gpt2", torch_dtype="auto")  # AMP314  # wrong
 model = UNet2DModel.from_pretrained("unet", torch_dtype="auto")  # right
 """,
         fixable=True,
-    )
+    ),
+    needs=("torch_dtype", "transformers"),
 )
 def torch_dtype(module: LintModule) -> Iterator[Finding]:
     """`torch_dtype` of functions and classes of transformers."""

@@ -43,6 +43,7 @@ optimizer.step()  # AMP203
 scaler.update()  # wrong
 """,
     ),
+    needs=("caler", "backward", "step"),
 )
 def steps_of_both_kinds(module: LintModule) -> Iterator[Finding]:
     """Steps of an optimizer with and without the scaler, and without it alone."""
@@ -92,7 +93,8 @@ scaler.scale(loss).backward()
 scaler.step(optimizer)  # AMP204
 scaler.update()  # right
 """,
-    )
+    ),
+    needs=("caler", "backward", "step"),
 )
 def update_missing(module: LintModule) -> Iterator[Finding]:
     """A scaler that steps and is updated nowhere in the module."""
@@ -116,7 +118,10 @@ def update_missing(module: LintModule) -> Iterator[Finding]:
             break
 
 
-@rule("AMP204")
+@rule(
+    "AMP204",
+    needs=("caler", "step"),
+)
 def steps_again(module: LintModule) -> Iterator[Finding]:
     """A second step of an optimizer before the scaler is updated."""
     for trace, _, event in module.events(Kind.SCALER_STEP):
@@ -147,7 +152,8 @@ scaler.scale(loss_b).backward()  # right
 scaler.step(optimizer_b)
 scaler.update()
 """,
-    )
+    ),
+    needs=("caler", "step", "update"),
 )
 def update_between(module: LintModule) -> Iterator[Finding]:
     """An update between steps whose backward passes have all run before it."""
@@ -205,6 +211,7 @@ scaler.step(optimizer)  # right
 scaler.update()
 """,
     ),
+    needs=("unscale_",),
 )
 def unscale_again(module: LintModule) -> Iterator[Finding]:
     """`unscale_` after `unscale_` or after the step, without an update between."""
@@ -259,6 +266,7 @@ scaler.step(optimizer)
 scaler.update()
 """,
     ),
+    needs=("caler", "backward", "step"),
 )
 def unscaled_losses(module: LintModule) -> Iterator[Finding]:
     """Backward passes of losses that the scaler of the next step has not scaled."""

@@ -28,7 +28,8 @@ scaler = torch.amp.GradScaler("cuda", enabled=False)  # right
 with torch.autocast("cuda", dtype=torch.bfloat16):
     loss = model(batch)
 """,
-    )
+    ),
+    needs=("bfloat16", "caler", "autocast"),
 )
 def scaler_with_bf16(module: LintModule) -> Iterator[Finding]:
     """A scaler that is always on, where each autocast is bf16 by a literal."""
@@ -108,7 +109,8 @@ for fold in folds:  # right
         scaler.update()  # right
         optimizer.zero_grad()  # right
 """,
-    )
+    ),
+    needs=("caler", "backward"),
 )
 def scaler_in_loop(module: LintModule) -> Iterator[Finding]:
     """A scaler that is built in the loop of its own steps."""
@@ -144,7 +146,8 @@ scaler.scale(closure()).backward()  # wrong
 scaler.step(optimizer, closure)  # AMP227  # wrong
 scaler.update()  # wrong
 """,
-    )
+    ),
+    needs=("caler", "step"),
 )
 def step_with_closure(module: LintModule) -> Iterator[Finding]:
     """A closure for a step with a scaler."""
@@ -174,7 +177,8 @@ for batch in loader:
     scaler.step(optimizer)
     scaler.update()
 """,
-    )
+    ),
+    needs=("caler", "load_state_dict"),
 )
 def state_discarded(module: LintModule) -> Iterator[Finding]:
     """A new scaler in the place of one whose state was loaded."""

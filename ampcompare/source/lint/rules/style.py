@@ -21,7 +21,8 @@ PRECISION = re.compile(r"(?i)\bamp\b|fp16|float16|half|mixed|bf16|apex|autocast"
 amp._amp_state.loss_scalers[0]._loss_scale = 2**20  # AMP401  # wrong
 model, optimizer = amp.initialize(model, optimizer, max_loss_scale=2**20)  # right
 """,
-    )
+    ),
+    needs=("_amp_sta",),
 )
 def private_state(module: LintModule) -> Iterator[Finding]:
     """`_amp_state` and `_amp_stash` of Apex."""
@@ -52,7 +53,8 @@ parser.add_argument("--fp16", type=bool, default=False)  # AMP403  # wrong
 parser.add_argument("--fp16", action="store_true")  # right
 parser.add_argument("--shuffle", type=bool, default=False)  # right
 """,
-    )
+    ),
+    needs=("add_argument", "type=bool"),
 )
 def boolean_flag(module: LintModule) -> Iterator[Finding]:
     """Options of mixed precision with `type=bool`."""

@@ -30,7 +30,8 @@ import lightning.pytorch as pl
 trainer = pl.Trainer(precision=16, amp_backend="apex")  # AMP310  # wrong
 trainer = pl.Trainer(precision="16-mixed")  # right
 """,
-    )
+    ),
+    needs=("amp_backend|amp_level", "ightning"),
 )
 def arguments_of_trainer(module: LintModule) -> Iterator[Finding]:
     """Arguments with which a Trainer of Lightning 1 chose Apex."""
@@ -54,7 +55,8 @@ from transformers import TrainingArguments
 arguments = TrainingArguments("out", fp16=True, half_precision_backend="apex")  # AMP311  # wrong
 arguments = TrainingArguments("out", fp16=True)  # right
 """,
-    )
+    ),
+    needs=("half_precision_backend|fp16_backend|fp16_opt_level",),
 )
 def options_of_transformers(module: LintModule) -> Iterator[Finding]:
     """Options with which the Trainer of transformers chose Apex: as arguments, in a dict, or on a command line."""

@@ -91,6 +91,7 @@ for i, batch in enumerate(loader):
         optimizer.zero_grad()
 """,
     ),
+    needs=("caler|apex", "backward", "step"),
 )
 def every_microbatch(module: LintModule) -> Iterator[Finding]:
     """Calls that run for each micro-batch of an accumulation and belong to the step."""
@@ -163,7 +164,8 @@ for batch in loader:
     opt_a.zero_grad()  # right
     opt_b.zero_grad()  # right
 """,
-    )
+    ),
+    needs=("clip_grad", "caler|apex", "backward", "step"),
 )
 def clip_after_step(module: LintModule) -> Iterator[Finding]:
     """Clipping between a step and the next `zero_grad` or backward pass."""
@@ -193,7 +195,8 @@ for batch in loader:
     scaler.update()
     scheduler.step()  # right
 """,
-    )
+    ),
+    needs=("caler|apex", "backward", "step"),
 )
 def scheduler_first(module: LintModule) -> Iterator[Finding]:
     """A scheduler that is called between backward pass and step."""
@@ -243,7 +246,8 @@ for batch in loader:
     scaler.step(optimizer)
     scaler.update()
 """,
-    )
+    ),
+    needs=("zero_grad", "caler|apex", "backward", "step"),
 )
 def zero_grad_before_step(module: LintModule) -> Iterator[Finding]:
     """Gradients that are cleared between backward pass and step."""
@@ -277,7 +281,8 @@ for batch in loader:
     scaler.update()
 """,
         guard="gradients-kept",
-    )
+    ),
+    needs=("caler|apex", "backward", "step"),
 )
 def zero_grad_missing(module: LintModule) -> Iterator[Finding]:
     """A loop of passes and steps whose gradients are cleared nowhere, or only in another branch or of others."""
@@ -386,7 +391,8 @@ for i, batch in enumerate(loader):
         scaler.update()
         optimizer.zero_grad()
 """,
-    )
+    ),
+    needs=("caler|apex", "backward", "step"),
 )
 def loss_undivided(module: LintModule) -> Iterator[Finding]:
     """Accumulation over a number that divides nothing."""

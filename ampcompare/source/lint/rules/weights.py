@@ -85,7 +85,8 @@ for batch in loader:
     scaler.update()
     optimizer.zero_grad()
 """,
-    )
+    ),
+    needs=("caler|mixed_precision", "half|float16|fp16", "parameters"),
 )
 def half_with_scaler(module: LintModule) -> Iterator[Finding]:
     """A model whose weights are fp16 before it is trained with a scaler."""
@@ -131,7 +132,8 @@ for batch in loader:
     optimizer.step()
     optimizer.zero_grad()
 """,
-    )
+    ),
+    needs=("half|float16|fp16|bf16|dtype='auto'|16-true", "optim", "step|16-true"),
 )
 def weights_in_16_bits(module: LintModule) -> Iterator[Finding]:
     """Optimizers of torch over the parameters of a model that is in 16 bits where they are built."""

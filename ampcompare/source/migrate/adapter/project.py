@@ -2,15 +2,20 @@
 
 import ast
 import os
+import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import unified_diff
 from pathlib import Path
 
 from ampcompare.base.files.read import FileFault
 from ampcompare.source.document import parse_document, read_bytes
 from ampcompare.source.migrate.adapter.imports import ADAPTER, adapt_text, adapter_text
+from ampcompare.source.migrate.finding import BY_HAND, Finding
 from ampcompare.source.migrate.project import FileMigration
+from ampcompare.source.migrate.read.names import Names
+from ampcompare.source.migrate.rewrite import PROBE_KEPT, Migration
+from ampcompare.source.module import Module
 from ampcompare.source.syntax import SourceInvalid
 
 KEPT_FILE = "{} exists and is another text than this version writes; it stays as it is"
@@ -96,7 +101,22 @@ def _plan(root: Path, paths: list[Path]) -> Plan:
         document = parse_document(path, read_bytes(path))
         migration = adapt_text(document.text, name, exports=path.name == "__init__.py")
         files.append(FileMigration(path, document, migration))
+    left = next((each.path.name for each in files if each.by_hand and not each.changed), None)
+    if left is not None:
+        files = [_keep_question(each, left) for each in files]
     return Plan(AdapterFile(place, name, present), files)
+
+
+def _keep_question(file: FileMigration, left: str) -> FileMigration:
+    """Return what becomes of a file if another one stays on Apex: one that only asks for Apex goes on doing so."""
+    if file.document is None or file.migration is None or file.migration.uses or not file.changed:
+        return file
+    module = Module(file.document.text)
+    asking = [each for each, _ in Names(module).imports if isinstance(module.parent(each), ast.Try)]
+    if not asking:
+        return file
+    kept = Migration(file.document.text, [Finding.at(asking[0], BY_HAND, PROBE_KEPT.format(left))])
+    return replace(file, migration=kept)
 
 
 def _join_roots(groups: dict[Path, list[Path]]) -> None:
@@ -138,14 +158,17 @@ def _folders(path: Path) -> list[Path]:
 
 
 def _top_imports(text: str) -> set[str]:
-    """Return the first parts of the absolute imports of a module."""
+    """Return the first parts of the absolute imports of a module, without the standard library.
+
+    A package may have a module of such a name: `pack/typing.py` is not what `import typing` means there.
+    """
     try:
         nodes = list(ast.walk(ast.parse(text)))
     except (SyntaxError, ValueError, RecursionError):
         return set()
     found = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     found |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
-    return {name.split(".")[0] for name in found} - {"", "apex", "torch"}
+    return {name.split(".")[0] for name in found} - {"", "apex", "torch"} - sys.stdlib_module_names
 
 
 def _has_module(folder: Path, name: str, path: Path) -> bool:

@@ -53,6 +53,10 @@ MISSING = (
     "the forward pass of this loss is in another file; it must run under torch.autocast (migrate does that where it "
     "finds amp.initialize)"
 )
+NAMED = (
+    "{0} gets a model, and nothing is known of it but its name, which does not speak of gradients: they are still "
+    "scaled there, so it must not read or change them"
+)
 NO_GRAD = ("torch.no_grad", "torch.inference_mode")
 HALVES = ("torch.half", "torch.float16", "torch.cuda.HalfTensor")
 HALF_GIVEN = (
@@ -66,7 +70,8 @@ NO_COMPUTATION = re.compile(
     r"requires_grad|share_memory|module|append|extend|insert|items|keys|values|copy|pop|format|join|no_sync|backward|"
     r"step|num|is|has|with|make|build|create|config|resize|tie|hook|log)(?:_|$)"
 )
-METHOD = "Apex cast in {0} too; it is in fp32 now, unless under autocast, which covers forward alone"
+OUTSIDE = "Apex cast in {0} too; it is in fp32 now, unless under autocast"
+METHOD = OUTSIDE + ", which covers forward alone"
 
 
 def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, around: Around) -> Core | None:
@@ -108,7 +113,11 @@ def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, around:
     for first, last in forward.regions:
         if not core.is_without_casts(first):
             edits.wrap(first, last, core.autocast(first, optimizer_near(core, first)))
+    for call in forward.apart if sites.initializes and not casts_itself(core) else ():
+        core.note(call, OUTSIDE.format(f"{ast.unparse(call.func)}()"))
     _refuse_half_outside(core, _cast_evaluation(core))
+    for place, node in order.named.items():
+        core.note(node, NAMED.format(place))
     place_unscale(core)
     for backward in sites.backwards:
         _rewrite_backward(core, backward)

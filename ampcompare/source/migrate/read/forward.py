@@ -4,10 +4,11 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from ampcompare.source.branches import is_exclusive
 from ampcompare.source.index import Answer, Index, choices_of
 from ampcompare.source.index import Function as Called
 from ampcompare.source.migrate.read.names import Names
-from ampcompare.source.migrate.read.order import BACKWARD
+from ampcompare.source.migrate.read.order import BACKWARD, BLOCK
 from ampcompare.source.migrate.read.sites import Backward, Sites, model_keys
 from ampcompare.source.module import Block, Function
 from ampcompare.source.syntax import arguments, bound_in, dotted_name, last_name, last_part, walk
@@ -31,11 +32,13 @@ class Forward:
         regions: first and last statement of each run to put under autocast.
         inline: backward passes whose loss expression holds the forward pass.
         missing: backward passes whose forward pass is not in this module.
+        apart: calls that get a model and run a backward pass of their own, which is not scaled.
     """
 
     regions: list[tuple[ast.stmt, ast.stmt]] = field(default_factory=list)
     inline: list[Backward] = field(default_factory=list)
     missing: list[Backward] = field(default_factory=list)
+    apart: list[ast.Call] = field(default_factory=list)
 
 
 def find_forward(index: Index, names: Names, sites: Sites) -> Forward:
@@ -71,7 +74,20 @@ class _Finder:
             runs = list(self._runs(block, marked))
             calls = [any(self._calls_model(each) for each in block if _spans(run, each)) for run in runs]
             found.regions += runs[calls.index(True) :] if True in calls else runs  # not what makes the inputs
+        found.apart = [
+            call for call in self._calls_with_backward() if self._calls_model(call) and not self._scales(call)
+        ]
         return found
+
+    def _scales(self, call: ast.Call) -> bool:
+        """Return whether one of the functions that a call names has or reaches a backward pass that is rewritten."""
+        functions = {each.function for each in self._sites.backwards}
+        named = choices_of(self._index.callee(call, self._module.scope_of[call]))
+        return any(
+            each.scope.node in functions or self._index.reaches(each, BLOCK) is Answer.YES
+            for each in named
+            if isinstance(each, Called)
+        )
 
     def _find_barriers(self) -> set[ast.AST]:
         found: set[ast.AST] = {call for call, _ in self._module.methods(*BARRIERS)}
@@ -183,6 +199,23 @@ class _Finder:
         name = last_name(call.func)
         return name not in TRIVIAL and not (name[:1].isupper() and isinstance(call.func, ast.Name) and not call.args)
 
+    def _uses_outputs(self, statement: ast.stmt) -> bool:
+        """Return whether a statement reads what a marked one above it in its function got from a model."""
+        function = self._module.function(statement)
+        above = [
+            each
+            for _, marked in self._marks.values()
+            for each in marked
+            if each.lineno < statement.lineno
+            and self._module.function(each) is function
+            and not is_exclusive(self._module, each, statement)
+        ]
+        outputs: set[str] = set()
+        for each in sorted(above, key=lambda one: one.lineno):
+            if self._calls_model(each) or _objects(_loads(each)) & outputs:
+                outputs |= _objects(bound_in(each))
+        return bool(_objects(_loads(statement)) & outputs)
+
     def _runs(self, block: Block, marked: set[ast.stmt]) -> Iterator[tuple[ast.stmt, ast.stmt]]:
         run: list[ast.stmt] = []
         for each in [*block, None]:
@@ -199,9 +232,10 @@ class _Finder:
 
     def _trim(self, run: list[ast.stmt], marked: set[ast.stmt]) -> Iterator[tuple[ast.stmt, ast.stmt]]:
         chosen = [index for index, each in enumerate(run) if each in marked]
-        starts = [index for index in chosen if self._calls_model(run[index])] or [
-            index for index in chosen if self._computes(run[index])
-        ]
+        computing = [index for index in chosen if self._computes(run[index])]
+        starts = [
+            index for index in computing if self._calls_model(run[index]) or self._uses_outputs(run[index])
+        ] or computing
         if starts:
             yield run[starts[0]], run[chosen[-1]]
 
@@ -220,6 +254,11 @@ def _loads(node: ast.AST) -> set[str]:
     loaded = [each for each in walk(node) if isinstance(getattr(each, "ctx", None), ast.Load)]
     keys = {dotted_name(each) for each in loaded if id(each) not in called}
     return {key for key in keys if key is not None and key != "self"}
+
+
+def _objects(keys: set[str]) -> set[str]:
+    """Return the names of the objects that keys are, or are attributes of; an attribute of `self` is one."""
+    return {".".join(key.split(".")[: 2 if key.startswith("self.") else 1]) for key in keys}
 
 
 def _defines(statement: ast.stmt, needed: set[str]) -> bool:

@@ -68,7 +68,11 @@ class Around:
         if self.path is None:
             return True
         project = self.project(module)
-        return any(map(initializes, _modules_imported_by(project, module))) or _is_imported_by_script(project)
+        assert project.path is not None
+        importing = (project.module(each) for each in project.importers(project.path))
+        return any(map(initializes, _modules_imported_by(project, module))) or any(
+            each is not None and initializes(each) for each in importing
+        )
 
     def modules_linked_to(self, module: Module) -> Iterator[tuple[Path, Module]]:
         """Yield the other modules with a part of Apex's core through which the same training may go.
@@ -85,6 +89,15 @@ class Around:
             if initializes(other) or needs_scaler(other):
                 both = {path, project.path}
                 if any(both <= {one, *theirs} for one, theirs in reached.items()):
+                    yield path, other
+
+    def modules_that_ask(self, module: Module) -> Iterator[tuple[Path, Module]]:
+        """Yield the modules with a part of Apex's core that import a module, which may say whether Apex is there."""
+        if self.path is not None:
+            project = self.project(module)
+            assert project.path is not None
+            for path in project.importers(project.path):
+                if (other := project.module(path)) is not None and (initializes(other) or needs_scaler(other)):
                     yield path, other
 
     def modules_below(self, module: Module) -> Iterator[Module]:

@@ -86,6 +86,7 @@ class Order:
         guards: steps (by `id` of the call) with the tests of gradients that decide on them.
         lifted: reads (by `id` of the node) in functions that a statement calls, which counts as the read.
         plain: backward passes (by `id` of the node) whose steps stay as they are, and so do they.
+        named: what is taken to leave gradients alone by its name, each with the node of this module that leads there.
     """
 
     updates: dict[int, bool] = field(default_factory=dict)
@@ -97,6 +98,7 @@ class Order:
     stepped: set[int] = field(default_factory=set)
     lifted: set[int] = field(default_factory=set)
     seen: bool = False
+    named: dict[str, ast.AST] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -104,7 +106,8 @@ class Happening:
     """Something that happens to gradients.
 
     Attributes:
-        kind: `backward`, `step`, `read`, `clear`, or `unknown` for a call that may do any of these.
+        kind: `backward`, `step`, `read`, `clear`, `unknown` for a call that may do any of these, or `shows` for one
+            that gets a model and does none of them by its name alone.
         site: of the module that is rewritten; None for what is elsewhere, or no part of it.
         names: one text for each optimizer, the same in all functions; empty where it is not known.
         calls: the function and the call in it on each level down to this, the outermost first.
@@ -313,6 +316,8 @@ class _Events(CallFollower):
                 self._add("step", call, frame, names=(key,))
         elif is_read(module, call):
             self._add("read", call, frame)
+        elif _is_of_gradient(module, owner):
+            return  # a method of a tensor; that its gradient is read is recorded by itself
         else:
             known = isinstance(callee, Imported) and callee.name.partition(".")[0] in KNOWN_PACKAGES
             carried = _carried_to(module, call) | self._carried_by_origin(call, frame)
@@ -327,10 +332,10 @@ class _Events(CallFollower):
                 self._add("unknown", call, frame, text=",".join(sorted(what)))
             elif carried or ((of_object or of_self or isinstance(call.func, ast.Name)) and not SHOWS.search(name)):
                 if carried or OF_GRADIENTS.search(name) or (of_self and isinstance(callee, Unknown)):
-                    if not (
-                        SHOWS.search(name) and not carried & {"all", "optimizer", "gradients"} and name != "update"
-                    ):
-                        what = carried or {"all"}
+                    if SHOWS.search(name) and not carried & {"all", "optimizer", "gradients"} and name != "update":
+                        self._add("shows", call, frame)
+                    else:
+                        what = carried or {"self" if of_self and not OF_GRADIENTS.search(name) else "all"}
                         self._add("unknown", call, frame, text=",".join(sorted(what)))
 
     def _carried_by_origin(self, call: ast.Call, frame: Frame) -> set[str]:
@@ -440,6 +445,15 @@ READERS = ("clip_grad", "total_norm", "all_reduce_coalesced", "parameters_to_vec
 
 def _is_harmless_name(callee: object) -> bool:
     return isinstance(callee, Imported) and not any(each in callee.name for each in READERS)
+
+
+def _is_of_gradient(module: Module, node: ast.expr | None) -> bool:
+    """Return whether an expression is a gradient, or comes from one by its methods: `p.grad.detach()`."""
+    while isinstance(node, (ast.Attribute, ast.Call, ast.Subscript)):
+        if isinstance(node, ast.Attribute) and node.attr == "grad":
+            return reads_grad(module, node)
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return False
 
 
 def _receiver(node: ast.AST) -> ast.expr | None:
@@ -649,6 +663,7 @@ class _Proof:
         if not steps:
             self._refuse_without_step(trace, block, name)
             return
+        self._check_above(trace, block, name)
         between = window if steps else []
         last = max(self._behind(trace, block).index(step) for step in steps)
         inside = self._behind(trace, block)[: last + 1]
@@ -657,6 +672,30 @@ class _Proof:
                 self._check_between(block, event, steps, name, inside)
         for step in steps:
             self._check_conditions(trace, block, step, name)
+
+    def _check_above(self, trace: list[Happening], block: Happening, name: str) -> None:
+        """Refuse gradients that a backward pass without scale has left since they were cleared: a scaler divides them.
+
+        Such as those of an attack on the inputs, which reach the weights too.
+        """
+        place = trace.index(block)
+        above = trace[:place][::-1]
+        if block.loops:
+            again = [each for each in trace[place:] if each.loops[: len(block.loops)] == block.loops]
+            above = [each for each in above if each.loops[: len(block.loops)] == block.loops] + again[::-1] + above
+        for event in above:
+            of_it = event.kind == "clear" and (
+                not event.names or event.names[0] == name or not OPTIMIZERS.search(last_part(event.names[0]))
+            )
+            if event.kind == "step" or (of_it and not set(event.facts.items()) - set(block.facts.items())):
+                return
+            is_plain = event.kind == "backward" and event.site is None and not self._is_rewritten(event)
+            if is_plain and event.may_follow(block):
+                raise Unsure(
+                    block.node,
+                    f"{self._place(event)} adds to the gradients of {_plain(name)} before they are scaled, and is not "
+                    "rewritten: clear them behind it",
+                )
 
     def _is_before_step(self, inside: list[Happening], event: Happening, steps: list[Happening]) -> bool:
         place = inside.index(event)
@@ -689,8 +728,13 @@ class _Proof:
     def _check_between(
         self, block: Happening, event: Happening, steps: list[Happening], name: str, inside: list[Happening]
     ) -> None:
-        if event.kind == "unknown":
-            if event.text in ("parameters", "gradients,parameters") and self._is_forward(event, inside):
+        if event.kind == "shows":
+            module = event.scope.module
+            inside_block = module is self._module and module.statement(block.node) in module.ancestors(event.node)
+            if not inside_block:  # where gradients are scaled as with Apex
+                self._order.named.setdefault(self._place(event), self._own(event))
+        elif event.kind == "unknown":
+            if event.text in ("self", "parameters", "gradients,parameters") and self._is_forward(event, inside):
                 return
             if event.text in ("parameters", "gradients", "gradients,parameters") and self._has_frame(
                 block, event, steps
@@ -788,7 +832,8 @@ class _Proof:
         else:
             kept = bool(of_it) and not _covers(following, {**step.facts, **block.facts}, loose=in_turn)
         if kept:
-            test = next(iter(_missing(of_it[0], step)), "") if of_it else ""
+            tests = _missing(of_it[0], step) if of_it else []
+            test = next((each for each in tests if "try at" not in each), "")  # which is no condition of the script
             raise Unsure(step.node, KEPT.format(f" if `{test}`" if test else " in some rounds"))
 
     def _asks(self, step: Happening, key: str) -> bool:

@@ -63,6 +63,24 @@ def test_scripts_of_folders_of_their_own_have_adapters_of_their_own(tmp_path: Pa
     assert list(plans) == ["a/torch_amp_adapter.py", "b/torch_amp_adapter.py"]
 
 
+def test_modules_of_a_package_with_names_of_the_standard_library_are_not_those(tmp_path: Path) -> None:
+    files = {"pack/__init__.py": "", "pack/typing.py": "", "pack/sub/__init__.py": ""}
+    plans = _plans(tmp_path, {**files, "pack/sub/steps.py": f"from typing import Any\n{USE}"})
+    assert plans == {"pack/torch_amp_adapter.py": ("pack.torch_amp_adapter", ["pack/sub/steps.py"])}
+
+
+def test_a_question_for_apex_stays_where_a_file_stays_on_apex(tmp_path: Path) -> None:
+    asks = "try:\n    from apex import amp\n    has_apex = True\nexcept ImportError:\n    has_apex = False\n"
+    (tmp_path / "settings.py").write_text(asks)
+    (tmp_path / "train.py").write_text("from settings import has_apex\nfrom apex import amp\namp.initialize(model)\n")
+    ((plan,), _) = plan_adapters(sorted(tmp_path.glob("*.py")))
+    assert [each.changed for each in plan.files] == [True, True]
+    (tmp_path / "train.py").write_text("from settings import has_apex\nfrom apex import amp\namp.init(enabled=True)\n")
+    ((plan,), _) = plan_adapters(sorted(tmp_path.glob("*.py")))
+    assert [each.changed for each in plan.files] == [False, False]
+    assert "train.py is left by hand and imports Apex" in plan.files[0].lines()[0]
+
+
 def test_a_file_that_cannot_be_parsed_is_named(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("from apex import amp\nprint 1\n")
     plans, faults = plan_adapters([tmp_path / "train.py"])

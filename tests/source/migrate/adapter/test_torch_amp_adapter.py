@@ -16,8 +16,17 @@ SCRIPT = Path(__file__).with_name("scripts") / "train.py"
 KINDS = (
     "plain", "adam", "static", "bounds", "disabled", "options", "accumulate", "kept", "losses", "gan", "twice",
     "evaluate", "closure", "scheduler", "parallel", "copy", "checkpoint", "group", "functions", "penalty", "threads",
+    "recomputed",
 )  # fmt: skip
-FAST = [("O1", "plain"), ("O1", "gan"), ("O1", "accumulate"), ("O1", "functions"), ("O2", "losses"), ("O2", "copy")]
+FAST = [
+    ("O1", "plain"),
+    ("O1", "gan"),
+    ("O1", "accumulate"),
+    ("O1", "functions"),
+    ("O1", "recomputed"),
+    ("O2", "losses"),
+    ("O2", "copy"),
+]
 # What the engine prints and the adapter does not: the options, and a word about fp16 gradients.
 SAYS = re.compile(r"Selected |Defaults |Processing |After |Warning:|Unscaling |\w+ +: ")
 
@@ -29,14 +38,14 @@ def _run(python: Any, folder: Path, *arguments: str) -> tuple[int, list[str]]:
     return done.returncode, lines or done.stderr.splitlines()
 
 
-def _compare(python: Any, folder: Path, text: str, *arguments: str) -> None:
+def _compare(python: Any, folder: Path, text: str, *arguments: str, adapter: str = "") -> None:
     (folder / "train.py").write_text(text)
     expected = _run(python, folder, *arguments)
     assert expected[0] == 0, expected
     migration = adapt_text(text)
     assert not migration.findings
     (folder / "train.py").write_text(migration.text)
-    (folder / f"{ADAPTER}.py").write_text(adapter_text())
+    (folder / f"{ADAPTER}.py").write_text(adapter or adapter_text())
     assert _run(python, folder, *arguments) == expected
 
 
@@ -53,6 +62,23 @@ def test_trains_as_the_engine(forked_python: Any, tmp_path: Path, level: str, ki
 @pytest.mark.parametrize("kind", KINDS)
 def test_trains_as_the_engine_at_every_level(forked_python: Any, tmp_path: Path, level: str, kind: str) -> None:
     _compare(forked_python, tmp_path, SCRIPT.read_text(), level, kind)
+
+
+@pytest.mark.integration
+def test_trains_as_the_engine_where_torch_keeps_casts_without_gradients(forked_python: Any, tmp_path: Path) -> None:
+    """Grad modes switch the cache of casts off and on, and leave it as it was, as torch until 2.1 at least needs it.
+
+    A checkpoint runs `no_grad` for each tensor that it keeps, at a moment at which gradients are off anyway.
+    """
+    asks = "is_old = not F.linear(weight.detach(), weight).requires_grad"
+    assert asks in adapter_text()
+    begin = "    inputs = x.clone().requires_grad_()\n    for"
+    text = SCRIPT.read_text()
+    assert text.count(begin) == 1
+    modes = "    torch.set_grad_enabled(False)\n    net(x)\n    torch.set_grad_enabled(True)\n"
+    text = text.replace(begin, f"{modes}    with torch.no_grad():\n        net(x)\n{begin}")
+    old = adapter_text().replace(asks, "is_old = True")
+    _compare(forked_python, tmp_path, text, "O1", "recomputed", adapter=old)
 
 
 HEAD = """import torch

@@ -206,10 +206,12 @@ ATTACKS = """def attack(model, x, y):
 def test_a_function_of_another_file_that_runs_a_backward_pass_is_not_under_autocast(
     tmp_path: Path, line: str, name: str
 ) -> None:
-    text = (
-        HEAD + line + TRAIN.replace("loss = model(x)", f"x = x + {name}(model, x, 1)\n        loss = model(x)") + MAIN
-    )
+    attacks = f"x = x + {name}(model, x, 1)\n        "
+    clears = "optimizer.zero_grad()\n        "
+    text = HEAD + line + TRAIN.replace("loss = model(x)", f"{attacks}{clears}loss = model(x)") + MAIN
     _files(tmp_path, attacks=ATTACKS, one=text)
-    assert f"        x = x + {name}(model, x, 1)\n        with torch.autocast(" in _migrated(tmp_path / "one.py")
-    _files(tmp_path, attacks=ATTACKS.replace("    loss.backward()\n", ""))
+    assert f"        {attacks}{clears}with torch.autocast(" in _migrated(tmp_path / "one.py")
+    _files(tmp_path, one=text.replace(clears, ""))
+    assert "adds to the gradients of optimizer before they are scaled" in _migrated(tmp_path / "one.py")
+    _files(tmp_path, attacks=ATTACKS.replace("    loss.backward()\n", ""), one=text.replace(clears, ""))
     assert f"            x = x + {name}(model, x, 1)\n            loss = model(x)" in _migrated(tmp_path / "one.py")

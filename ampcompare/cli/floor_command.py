@@ -1,0 +1,47 @@
+"""`ampcompare floor`: how far a script's losses move by roundings alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ampcompare.base.errors import ConfigError
+from ampcompare.base.files.write import write_atomically
+from ampcompare.cli.help import COMPARISON, OUTPUT, option
+from ampcompare.cli.launching import ended_by_signals
+from ampcompare.cli.output import note
+from ampcompare.cli.settings import ScriptCommand
+from ampcompare.cli.values import FILE
+
+
+@click.command(
+    "floor",
+    cls=ScriptCommand,
+    examples=[
+        ("The floor of a script, for CI:", "ampcompare floor -o floor.json -- train.py --epochs 1"),
+        ("The floor of its first steps:", "ampcompare floor --steps 50 -o floor.json -- train.py"),
+    ],
+)
+@option("--steps", type=click.IntRange(1), metavar="N", group=COMPARISON, help="steps of each twin  [default: all]")
+@option("--seed", type=int, default=0, metavar="N", group=COMPARISON, help="random seed, set before the script starts")
+@option("--output", "-o", type=FILE, default="floor.json", group=OUTPUT, help="file for the envelope")
+def command(script: list[str] | None, steps: int | None, seed: int, output: str) -> int:
+    """Find how far a script's losses move by roundings alone.
+
+    Trains the script and twins of it, and writes how far apart they are. The twins differ by roundings alone: first
+    weights that are changed by one unit in the last place, two threads, oneDNN switched off, deterministic kernels, and
+    nothing at all. `judge STEPS --against FILE` then tells whether other steps are of the same training.
+    """
+    from ampcompare.base.environment.extras import require_torch
+    from ampcompare.experiment.floor import find_floor
+    from ampcompare.settings.script import script_config
+
+    if script is None:
+        raise ConfigError("floor trains a script: ampcompare floor [OPTIONS] -- SCRIPT ARGS...")
+    require_torch()
+    with ended_by_signals():
+        envelope = find_floor(script_config(script), seed=seed, steps=steps, say=note)
+    write_atomically(Path(output), envelope.text())
+    click.echo(f"floor: {output}; judge other steps by it: ampcompare judge STEPS --against {output}")
+    return 0

@@ -1,0 +1,71 @@
+"""`ampcompare replay`: one step, judged by fp64."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ampcompare.base.errors import ConfigError
+from ampcompare.cli.help import COMPARISON, option
+from ampcompare.cli.launching import ended_by_signals
+from ampcompare.cli.output import note, text_width
+from ampcompare.cli.settings import ScriptCommand
+from ampcompare.cli.shared_options import json_option
+from ampcompare.cli.values import FILE
+
+
+@click.command(
+    "replay",
+    cls=ScriptCommand,
+    examples=[
+        ("Keep a step, and compare settings:", "ampcompare replay capsule.pt --change onednn=off --change threads=2"),
+        ("Is another torch the same training?", "ampcompare replay capsule.pt --stack new=/envs/new/bin/python"),
+        ("Is my rewritten model the same function?", "ampcompare replay capsule.pt -- new_train.py"),
+    ],
+    epilog="Exit codes: 0 noise; 1 another function, or less exact; 2 usage; 3 it cannot be told, or failed; "
+    "4 the environment cannot.",
+)
+@click.argument("capsule", metavar="CAPSULE", type=FILE)
+@option(
+    "--change", "changes", multiple=True, metavar="NAME=VALUE", group=COMPARISON,
+    help="a setting to repeat the step with: onednn=off, threads=N, sdpa=math, compile=inductor, tf32=on, "
+    "deterministic=on, denormals=flushed; repeatable, each alone",
+)  # fmt: skip
+@option(
+    "--stack", "stacks", multiple=True, metavar="NAME=COMMAND", group=COMPARISON,
+    help="another environment to repeat it in, by what starts its Python",
+)  # fmt: skip
+@json_option()
+def command(
+    script: list[str] | None, capsule: str, changes: tuple[str, ...], stacks: tuple[str, ...], as_json: bool
+) -> int:
+    """Judge by fp64 whether one step is the same after a change.
+
+    CAPSULE is a step that `ampcompare exec --capsule STEP train.py` has kept. Its script is started again, as it is and
+    with each change, and each module is compared with itself in fp64: another function, less exact, or noise. A script
+    after -- stands for another version of it.
+    """
+    from ampcompare.base.environment.extras import require_torch
+    from ampcompare.experiment.replay import read_facts, replay, sides_of
+    from ampcompare.results.records.run import dump_json
+    from ampcompare.results.report.replay import replay_document
+    from ampcompare.results.report.terminal import Terminal
+    from ampcompare.settings.script import script_config
+    from ampcompare.settings.stack import parse_stacks
+
+    require_torch()
+    facts = read_facts(Path(capsule))
+    own = [*(["-m"] if facts["is_module"] else []), facts["script"], *facts["arguments"]]
+    sides = sides_of(changes, parse_stacks(stacks), script, own)
+    try:
+        config = script_config(own)
+    except ConfigError as error:
+        raise ConfigError(f"{error}; the capsule was kept there, so call replay where its script is") from None
+    with ended_by_signals():
+        found = replay(Path(capsule), facts, sides, config, lambda line: note(f"ampcompare: {line}"))
+    if as_json:
+        click.echo(dump_json([one.data() for one in found]))
+    else:
+        click.echo(Terminal(text_width()).write(replay_document(found)), nl=False)
+    return max(one.exit_code for one in found)

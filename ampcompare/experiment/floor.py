@@ -1,0 +1,112 @@
+"""`floor`: train a script and its twins, which differ by roundings alone, and write how far apart they are."""
+
+from __future__ import annotations
+
+import contextlib
+import runpy
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ampcompare.base.environment.fingerprint import fingerprint
+from ampcompare.base.errors import LaunchError
+from ampcompare.base.files.run_files import CellFile
+from ampcompare.experiment.launch.script.forks import ScriptForks
+from ampcompare.experiment.launch.script.rows import ScriptRows, read_rows
+from ampcompare.results.analysis.floor import Envelope, Rows, make_envelope
+from ampcompare.settings.script import ScriptConfig
+
+AGAIN, WEIGHTS, THREADS = "again", "first weights by one unit in the last place", "two threads"
+ONEDNN, DETERMINISTIC = "oneDNN off", "deterministic kernels"
+TWINS = (AGAIN, WEIGHTS, THREADS, ONEDNN, DETERMINISTIC)
+
+
+def find_floor(
+    script: ScriptConfig, *, seed: int, steps: int | None, say: Callable[[str], Any] = lambda line: None
+) -> Envelope:
+    """Train a script and its twins under the recorder, and return their envelope.
+
+    Raises:
+        LaunchError: the script itself fails, or makes no step.
+    """
+    from ampcompare.experiment.launch.script.stacks import copy_recorder  # it imports torch
+
+    with contextlib.ExitStack() as stack:
+        outer = stack.enter_context(tempfile.TemporaryDirectory(prefix="ampcompare-floor-"))
+        folder = Path(outer, "runs")
+        folder.mkdir()
+        copy_recorder(folder)
+        words = _words(script, seed, steps, folder)
+        stored = folder / "first.pt"
+        forks = stack.enter_context(ScriptForks())
+        base = _train(forks, AGAIN, folder, ["--save-weights", str(stored), *words], script)
+        if base.ended is None or base.ended.get("exit_code") or not base.steps:
+            why = (base.ended or {}).get("error") or "it made no optimizer step"
+            raise LaunchError(f"the script has no floor: {why}")
+        say(f"the script: {len(base.steps)} steps, loss {base.steps[0].loss:.6g} to {base.steps[-1].loss:.6g}")
+        twins: dict[str, Rows | None] = {}
+        for name in TWINS:
+            options = words
+            if name == WEIGHTS:
+                _move_weights(stored, folder / "moved.pt")
+                options = ["--first-weights", str(folder / "moved.pt"), *words]
+            rows = _train(forks, name, folder, options, script)
+            is_whole = rows.ended is not None and not rows.ended.get("exit_code") and len(rows.steps) == len(base.steps)
+            twins[name] = _rows_of(rows) if is_whole else None
+            if not is_whole:
+                say(f"  {name}: left out: {(rows.ended or {}).get('error') or 'it made another number of steps'}")
+        envelope = make_envelope(_rows_of(base), twins, script=Path(script.name).name, environment=fingerprint())
+        for name, distance in envelope.twins.items():
+            if distance is not None:
+                say(f"  {name}: loss up to {distance:.2g} apart")
+        return envelope
+
+
+def _words(script: ScriptConfig, seed: int, steps: int | None, folder: Path) -> list[str]:
+    limit = ["--max-steps", str(steps)] if steps is not None else []
+    module = ["-m"] if script.is_module else []
+    arguments = script.arguments_for(seed, "script", folder)
+    return ["--seed", str(seed), *limit, *module, script.name, *arguments]
+
+
+def _train(forks: ScriptForks, twin: str, folder: Path, words: Sequence[str], script: ScriptConfig) -> ScriptRows:
+    record = folder / CellFile.SCRIPT
+    record.unlink(missing_ok=True)
+    command = [str(folder / CellFile.RECORDER), "--record", str(record), *words]
+    forks.run(f"{__name__}:train_twin", [twin, *command], folder, script.folder)
+    return read_rows(record)
+
+
+def train_twin(words: Sequence[str]) -> None:
+    """Run the recorder, in a process of its own, which it may end; `words` are the name of a twin and the command."""
+    import torch
+
+    twin, *command = words
+    if twin == THREADS:
+        torch.set_num_threads(2)
+    elif twin == ONEDNN:
+        torch._C._set_mkldnn_enabled(False)
+    elif twin == DETERMINISTIC:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    sys.argv[:] = command
+    runpy.run_path(command[0], run_name="__main__")
+
+
+def _rows_of(rows: ScriptRows) -> Rows:
+    return [{"loss": step.loss, "grad_norm": step.grad_norm} for step in rows.steps]
+
+
+def _move_weights(stored: Path, moved: Path) -> None:
+    """Move each first weight by one unit in the last place, up or down at random."""
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.load(stored, map_location="cpu", weights_only=True)
+    for weight in weights:
+        if weight.is_floating_point():
+            signs = torch.randint(0, 2, weight.shape, generator=generator) * 2 - 1
+            toward = torch.full_like(weight, torch.inf) * signs
+            weight.copy_(torch.nextafter(weight, toward.to(weight.dtype)))
+    torch.save(weights, moved)

@@ -1,0 +1,169 @@
+"""`replay`: repeat the step of a capsule as it is and changed, and judge the difference module by module."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ampcompare.base.errors import ConfigError, EnvironmentUnfit
+from ampcompare.base.processes.start import kill_family
+from ampcompare.experiment.launch.script.forks import ScriptForks
+from ampcompare.results.analysis.replay import ReplayJudgment, judge_replay
+from ampcompare.settings.script import ScriptConfig, script_config
+from ampcompare.settings.stack import StackConfig
+
+PROGRAM = Path(__file__).parents[1] / "script" / "replay" / "one_step.py"
+TIME_LIMIT = 3600.0  # of one side
+# The settings of `--change`, with the values that each takes.
+CHANGES = {
+    "threads": re.compile(r"[1-9]\d{0,2}"),
+    "onednn": re.compile("on|off"),
+    "sdpa": re.compile("math|flash|efficient|cudnn"),
+    "compile": re.compile("inductor|eager|aot_eager"),
+    "tf32": re.compile("on|off"),
+    "deterministic": re.compile("on|off"),
+    "denormals": re.compile("kept|flushed"),
+}
+
+
+@dataclass(frozen=True)
+class Side:
+    """What a step is repeated with: settings, another environment, or another script; none of them is as it is."""
+
+    name: str
+    changes: Mapping[str, str] = field(default_factory=dict)
+    stack: StackConfig | None = None
+    script: ScriptConfig | None = None
+
+
+def sides_of(
+    changes: Sequence[str], stacks: Mapping[str, StackConfig], script: Sequence[str] | None, own: Sequence[str]
+) -> list[Side]:
+    """Return what to repeat a step with: each change alone, and in each stack.
+
+    Args:
+        changes: texts such as `onednn=off`.
+        script: another script with its arguments.
+        own: that of the capsule.
+    """
+    sides = []
+    for text in changes:
+        name, equals, value = text.partition("=")
+        if not equals or name not in CHANGES or not CHANGES[name].fullmatch(value):
+            values = {name: "N" if name == "threads" else values.pattern for name, values in CHANGES.items()}
+            known = ", ".join(f"{name}={value}" for name, value in values.items())
+            raise ConfigError(f"--change {text}: there is no such change; there are {known}")
+        sides.append(Side(text, {name: value}))
+    sides += [Side(f"stack {name}", stack=stack) for name, stack in stacks.items()]
+    if script is not None and list(script) != list(own):
+        sides.append(Side(f"script {shlex.join(script)}", script=script_config(list(script))))
+    if not sides:
+        raise ConfigError(
+            "nothing is changed: give --change onednn=off, --stack new=/envs/new/bin/python, or another script after --"
+        )
+    return sides
+
+
+def read_facts(capsule: Path) -> dict[str, Any]:
+    """Return which script a capsule is of, and of which step.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    from ampcompare.script.replay.one_step import Refusal, read_capsule
+
+    try:
+        found = read_capsule(str(capsule))
+    except Refusal as error:
+        raise ConfigError(str(error)) from None
+    names = ("script", "arguments", "is_module", "step", "engine", "device", "compat_torch")
+    return {name: found.get(name) for name in names}
+
+
+def replay(
+    capsule: Path,
+    facts: Mapping[str, Any],
+    sides: Sequence[Side],
+    own: ScriptConfig,
+    say: Callable[[str], Any] = lambda line: None,
+) -> list[ReplayJudgment]:
+    """Repeat the step of a capsule as it is and with each change, and return what differs."""
+    with contextlib.ExitStack() as stack:
+        outer = stack.enter_context(tempfile.TemporaryDirectory(prefix="ampcompare-replay-"))
+        folder = Path(outer, "step")
+        folder.mkdir()
+        for source in (capsule, PROGRAM):
+            (folder / source.name).write_bytes(source.read_bytes())
+        settings = [facts["engine"] or "compat", facts["device"] or "", "yes" if facts["compat_torch"] else ""]
+        run = _Runs(stack.enter_context(ScriptForks()), folder, folder / capsule.name, settings)
+        base = run.repeat("base", Side(""), own)
+        found = []
+        for side in sides:
+            changed = {"fault": "nothing to compare with"} if base.get("fault") else run.repeat("change", side, own)
+            found.append(judge_replay(side.name, base, changed))
+            say(found[-1].sentence)
+        return found
+
+
+class _Runs:
+    """Repeats a step, each time in a process of its own."""
+
+    def __init__(self, forks: ScriptForks, folder: Path, capsule: Path, settings: Sequence[str]) -> None:
+        self._forks, self._folder, self._capsule, self._settings = forks, folder, capsule, settings
+
+    def repeat(self, mode: str, side: Side, own: ScriptConfig) -> dict[str, Any]:
+        """Return what `one_step.py` has written, or why it wrote nothing."""
+        script = side.script or own
+        rows = self._folder / "rows.json"
+        rows.unlink(missing_ok=True)
+        words = [
+            str(self._folder / PROGRAM.name),
+            mode,
+            str(self._capsule),
+            str(self._folder / "answers.pt"),
+            str(rows),
+        ]
+        words += [f"{name}={value}" for name, value in side.changes.items()]
+        words += ["-m"] * script.is_module
+        words += [script.name, *script.arguments_for(0, "script", self._folder)]
+        if side.stack is None:
+            code = self._forks.run(
+                "ampcompare.script.replay.keep:run_here", [*self._settings, *words], self._folder, script.folder
+            )
+            said = ""
+        else:
+            code, said = _run_there(side.stack, words, self._folder)
+        try:
+            found: dict[str, Any] = json.loads(rows.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {"fault": f"the process ended with exit code {code}{said}"}
+        return found
+
+
+def _run_there(stack: StackConfig, words: Sequence[str], folder: Path) -> tuple[int, str]:
+    from ampcompare.experiment.launch.script.stacks import copy_recorder, look_at, outside_environment
+
+    copy_recorder(folder)
+    found = look_at(stack, folder)
+    if found.fault:
+        raise EnvironmentUnfit(found.fault)
+    command = [*stack.words(folder), *words]
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        env={**outside_environment(), "OMP_NUM_THREADS": "1"}, start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            _, err = process.communicate(timeout=TIME_LIMIT)
+        except BaseException:
+            kill_family(process.pid)
+            raise
+    lines = [line for line in err.decode(errors="replace").splitlines() if line.strip()]
+    return process.returncode, f": {lines[-1]}" if lines else ""

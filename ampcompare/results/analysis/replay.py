@@ -1,0 +1,272 @@
+"""One step on two sides, module by module: is a difference another function, less exact, or noise?
+
+Each module is compared with itself in fp64 on equal inputs and output gradients. Where the fp64 answers of both sides
+differ, the function does. Where a side is farther from its fp64 answer than roundings explain, it is less exact. What
+roundings explain is no factor between the two sides, of which another order of a sum makes any: it follows from
+the type that the module computes in, and from how much a change of its inputs by half a unit in the last place moves
+its fp64 answer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from ampcompare.base.formatting import few, format_count
+
+Answer = Literal["noise", "less exact", "another function", "cannot tell"]
+EXIT_CODES: dict[Answer, int] = {"noise": 0, "less exact": 1, "another function": 1, "cannot tell": 3}
+PARTS = {
+    "fwd": "forward",
+    "dgrad": "gradient of inputs",
+    "wgrad": "gradient of weights",
+    "state": "state",
+    "update": "update",
+}
+LOSS, GRADIENTS = "(loss)", "(gradients)"
+FP64 = 2.0**-53
+SAME, OF_FP64 = 1e-9, 2.0**10  # fp64 answers of one function differ by no more, or by so many units that inputs move
+# Units by which one function is off: sums of fp32 in any order, and 16-bit results, whose sums are in fp32.
+OF_FP32, OF_HALF, HALF = 128.0, 8.0, 2.0**-20
+OF_BASE = 4.0
+OF_ROUNDING = 4.0  # units of a weight that hold its update
+OF_LOSS, OF_GRADIENTS = 2.0**-12, 2.0**-10  # of what is compared without fp64
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is not noise.
+
+    Attributes:
+        module: its name; `(loss)`, `(gradients)` and the optimizer in parentheses are no modules.
+        kind: its class.
+        part: forward, dgrad, wgrad, state (buffers, moments) or update.
+        tensor: the output, input or weight that is farthest off.
+        apart: relative distance of the fp64 answers of both sides, or the error of the change against its fp64 answer.
+        base: the error of the base.
+    """
+
+    module: str
+    kind: str
+    answer: Answer
+    part: str
+    tensor: str
+    apart: float
+    base: float | None = None
+
+    @property
+    def words(self) -> str:
+        """It in words."""
+        if self.module == GRADIENTS:
+            return f"equal gradients arrive at the optimizer {self.apart:.1e} apart: clipping, accumulation, unscaling"
+        if self.module == LOSS:
+            return f"equal outputs give another loss or other gradients, {self.apart:.1e} apart"
+        if self.answer == "another function":
+            return "the definition differs" if math.isinf(self.apart) else f"fp64 answers are {self.apart:.1e} apart"
+        return f"error {self.base or 0.0:.1e} -> {self.apart:.1e}"
+
+
+@dataclass(frozen=True)
+class ModuleErrors:
+    """How far a module is from its fp64 answer, at most, in units in the last place: of each part, base and change."""
+
+    module: str
+    kind: str
+    units: Mapping[str, tuple[float, float]]
+    answer: Answer
+
+
+@dataclass(frozen=True)
+class ReplayJudgment:
+    """What a replay found.
+
+    Attributes:
+        findings: the lowest modules that differ, in the order of the step, the heaviest part first.
+        above: modules that contain one of them and differ as well.
+        modules: how many were judged.
+        unjudged: modules without an answer, with the reason.
+    """
+
+    change: str
+    answer: Answer
+    findings: Sequence[Finding] = ()
+    above: Sequence[str] = ()
+    modules: int = 0
+    unjudged: Mapping[str, str] = field(default_factory=dict)
+    errors: Sequence[ModuleErrors] = ()
+    notes: Sequence[str] = ()
+    why: str = ""
+
+    @property
+    def exit_code(self) -> int:
+        """0 for noise, 1 where something differs, and 3 where that cannot be told."""
+        return EXIT_CODES[self.answer]
+
+    @property
+    def module_names(self) -> list[str]:
+        """The modules that findings name, each once."""
+        return list(dict.fromkeys(one.module for one in self.findings))
+
+    @property
+    def sentence(self) -> str:
+        """The answer in one sentence."""
+        if self.answer == "cannot tell":
+            return f"{self.change}: cannot tell: {self.why}"
+        count = format_count(self.modules, "module")
+        if self.answer == "noise":
+            return f"{self.change}: noise: {count} and the update are the same functions, and as exact"
+        names = few([f"{one.module} ({one.kind})" if one.kind and one.module[0] != "(" else one.module
+                     for one in _first_of_each(self.findings)])  # fmt: skip
+        return f"{self.change}: {self.answer}: {names}; judged were {count}"
+
+    def data(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return {"sentence": self.sentence, **asdict(self)}
+
+
+def _first_of_each(findings: Sequence[Finding]) -> list[Finding]:
+    return list({one.module: one for one in reversed(findings)}.values())[::-1]
+
+
+def judge_replay(change: str, base: Mapping[str, Any], changed: Mapping[str, Any]) -> ReplayJudgment:
+    """Judge what a change of torch, of settings or of the script does to one step.
+
+    Args:
+        change: its name.
+        base, changed: what `one_step.py` wrote of both sides.
+    """
+    for side, found in (("the step as it is", base), (change, changed)):
+        if found.get("fault"):
+            return ReplayJudgment(change, "cannot tell", why=f"{side}: {found['fault']}")
+    before = {_key(row): row for row in base["rows"]}
+    findings: list[Finding] = []
+    errors: list[ModuleErrors] = []
+    unjudged: dict[str, str] = {}
+    tops: dict[str, str] = {}
+    losses: set[str] = set()
+    for row in changed["rows"]:
+        name, known = row["module"], before.get(_key(row))
+        tops[name] = row.get("top", "")
+        if row.get("top") == name and not row.get("parts", {}).get("wgrad"):
+            losses.add(name)
+        if "why" in row or (known is not None and "why" in known):
+            unjudged[name] = row.get("why") or (known or {})["why"]
+            continue
+        mine = list(_findings(row, known))
+        findings += mine
+        if name not in (LOSS, GRADIENTS):
+            answer: Answer = mine[0].answer if mine else "noise"
+            errors.append(ModuleErrors(name, row["kind"], _units(row, known), answer))
+    if not errors:
+        return ReplayJudgment(change, "cannot tell", unjudged=unjudged, why="no module could be judged")
+    named, above = _lowest(findings, tops, losses)
+    answers = {one.answer for one in named}
+    answer = next((one for one in ("another function", "less exact") if one in answers), "noise")
+    judged = len({one.module for one in errors if one.module[0] != "("})
+    return ReplayJudgment(
+        change, answer, named, above, judged, unjudged, errors, [*base.get("notes", ()), *changed.get("notes", ())]
+    )  # fmt: skip
+
+
+def _key(row: Mapping[str, Any]) -> tuple[str, int]:
+    return ("(update)" if _is_update(row) else row["module"]), row["call"]
+
+
+def _is_update(row: Mapping[str, Any]) -> bool:
+    return "update" in row.get("parts", {})
+
+
+def _tensors(row: Mapping[str, Any], known: Mapping[str, Any] | None) -> Iterator[tuple[str, str, Any, Any]]:
+    for part, tensors in row["parts"].items():
+        for name, entry in tensors.items():
+            yield part, name, entry, ((known or {}).get("parts", {}).get(part, {})).get(name)
+
+
+def _findings(row: Mapping[str, Any], known: Mapping[str, Any] | None) -> Iterator[Finding]:
+    """Yield the worst of each part, functions before errors."""
+    found: dict[tuple[bool, str], tuple[float, Finding]] = {}
+    for part, name, entry, first in _tensors(row, known):
+        answer: Answer
+        if row["module"] in (LOSS, GRADIENTS):
+            line = OF_LOSS if row["module"] == LOSS else OF_GRADIENTS
+            answer, apart = "another function", _number(entry["error"])
+        elif _number(entry.get("same", 0.0)) > (line := _line_of_function(entry, first)):
+            answer, apart = "another function", _number(entry["same"])
+        else:
+            line, answer, apart = _line_of_error(entry, first), "less exact", _number(entry["error"])
+        if not apart > line:
+            continue
+        finding = Finding(row["module"], row["kind"], answer, part, name, apart, first and _number(first["error"]))
+        key, weight = (answer == "less exact", part), apart / line if line else math.inf
+        if key not in found or weight > found[key][0]:
+            found[key] = weight, finding
+    for key in sorted(found, key=lambda key: key[0]):
+        yield found[key][1]
+
+
+def _number(value: Any) -> float:
+    return float(value) if value is not None and not math.isnan(float(value)) else math.inf
+
+
+def _unit(entry: Mapping[str, Any], first: Mapping[str, Any] | None) -> float:
+    return float((first or entry)["unit"])
+
+
+def _movement(entry: Mapping[str, Any], first: Mapping[str, Any] | None) -> float:
+    return max(_number(entry["moved"]), _number(first["moved"]) if first else 0.0)
+
+
+def _line_of_function(entry: Mapping[str, Any], first: Mapping[str, Any] | None) -> float:
+    condition = _number(entry["moved"]) / float(entry["unit"])
+    if math.isinf(_number(entry.get("same", 0.0))) and math.isfinite(condition):
+        return SAME
+    return max(SAME, OF_FP64 * FP64 * condition)
+
+
+def _line_of_error(entry: Mapping[str, Any], first: Mapping[str, Any] | None) -> float:
+    unit = _unit(entry, first)
+    of_unit = OF_FP32 if unit < HALF else OF_HALF
+    # Of the base alone: what the change computes in is what is judged.
+    moved = _number(first["moved"]) if first else _number(entry["moved"])
+    own = OF_BASE * _number(first["error"]) if first else 0.0
+    return max(own, of_unit * max(unit, moved)) + OF_ROUNDING * float((first or entry).get("rounding", 0.0))
+
+
+def _units(row: Mapping[str, Any], known: Mapping[str, Any] | None) -> dict[str, tuple[float, float]]:
+    units: dict[str, tuple[float, float]] = {}
+    for part, _, entry, first in _tensors(row, known):
+        unit = _unit(entry, first) + float((first or entry).get("rounding", 0.0))
+        before, now = (_number(one["error"]) / unit if one else 0.0 for one in (first, entry))
+        most = units.get(part, (0.0, 0.0))
+        units[part] = max(most[0], before), max(most[1], now)
+    return units
+
+
+def _lowest(findings: Sequence[Finding], tops: Mapping[str, str], losses: Set[str]) -> tuple[list[Finding], list[str]]:
+    """Return the findings that none below explains, and the modules whose own ones are explained so.
+
+    A child that is less exact does not make its parent another function, so that both are named then.
+    """
+    named: list[Finding] = []
+    above: list[str] = []
+    modules = [one for one in findings if one.module not in (LOSS, GRADIENTS)]
+    for one in findings:
+        below = [other for other in modules if _contains(one.module, other.module, tops)]
+        if one.module == GRADIENTS:
+            below = [other for other in findings if other is not one]
+        if one.module == LOSS:  # the loss may be a module that the script calls
+            below = [other for other in modules if other.module in losses]
+        explains = [other for other in below if other.answer == one.answer or other.answer == "another function"]
+        if not explains:
+            named.append(one)
+        elif one.module not in above:
+            above.append(one.module)
+    return named, [name for name in above if name not in {one.module for one in named}]
+
+
+def _contains(name: str, other: str, tops: Mapping[str, str]) -> bool:
+    if name == other:
+        return False
+    return tops.get(other) == name or other.startswith(f"{name}.")

@@ -1,0 +1,1 @@
+"""One step of a script: kept in a file, and repeated module by module."""

@@ -1,0 +1,62 @@
+"""Keep a step of a script that `exec` runs, and repeat one in a process that is prepared as `exec` prepares it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ampcompare.base.errors import UnsupportedCombination
+from ampcompare.script.legacy.execute import execute
+from ampcompare.script.legacy.prepare import Prepared, prepare_process
+from ampcompare.script.legacy.settings import ExecSettings
+from ampcompare.script.legacy.stderr import note
+from ampcompare.script.legacy.target import Target
+from ampcompare.script.replay.one_step import Keeper, seed_all
+
+FAILED = 3
+
+
+def keep_step(target: Target, settings: ExecSettings, step: int, path: Path) -> int:
+    """Run a script, keep one of its steps in a file, and return the exit code of the script; 3 without a file."""
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise UnsupportedCombination("a capsule has a step of one process, and torchrun has started several")
+    facts = {
+        "script": target.name,
+        "arguments": list(target.arguments),
+        "is_module": target.is_module,
+        "seed": settings.seed,
+        "device": settings.device,
+        "engine": settings.engine,
+        "compat_torch": settings.compat_torch,
+    }
+    keeper = Keeper(str(path), step, facts)
+
+    def prepare(given: ExecSettings) -> Prepared:
+        prepared = prepare_process(given)
+        seed_all(settings.seed)
+        keeper.install()
+        return prepared
+
+    code = execute(target, dataclasses.replace(settings, seed=None), prepare=prepare)
+    keeper.remove()
+    if keeper.fault:
+        note(f"no capsule: {keeper.fault}")
+        return code or FAILED
+    note(
+        f"step {step} is in {path.name} ({keeper.size / 1e6:.1f} MB): ampcompare replay {path.name} --change onednn=off"
+    )
+    return code
+
+
+def run_here(words: Sequence[str]) -> None:
+    """Repeat a step in this process, which it may end: the settings that `exec` had, and the command."""
+    engine, device, compat_torch, *command = words
+    prepare_process(
+        ExecSettings(engine=engine, device=device or None, compat_torch=bool(compat_torch), guards="off", name="replay")
+    )
+    sys.argv[:] = command
+    runpy.run_path(command[0], run_name="__main__")

@@ -1,0 +1,1076 @@
+"""Keep one step of a training script, or repeat it module by module in fp64, with Python 3.7 and torch 1.8 or later.
+
+    python one_step.py keep CAPSULE STEP [-m] SCRIPT [ARGS...]
+    python one_step.py base CAPSULE ANSWERS ROWS [-m] SCRIPT [ARGS...]
+    python one_step.py change CAPSULE ANSWERS ROWS [NAME=VALUE...] [-m] SCRIPT [ARGS...]
+
+This file needs nothing but torch and the standard library, since another environment may have no more. `base` runs the
+script until the step, restores the capsule, and stores of each module what it was given: inputs, output gradients and
+generators. `change` gives the same to the modules of another torch, another script or other settings. Both write for
+each module how far it is from itself in fp64; `change` also how far its fp64 answers are from those of `base`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import math
+import os
+import random
+import runpy
+import sys
+import types
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+
+import torch
+from torch import Tensor, nn
+
+try:
+    from torch.overrides import TorchFunctionMode
+except ImportError:  # before torch 1.13
+    TorchFunctionMode = object  # type: ignore[assignment, misc]
+
+FORMAT, SCHEMA = "ampcompare-step", 1
+MAX_BYTES = 200 * 10**6
+LOSS, GRADIENTS = "(loss)", "(gradients)"
+FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+NARROW = ("half", "bfloat16", "float")
+DROPOUTS = ("dropout", "dropout_", "feature_dropout", "feature_dropout_")
+Rows = List[Dict[str, Any]]
+Named = Dict[str, Tensor]
+
+
+class Refusal(Exception):
+    """A step that cannot be kept or repeated: what was seen, and what to do."""
+
+
+class Done(BaseException):
+    """Ends the script once its step was judged."""
+
+
+# Trees of tensors.
+
+
+def change_tensors(change: Callable[[Tensor], Any], value: Any) -> Any:
+    """Return a value with each tensor of its lists, tuples and dicts changed; other objects stay."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        items = {key: change_tensors(change, one) for key, one in value.items()}
+        if type(value) is dict:
+            return items
+        with contextlib.suppress(Exception):  # such as what a transformer of Hugging Face returns
+            return type(value)(**items)
+        return items
+    if isinstance(value, (list, tuple)):
+        parts = [change_tensors(change, one) for one in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value
+
+
+def tensors_in(value: Any) -> List[Tensor]:
+    """Return the tensors of a value, in order."""
+    found: List[Tensor] = []
+    change_tensors(found.append, value)
+    return found
+
+
+def is_plain(value: Any) -> bool:
+    """Return whether a value can be stored: tensors, numbers and texts in lists, tuples and dicts."""
+    if isinstance(value, dict):
+        return all(isinstance(key, (str, int)) and is_plain(one) for key, one in value.items())
+    if isinstance(value, (list, tuple)):
+        return type(value) in (list, tuple) and all(map(is_plain, value))
+    return value is None or isinstance(value, (Tensor, str, int, float, bool, torch.dtype))
+
+
+def keep(tensor: Tensor) -> Tensor:
+    """Return a copy of a tensor on the CPU."""
+    return tensor.detach().cpu().clone()
+
+
+def is_float(tensor: Tensor) -> bool:
+    """Return whether a tensor is one that is computed with."""
+    return tensor.dtype in FLOATS or tensor.dtype == torch.float64
+
+
+def fits(one: Any, other: Any) -> bool:
+    """Return whether two values have tensors of the same shapes and types."""
+    first, second = tensors_in(one), tensors_in(other)
+    return len(first) == len(second) and all(a.shape == b.shape and a.dtype == b.dtype for a, b in zip(first, second))
+
+
+# Generators.
+
+
+def generators() -> Dict[str, Any]:
+    """Return the states of the generators of torch."""
+    states: Dict[str, Any] = {"torch": torch.get_rng_state()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        states["cuda"] = torch.cuda.get_rng_state_all()
+    return states
+
+
+def set_generators(states: Dict[str, Any]) -> None:
+    """Restore the generators of torch."""
+    torch.set_rng_state(states["torch"])
+    if "cuda" in states and torch.cuda.device_count() >= len(states["cuda"]):
+        torch.cuda.set_rng_state_all(states["cuda"])
+
+
+def all_generators() -> Dict[str, Any]:
+    """Return the states of the generators of torch, Python and NumPy."""
+    states = {**generators(), "python": random.getstate()}
+    if "numpy" in sys.modules:
+        name, words, *rest = sys.modules["numpy"].random.get_state()
+        states["numpy"] = [str(name), [int(word) for word in words], *[float(one) for one in rest]]
+    return states
+
+
+def set_all_generators(states: Dict[str, Any]) -> None:
+    """Restore them."""
+    set_generators(states)
+    version, words, gauss = states["python"]
+    random.setstate((version, tuple(words), gauss))
+    if "numpy" in states and "numpy" in sys.modules:
+        name, words, place, has_gauss, gauss = states["numpy"]
+        numpy = sys.modules["numpy"]
+        numpy.random.set_state((name, numpy.array(words, dtype="uint32"), int(place), int(has_gauss), gauss))
+
+
+def seed_all(seed: Optional[int]) -> None:
+    """Seed torch, Python and NumPy; None leaves them as they are."""
+    if seed is None:
+        return
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed % 2**32)
+
+
+def autocast_state() -> Dict[str, Any]:
+    """Return which types autocast computes in, by device; empty outside of it."""
+    state: Dict[str, Any] = {}
+    if hasattr(torch, "get_autocast_dtype"):  # from torch 2.4 on
+        devices = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+        return {device: torch.get_autocast_dtype(device) for device in devices}
+    if torch.is_autocast_enabled():
+        state["cuda"] = torch.get_autocast_gpu_dtype()
+    if getattr(torch, "is_autocast_cpu_enabled", bool)():
+        state["cpu"] = torch.get_autocast_cpu_dtype()
+    return state
+
+
+@contextlib.contextmanager
+def autocast_as(state: Dict[str, Any]) -> Iterator[None]:
+    """Compute as autocast did."""
+    with contextlib.ExitStack() as stack:
+        for device, dtype in state.items():
+            stack.enter_context(torch.autocast(device, dtype=dtype))
+        yield
+
+
+# Modules in fp64.
+
+
+class InDouble(TorchFunctionMode):
+    """Computes in fp64 what asks for a narrower type, and draws the dropout of the narrower type.
+
+    Args:
+        drawn: the type of the values that dropout has in the training.
+        masks: gets what was drawn, each with what was asked for.
+        given: masks to use, in the place of those that this torch would draw, where the same is asked for.
+        double: False leaves the types as they are, and only uses the given masks.
+    """
+
+    def __init__(self, drawn: torch.dtype, masks: List[Any], given: List[Any], *, double: bool) -> None:
+        super().__init__()
+        self._drawn, self._masks, self._given, self._double = drawn, masks, list(given), double
+
+    def __torch_function__(self, function: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, kwargs = getattr(function, "__name__", ""), dict(kwargs or {})
+        if name in DROPOUTS and isinstance(args[0], Tensor) and is_float(args[0]):
+            return self._drop(function, args[0], args[1:], kwargs)
+        if not self._double:
+            return function(*args, **kwargs)
+        if name in NARROW and isinstance(args[0], Tensor) and args[0].dtype == torch.float64:
+            return args[0]
+        args = tuple(map(_widen, args)) if args and isinstance(args[0], Tensor) and is_float(args[0]) else args
+        return function(*args, **{key: _widen(one) for key, one in kwargs.items()})
+
+    def _drop(self, function: Any, tensor: Tensor, args: Any, kwargs: Any) -> Tensor:
+        asked = repr((tuple(tensor.shape), args, sorted(kwargs.items())))
+        mask = function(torch.ones_like(tensor, dtype=self._drawn), *args, **kwargs)
+        if self._given:
+            before, given = self._given.pop(0)
+            mask = given.to(mask) if before == asked else mask
+        self._masks.append([asked, keep(mask)])
+        dropped: Tensor = tensor * mask.to(tensor.dtype)
+        return dropped
+
+
+def drawn_mask() -> Tensor:
+    """Return what this torch draws for dropout from a known seed."""
+    states = generators()
+    torch.manual_seed(0)
+    mask = nn.functional.dropout(torch.ones(1000), 0.5)
+    set_generators(states)
+    return mask
+
+
+def _widen(value: Any) -> Any:
+    return torch.float64 if isinstance(value, torch.dtype) and value in FLOATS else value
+
+
+@contextlib.contextmanager
+def weights_in(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Change the weights and buffers of a module, and restore both, and what the module does with its buffers."""
+    weights = [(one, one.data) for one in module.parameters()]
+    buffers = [(each, dict(each._buffers)) for each in module.modules()]
+    copies = {id(one): one.clone() for one in module.buffers()}
+    try:
+        for weight, data in weights:
+            weight.data = change(data) if is_float(data) else data
+        for each, held in buffers:
+            for name, one in held.items():
+                if one is not None:
+                    each._buffers[name] = change(one).clone() if is_float(one) else one.clone()
+        yield
+    finally:
+        for weight, data in weights:
+            weight.data = data
+        for each, held in buffers:
+            for one in held.values():
+                if one is not None:
+                    one.data.copy_(copies[id(one)])
+            each._buffers.update(held)
+
+
+class Call:
+    """What a module was given in the step: inputs, generators, autocast, and the gradients of its outputs."""
+
+    def __init__(self, name: str, number: int, args: Any, kwargs: Any, needs: List[bool]) -> None:
+        self.name, self.number, self.args, self.kwargs, self.needs = name, number, args, kwargs, needs
+        self.generators = generators()
+        self.autocast = autocast_state()
+        self.gradients: List[Optional[Tensor]] = []
+        self.output: Any = None
+        self.training = True
+
+    def data(self) -> Dict[str, Any]:
+        """Return it as plain data."""
+        return {name: value for name, value in vars(self).items() if name != "autocast"}
+
+
+def _nudge(tensor: Tensor, part: float, noise: torch.Generator) -> Tensor:
+    """Change each number by a part of it, up or down."""
+    if not part or tensor.dtype != torch.float64:
+        return tensor
+    signs = torch.randint(0, 2, tensor.shape, generator=noise).to(tensor) * 2 - 1
+    return tensor * (1 + part * signs)
+
+
+def answer(
+    module: nn.Module, call: Dict[str, Any], autocast: Dict[str, Any], *, double: bool = False, nudge: float = 0.0,
+    run: Optional[Callable[..., Any]] = None, masks: Optional[List[Any]] = None, given: Optional[List[Any]] = None,
+) -> Dict[str, Named]:  # fmt: skip
+    """Call a module by itself, and return its outputs, gradients of inputs and weights, and buffers behind the call.
+
+    Args:
+        call: its inputs, output gradients and generators.
+        double: computes in fp64.
+        nudge: changes each input, gradient and weight, and what each module inside returns, by that part of it, up or
+            down, as roundings would. It shows also where a gradient is a sum of large terms that cancel out.
+        run: what is called in its place, such as its compiled form.
+        masks: gets the masks of dropout; `given` are those to use.
+    """
+    device = next((one.device for one in module.parameters()), None)
+    noise = torch.Generator().manual_seed(0)
+
+    def change(tensor: Tensor) -> Tensor:
+        tensor = tensor.detach() if device is None else tensor.detach().to(device)
+        if double and is_float(tensor):
+            tensor = _nudge(tensor.double(), nudge, noise)
+        return tensor
+
+    leaves: List[Tensor] = []
+    needs = iter(call["needs"])
+
+    def make(tensor: Tensor) -> Tensor:
+        leaf = change(tensor)
+        if next(needs) and is_float(leaf):
+            leaf = leaf.clone().requires_grad_(True)
+            leaves.append(leaf)
+        return leaf.clone()  # the module may change it in place
+
+    drawn = next((one.dtype for one in tensors_in((call["args"], call["kwargs"])) if is_float(one)), torch.float32)
+    default = torch.get_default_dtype()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(weights_in(module, change))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(autocast_as(autocast))
+        args, kwargs = change_tensors(make, call["args"]), change_tensors(make, call["kwargs"])
+        set_generators(call["generators"])
+        for inner in module.modules() if nudge else ():
+            if inner is not module:
+                hook = inner.register_forward_hook(
+                    lambda _, given, output: change_tensors(lambda one: _nudge(one, nudge, noise), output)
+                )
+                stack.callback(hook.remove)
+        if double:
+            stack.callback(torch.set_default_dtype, default)
+            torch.set_default_dtype(torch.float64)
+        if (double or given) and TorchFunctionMode is not object:
+            stack.enter_context(InDouble(drawn, [] if masks is None else masks, given or [], double=double))
+        result = (run or module)(*args, **kwargs)
+        outputs = tensors_in(result)
+        weights = [(name, one) for name, one in module.named_parameters() if one.requires_grad]
+        pairs = [
+            (output, change(gradient).to(output.dtype))
+            for output, gradient in zip(outputs, call["gradients"])
+            if gradient is not None and output.requires_grad
+        ]
+        found: List[Optional[Tensor]] = [None] * (len(leaves) + len(weights))
+        if pairs and found:
+            found = list(torch.autograd.grad(
+                [output for output, _ in pairs], leaves + [one for _, one in weights],
+                [gradient for _, gradient in pairs], allow_unused=True,
+            ))  # fmt: skip
+        buffers = {name: one.detach().clone() for name, one in module.named_buffers() if is_float(one)}
+    named = [str(number) for number in range(len(leaves))] + [name for name, _ in weights]
+    gradients = [(name, one.detach()) for name, one in zip(named, found) if one is not None]
+    count = sum(one is not None for one in found[: len(leaves)])
+    return {
+        "fwd": {str(number): one.detach() for number, one in enumerate(outputs) if is_float(one)},
+        "dgrad": dict(gradients[:count]),
+        "wgrad": dict(gradients[count:]),
+        "state": buffers,
+    }
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    """Return how far a tensor is from another one, in lengths of that; infinities at equal places do not count."""
+    if one.shape != other.shape:
+        return math.inf
+    one, other = one.detach().cpu().double(), other.detach().cpu().double()
+    finite = torch.isfinite(other)
+    if not bool(finite.all()):
+        if not bool((torch.isfinite(one) == finite).all()):
+            return math.inf
+        one, other = one[finite], other[finite]
+    apart, size = float((one - other).norm()), float(other.norm())
+    return 0.0 if apart == 0 else apart / size if size > 0 and math.isfinite(apart) else math.inf
+
+
+Entry = Dict[str, Any]
+
+
+def rows_of(
+    native: Dict[str, Named], exact: Dict[str, Named], nudged: Dict[str, Named], known: Optional[Dict[str, Named]]
+) -> Dict[str, Dict[str, Entry]]:
+    """Return of each tensor of each part its error, its conditioning, and how far the fp64 answer is from a known one.
+
+    `moved` is what a change of all inputs by half a unit in the last place makes of the fp64 answer.
+    """
+    parts: Dict[str, Dict[str, Entry]] = {}
+    for part, tensors in exact.items():
+        for name, one in tensors.items():
+            if name not in native[part]:
+                continue
+            entry: Entry = {
+                "error": distance(native[part][name], one),
+                "moved": distance(nudged[part].get(name, one), one),
+                "unit": torch.finfo(native[part][name].dtype).eps / 2,
+            }
+            if known is not None:
+                there = known.get(part, {}).get(name)
+                entry["same"] = math.inf if there is None else distance(one, there)
+            parts.setdefault(part, {})[name] = entry
+        for name in (known or {}).get(part, {}):
+            if name not in tensors:  # such as the gradient of a branch that is detached now
+                parts.setdefault(part, {})[name] = {"error": 0.0, "moved": 0.0, "unit": 2.0**-24, "same": math.inf}
+    return parts
+
+
+# The optimizer.
+
+
+def update_answer(
+    optimizer: Any, step: Callable[[], Any], gradients: List[Optional[Tensor]], names: List[str],
+    *, double: bool = False, nudge: float = 0.0,
+) -> Dict[str, Named]:  # fmt: skip
+    """Take a step of an optimizer from given gradients, return updates and state, and restore everything."""
+    params = [one for group in optimizer.param_groups for one in group["params"]]
+    noise = torch.Generator().manual_seed(0)
+
+    def widen(tensor: Tensor) -> Tensor:
+        tensor = tensor.detach().clone()
+        if not double or not is_float(tensor):
+            return tensor
+        return _nudge(tensor.double(), nudge, noise)
+
+    held = [(one, one.data, one.grad, dict(optimizer.state[one]) if one in optimizer.state else None) for one in params]
+    groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    updates: Named = {}
+    state: Named = {}
+    try:
+        for (param, data, _, kept), gradient in zip(held, gradients):
+            param.grad = None
+            param.data = widen(data)
+            param.grad = None if gradient is None else widen(gradient.to(data.device))
+            if kept is not None:
+                optimizer.state[param] = {
+                    key: (widen(one) if one.shape == data.shape and one.dim() else one.clone())
+                    if isinstance(one, Tensor) else one
+                    for key, one in kept.items()
+                }  # fmt: skip
+        before = [param.data.clone() for param in params]
+        step()
+        for name, param, first in zip(names, params, before):
+            updates[name] = param.data.double() - first.double()
+            for key, one in optimizer.state.get(param, {}).items():
+                if isinstance(one, Tensor) and one.dim() and one.shape == param.shape:
+                    state["%s of %s" % (key, name)] = one.detach().clone()
+    finally:
+        for param, data, gradient, kept in held:
+            param.grad = None
+            param.data = data
+            param.grad = gradient
+            optimizer.state.pop(param, None)
+            if kept is not None:
+                optimizer.state[param] = kept
+        for group, options in zip(optimizer.param_groups, groups):
+            group.update(options)
+    return {"update": updates, "state": state}
+
+
+# Watching a script.
+
+
+class Watch:
+    """Follows the steps of the script of this process; `install` until `remove`.
+
+    A step begins at the first call of a module that is trained, and ends where an optimizer steps.
+    """
+
+    def __init__(self, step: int) -> None:
+        self.target, self.step = step, 0
+        self.is_inside = self.is_started = self.is_over = self.has_trained = self.is_stepping = False
+        self.depth = 0
+        self.tops: List[nn.Module] = []
+        self.optimizers: List[Any] = []
+        self.batches: List[Any] = []
+        self.names: Dict[int, str] = {}
+        self.top_names: Dict[str, str] = {}  # of the module that the script calls, by the name of one in it
+        self._undo: List[Tuple[Any, str, Any]] = []
+
+    def install(self) -> None:
+        """Watch from now on."""
+        self._wrap(nn.Module, "__call__", self._call)
+        self._wrap(torch.optim.Optimizer, "__init__", self._make_optimizer)
+        loader = torch.utils.data.dataloader._BaseDataLoaderIter
+        self._wrap(loader, "__next__", self._load)
+        self._wrap(torch.autograd, "backward", self._backward)
+
+    def remove(self) -> None:
+        """Watch no longer."""
+        while self._undo:
+            owner, name, inner = self._undo.pop()
+            setattr(owner, name, inner)
+
+    def _wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
+        inner = getattr(owner, name)
+        self._undo.append((owner, name, inner))
+
+        @functools.wraps(inner)
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            return around(inner, *args, **kwargs)
+
+        setattr(owner, name, replacement)
+
+    def _make_optimizer(self, inner: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        inner(optimizer, *args, **kwargs)
+        kind = type(optimizer)
+        if not vars(kind).get("_watched_step") and callable(getattr(optimizer, "step", None)):
+            kind._watched_step = True
+            self._undo.append((kind, "_watched_step", False))
+            self._wrap(kind, "step", self._step)
+        self.optimizers.append(optimizer)
+
+    def _step(self, inner: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.is_over or self.is_stepping:
+            return inner(optimizer, *args, **kwargs)
+        closure = args[0] if args else kwargs.get("closure")
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+            args, kwargs = (), {"closure": lambda: loss}
+        self.is_stepping = True
+        try:
+            if self.is_started:
+                self.end_step(optimizer, functools.partial(inner, optimizer, *args, **kwargs))
+            return inner(optimizer, *args, **kwargs)
+        finally:
+            self.is_stepping = False
+            self.step += 1
+            self.batches = []
+
+    def _load(self, inner: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.load(inner(*args, **kwargs))
+
+    def _trains(self, module: nn.Module) -> bool:
+        if not torch.is_grad_enabled():
+            return False
+        if module.training:
+            self.has_trained = True
+        return module.training or not self.has_trained
+
+    def _call(self, inner: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        is_compiling = getattr(getattr(torch, "compiler", None), "is_compiling", bool)
+        if self.is_inside or self.is_over or self.step < self.target or is_compiling() or not torch.is_grad_enabled():
+            return inner(module, *args, **kwargs)
+        if self.depth == 0:
+            if not self._trains(module) or (not self.is_started and next(module.parameters(), None) is None):
+                return inner(module, *args, **kwargs)
+            args, kwargs = self._enter(module, args, kwargs)
+        self.depth += 1
+        try:
+            return self.call(inner, module, args, kwargs)
+        finally:
+            self.depth -= 1
+
+    def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> Tuple[Any, Any]:
+        self.is_inside = True
+        try:
+            with torch.no_grad():
+                if not self.is_started:
+                    self.is_started = True
+                    self.start_step()
+                if not any(module is one for one in self.tops):
+                    self._name(module)
+                    self.tops.append(module)
+                    self.start_module(module, len(self.tops) - 1)
+                return self.enter(module, args, kwargs)
+        finally:
+            self.is_inside = False
+
+    def _name(self, top: nn.Module) -> None:
+        """Name the modules of one that the script calls: the first one's as in its state, others' behind its class."""
+        kind = type(top).__name__
+        same = sum(type(one).__name__ == kind for one in self.tops)
+        own = kind if not same else "%s %d" % (kind, same + 1)
+        for name, module in top.named_modules():
+            inner = name if not self.tops else "%s.%s" % (own, name)
+            self.names.setdefault(id(module), inner if name else own)
+            self.top_names.setdefault(self.names[id(module)], own)
+
+    def _backward(self, inner: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.is_started and not self.is_over:
+            self.see_loss(tensors if isinstance(tensors, Tensor) else next(iter(tensors)))
+        return inner(tensors, *args, **kwargs)
+
+    def names_of(self, optimizer: Any) -> List[str]:
+        """Return the names of what an optimizer trains."""
+        known: Dict[int, str] = {}
+        for number, top in enumerate(self.tops):
+            for name, one in top.named_parameters():
+                known.setdefault(id(one), name if not number else "%s.%s" % (self.names[id(top)], name))
+        params = [one for group in optimizer.param_groups for one in group["params"]]
+        return [known.get(id(one), "parameter %d" % (number + 1)) for number, one in enumerate(params)]
+
+    # What a kind of watch does.
+
+    def load(self, batch: Any) -> Any:
+        return batch
+
+    def start_step(self) -> None: ...
+
+    def start_module(self, module: nn.Module, number: int) -> None: ...
+
+    def enter(self, module: nn.Module, args: Any, kwargs: Any) -> Tuple[Any, Any]:
+        return args, kwargs
+
+    def call(self, inner: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        return inner(module, *args, **kwargs)
+
+    def see_loss(self, loss: Tensor) -> None: ...
+
+    def end_step(self, optimizer: Any, step: Callable[[], Any]) -> None: ...
+
+
+class Keeper(Watch):
+    """Keeps a step in a file.
+
+    Attributes:
+        fault: why there is none; "" if there is.
+    """
+
+    def __init__(self, path: str, step: int, facts: Optional[Dict[str, Any]] = None) -> None:
+        super().__init__(step)
+        self.path, self.fault, self.size = path, "the script made no step %d" % step, 0
+        self.capsule: Dict[str, Any] = {"format": FORMAT, "schema": SCHEMA, "step": step, **(facts or {})}
+
+    def load(self, batch: Any) -> Any:
+        if not self.is_over and is_plain(batch):
+            self.batches.append(change_tensors(keep, batch))
+        return batch
+
+    def start_step(self) -> None:
+        self.capsule.update(
+            torch=str(torch.__version__), models=[], calls=[], generators=all_generators(),
+            optimizers=[_state_of(one) for one in self.optimizers],
+        )  # fmt: skip
+
+    def start_module(self, module: nn.Module, number: int) -> None:
+        self.capsule["models"].append({
+            "kind": type(module).__name__,
+            "weights": {name: keep(one) for name, one in module.named_parameters()},
+            "buffers": {name: keep(one) for name, one in module.named_buffers()},
+        })  # fmt: skip
+
+    def enter(self, module: nn.Module, args: Any, kwargs: Any) -> Tuple[Any, Any]:
+        number = next(number for number, one in enumerate(self.tops) if one is module)
+        given = [change_tensors(keep, one) if is_plain(one) else None for one in (args, kwargs)]
+        derived = any(one.requires_grad for one in tensors_in((args, kwargs)))  # of other modules
+        self.capsule["calls"].append({"model": number, "args": None if derived else given[0],
+                                      "kwargs": None if derived else given[1]})  # fmt: skip
+        return args, kwargs
+
+    def end_step(self, optimizer: Any, step: Callable[[], Any]) -> None:
+        self.is_over = True
+        self.capsule["batches"] = self.batches
+        size = sum(one.numel() * one.element_size() for one in tensors_in(self.capsule))
+        if size > MAX_BYTES:
+            self.fault = "step %d needs %.0f MB of weights, optimizer state and batch, more than %.0f MB" % (
+                self.target, size / 1e6, MAX_BYTES / 1e6,
+            )  # fmt: skip
+            return
+        part = "%s.part" % self.path
+        torch.save(self.capsule, part)
+        os.replace(part, self.path)
+        self.fault, self.size = "", size
+
+
+def _state_of(optimizer: Any) -> Dict[str, Any]:
+    params = [one for group in optimizer.param_groups for one in group["params"]]
+    return {
+        "kind": type(optimizer).__name__,
+        "groups": [{key: one for key, one in group.items() if key != "params" and is_plain(one)}
+                   for group in optimizer.param_groups],
+        "state": [{key: change_tensors(keep, one) for key, one in optimizer.state.get(param, {}).items()
+                   if is_plain(one)} for param in params],
+    }  # fmt: skip
+
+
+class Replay(Watch):
+    """Repeats the step of a capsule.
+
+    Args:
+        answers: of `base`, which judges first and makes them; None there.
+        compiled: the backend of torch.compile for the models that the script calls; None for none.
+    """
+
+    def __init__(
+        self, capsule: Dict[str, Any], answers: Optional[Dict[str, Any]], compiled: Optional[str] = None
+    ) -> None:
+        # With the batches of a loader the first step of the script is as good as any other.
+        super().__init__(0 if capsule["batches"] else capsule["step"])
+        self.capsule, self.known, self.compiled = capsule, answers, compiled
+        self.calls: Dict[Tuple[str, int], Call] = {}
+        self.modules: Dict[str, nn.Module] = {}
+        self.counts: Dict[str, int] = {}
+        self.entered = self.loaded = 0
+        self.loss: Optional[float] = None
+        self.loss_gradients: Dict[str, Tensor] = {}
+        self.groups: List[Any] = []
+        self.rows: Rows = []
+        self.answers: Dict[str, Any] = {}
+        self.notes: List[str] = []
+        self.is_judged = self.draws_otherwise = False
+
+    def load(self, batch: Any) -> Any:
+        kept = self.capsule["batches"]
+        if self.is_over or not kept:
+            return batch
+        number = min(self.loaded, len(kept) - 1)
+        self.loaded += 1
+        if type(batch) is not type(kept[number]) or not fits(batch, kept[number]):
+            return batch
+        return change_tensors(lambda one: one.clone(), kept[number])
+
+    def start_step(self) -> None:
+        set_all_generators(self.capsule["generators"])
+        kept = self.capsule["optimizers"]
+        self.groups = [_state_of(one)["groups"] for one in self.optimizers]
+        before = self.groups if self.known is None else self.known["groups"]
+        for number, (optimizer, state) in enumerate(zip(self.optimizers, kept)):
+            params = [one for group in optimizer.param_groups for one in group["params"]]
+            for param, held in zip(params, state["state"]):
+                if held:
+                    device = param.device
+                    optimizer.state[param] = {
+                        key: one
+                        if not isinstance(one, Tensor)
+                        else one.clone().to(device)
+                        if one.dim()
+                        else one.clone()
+                        for key, one in held.items()
+                    }
+            # What a schedule has changed up to the step; what another script sets otherwise stays so.
+            for place, (group, values) in enumerate(zip(optimizer.param_groups, state["groups"])):
+                first = before[number][place] if number < len(before) and place < len(before[number]) else {}
+                for key, value in values.items():
+                    if key in group and key in first and group[key] == first[key]:
+                        group[key] = value
+
+    def start_module(self, module: nn.Module, number: int) -> None:
+        for _, each in module.named_modules():
+            self.modules.setdefault(self.names[id(each)], each)
+        if number >= len(self.capsule["models"]):
+            return
+        kept = self.capsule["models"][number]
+        own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+        for name, one in {**kept["weights"], **kept["buffers"]}.items():
+            if name not in own:
+                raise Refusal("the capsule has %s, and the %s of the script has not" % (name, type(module).__name__))
+            if own[name].shape != one.shape:
+                raise Refusal("%s is %s in the capsule, and %s in the script" % (
+                    name, list(one.shape), list(own[name].shape)))  # fmt: skip
+            own[name].data.copy_(one)
+
+    def enter(self, module: nn.Module, args: Any, kwargs: Any) -> Tuple[Any, Any]:
+        calls = self.capsule["calls"]
+        if self.entered < len(calls):
+            kept = calls[self.entered]
+            device = next((one.device for one in module.parameters()), torch.device("cpu"))
+            for now, then in ((args, kept["args"]), (kwargs, kept["kwargs"])):
+                if then is not None and not fits(now, then):
+                    shapes = [[list(one.shape) for one in tensors_in(side)] for side in (now, then)]
+                    raise Refusal(
+                        "the script gives its model other inputs than in the capsule: %s, not %s" % tuple(shapes)
+                    )
+            if kept["args"] is not None:
+                if not self.capsule["batches"] and not all(
+                    torch.equal(one.cpu(), other) for one, other in zip(tensors_in(args), tensors_in(kept["args"]))
+                ):
+                    self.notes.append("the script has another batch at this step; seed it, so that targets fit too")
+                args = change_tensors(lambda one: one.clone().to(device), kept["args"])
+            if kept["kwargs"] is not None:
+                kwargs = change_tensors(lambda one: one.clone().to(device), kept["kwargs"])
+        self.entered += 1
+        return args, kwargs
+
+    def call(self, inner: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        name = self.names.get(id(module))
+        if name is None:  # made in a forward pass
+            return inner(module, *args, **kwargs)
+        number = self.counts.get(name, 0)
+        self.counts[name] = number + 1
+        if not (is_plain(args) and is_plain(kwargs)):
+            if self.known is None:
+                self.notes.append("%s is not judged: its inputs are no tensors" % name)
+            return inner(module, *args, **kwargs)
+        is_base = self.known is None
+        given = (args, kwargs) if not is_base else change_tensors(keep, (args, kwargs))
+        needs = [one.requires_grad for one in tensors_in((args, kwargs))]
+        call = self.calls[name, number] = Call(name, number, given[0], given[1], needs)
+        call.training = module.training
+        result = inner(module, *args, **kwargs)
+        outputs = tensors_in(result)
+        is_top = self.depth == 1 and next(module.parameters(), None) is not None
+        if not is_base:
+            call.args = call.kwargs = None
+            known = self.known["calls"].get("%s#%d" % (name, number)) if self.known is not None else None
+            if is_top and known is not None and fits(result, known["output"]):
+                given_out = iter(tensors_in(known["output"]))
+                result = change_tensors(lambda one: _replace(one, next(given_out).to(one.device)), result)
+                outputs = tensors_in(result)
+        elif is_top:
+            call.output = [keep(one) for one in outputs]
+        call.gradients = [None] * len(outputs)
+        for place, output in enumerate(outputs):
+            if output.requires_grad and (is_base or is_top):
+                output.register_hook(functools.partial(self._keep_gradient, call, place, is_top))
+        return result
+
+    def _keep_gradient(self, call: Call, place: int, is_top: bool, gradient: Tensor) -> None:
+        if not self.is_inside:
+            call.gradients[place] = keep(gradient)
+            if is_top:
+                self.loss_gradients["%s#%d.%d" % (call.name, call.number, place)] = keep(gradient)
+
+    def see_loss(self, loss: Tensor) -> None:
+        if self.loss is None and loss.numel() == 1:
+            self.loss = float(loss.detach())
+
+    def end_step(self, optimizer: Any, step: Callable[[], Any]) -> None:
+        self.is_over = self.is_inside = True
+        params = [one for group in optimizer.param_groups for one in group["params"]]
+        gradients = [None if one.grad is None else keep(one.grad) for one in params]
+        for number, top in enumerate(self.tops[: len(self.capsule["models"])]):
+            own = dict(top.named_buffers())
+            for name, one in self.capsule["models"][number]["buffers"].items():
+                own[name].data.copy_(one)
+        for param in params:
+            param.grad = None
+        self._judge_modules()
+        self._judge_update(optimizer, step, gradients)
+        self._judge_rest(optimizer, gradients)
+        if self.known is None:
+            self.answers.update(
+                groups=self.groups, loss=self.loss, loss_gradients=self.loss_gradients,
+                gradients=gradients, optimizer=type(optimizer).__name__,
+            )  # fmt: skip
+        self.is_judged = True
+        raise Done
+
+    def _judge_modules(self) -> None:
+        calls = {"%s#%d" % key: call.data() for key, call in self.calls.items()} if self.known is None else {}
+        given = calls if self.known is None else self.known["calls"]
+        tops = {id(one) for one in self.tops}
+        self.draws_otherwise = others = self.known is not None and not torch.equal(drawn_mask(), self.known["drawn"])
+        if others:
+            self.notes.append("this torch draws other dropout from the same generator; it gets that of the base")
+        for key, call in given.items():
+            module = self.modules.get(call["name"])
+            if module is None:
+                self.notes.append("the script has no module %s" % call["name"])
+                continue
+            own = self.calls.get((call["name"], call["number"]))
+            row: Dict[str, Any] = {"module": call["name"], "kind": type(module).__name__, "call": call["number"]}
+            row["top"] = self.top_names[call["name"]]
+            run = None
+            if self.compiled is not None:
+                if id(module) not in tops:
+                    continue
+                run = torch.compile(module, backend=self.compiled)
+            known = self.known["exact"].get(key) if self.known is not None else None
+            try:
+                autocast = own.autocast if own is not None else {}
+                masks: List[Any] = []
+                drawn = self.known["masks"].get(key) if others and self.known is not None else None
+                native = answer(module, call, autocast, run=run, given=drawn)
+                exact = answer(module, call, {}, double=True, masks=masks, given=drawn)
+                # A unit of what the module computes in, which its inputs may have more bits than.
+                unit = max([torch.finfo(one.dtype).eps / 2 for one in native["fwd"].values()] or [2.0**-24])
+                nudged = answer(module, call, {}, double=True, nudge=unit, given=drawn)
+                row["parts"] = rows_of(native, exact, nudged, known)
+            except Exception as error:
+                row["why"] = "%s: %s" % (type(error).__name__, str(error).splitlines()[0] if str(error) else "")
+            else:
+                if self.known is None:
+                    self.answers.setdefault("exact", {})[key] = change_tensors(keep, exact)
+                    self.answers.setdefault("masks", {})[key] = masks
+            self.rows.append(row)
+        if self.known is None:
+            self.answers["calls"] = calls
+            self.answers.setdefault("exact", {})
+            self.answers.setdefault("masks", {})
+            self.answers["drawn"] = drawn_mask()
+
+    def _judge_update(self, optimizer: Any, step: Callable[[], Any], gradients: List[Optional[Tensor]]) -> None:
+        kind = type(optimizer).__name__
+        row: Dict[str, Any] = {"module": "(%s)" % kind, "kind": kind, "call": 0}
+        known = None if self.known is None else self.known.get("update")
+        names = self.names_of(optimizer)
+        if self.known is not None:
+            gradients = self.known["gradients"]
+        params = [one for group in optimizer.param_groups for one in group["params"]]
+        if self.known is not None and len(gradients) != len(params):
+            row["why"] = "it has %d parameters, not %d" % (len(params), len(gradients))
+            self.rows.append(row)
+            return
+        try:
+            native = update_answer(optimizer, step, gradients, names)
+            exact = update_answer(optimizer, step, gradients, names, double=True)
+            nudged = update_answer(optimizer, step, gradients, names, double=True, nudge=2.0**-24)
+            row["parts"] = rows_of(native, exact, nudged, known)
+            for name, param in zip(names, params):
+                entry = row["parts"].get("update", {}).get(name)
+                if entry is not None and name in exact["update"]:
+                    entry["unit"] = torch.finfo(param.dtype).eps / 2
+                    update = float(exact["update"][name].norm())
+                    # A weight holds its update as a difference of numbers of the weight's size.
+                    entry["rounding"] = entry["unit"] * float(param.detach().double().norm()) / update if update else 0
+        except Exception as error:
+            row["why"] = "%s: %s" % (type(error).__name__, str(error).splitlines()[0] if str(error) else "")
+        else:
+            if self.known is None:
+                self.answers["update"] = change_tensors(keep, exact)
+        self.rows.append(row)
+
+    def _judge_rest(self, optimizer: Any, gradients: List[Optional[Tensor]]) -> None:
+        """Judge what is in no module: the loss as a function of equal outputs, and what becomes of gradients."""
+        if self.known is None:
+            return
+        unit = 2.0**-24
+        parts: Dict[str, Dict[str, Entry]] = {"fwd": {}, "dgrad": {}}
+        if self.loss is not None and self.known["loss"] is not None:
+            apart = distance(torch.tensor([self.loss]), torch.tensor([self.known["loss"]]))
+            parts["fwd"]["loss"] = {"error": apart, "moved": 0.0, "unit": unit}
+        for name, one in self.known["loss_gradients"].items():
+            now = self.loss_gradients.get(name)
+            apart = math.inf if now is None else distance(now, one)
+            parts["dgrad"][name] = {"error": apart, "moved": 0.0, "unit": torch.finfo(one.dtype).eps / 2}
+        self.rows.append({"module": LOSS, "kind": "", "call": 0, "parts": parts})
+        one = [(a, b) for a, b in zip(gradients, self.known["gradients"]) if a is not None and b is not None]
+        # With other dropout the gradients of the whole step are others.
+        if one and not self.draws_otherwise and len(gradients) == len(self.known["gradients"]):
+            now, then = (torch.cat([pair[side].double().flatten() for pair in one]) for side in (0, 1))
+            missing = any((a is None) != (b is None) for a, b in zip(gradients, self.known["gradients"]))
+            apart = math.inf if missing else distance(now, then)
+            self.rows.append({"module": GRADIENTS, "kind": "", "call": 0,
+                              "parts": {"wgrad": {"all": {"error": apart, "moved": 0.0, "unit": unit}}}})  # fmt: skip
+
+
+def _replace(tensor: Tensor, value: Tensor) -> Tensor:
+    replaced: Any = _Replaced
+    return replaced.apply(tensor, value)  # type: ignore[no-any-return]
+
+
+class _Replaced(torch.autograd.Function):
+    """Gives a tensor another value, and passes its gradient on."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, value: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return gradient, None
+
+
+# Settings that a replay changes.
+
+
+def change_setting(name: str, value: str) -> None:
+    """Change a setting of this process.
+
+    Raises:
+        Refusal: there is no such setting, or it does nothing here.
+    """
+    if name == "threads":
+        torch.set_num_threads(int(value))
+    elif name == "onednn":
+        torch._C._set_mkldnn_enabled(value == "on")
+    elif name == "deterministic":
+        torch.use_deterministic_algorithms(value == "on", warn_only=True)
+    elif name == "denormals":
+        if not torch.set_flush_denormal(value == "flushed"):
+            raise Refusal("this processor cannot flush denormals")
+    elif name == "tf32":
+        if not torch.cuda.is_available():
+            raise Refusal("TF32 needs a GPU, and there is none: nothing would change")
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = value == "on"
+    elif name == "sdpa":
+        kinds = {"flash": "flash", "efficient": "mem_efficient", "math": "math", "cudnn": "cudnn"}
+        for key, one in kinds.items():
+            switch = getattr(torch.backends.cuda, "enable_%s_sdp" % one, None)
+            if switch is not None:
+                switch(key == value)
+            elif key == value:
+                raise Refusal("torch %s has no attention backend %s" % (torch.__version__, value))
+    elif name != "compile":
+        raise Refusal("there is no setting %s" % name)
+
+
+def run_script(words: List[str], is_module: bool) -> None:
+    """Run a script as the interpreter would."""
+    sys.argv = list(words)
+    sys.path.insert(0, os.getcwd() if is_module else os.path.dirname(os.path.abspath(words[0])))
+    if is_module:
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+        return
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    main.__file__ = words[0]
+    with open(words[0], "rb") as file:
+        exec(compile(file.read(), words[0], "exec"), vars(main))
+
+
+def read_capsule(path: str) -> Dict[str, Any]:
+    """Read a capsule.
+
+    Raises:
+        Refusal: the file is none.
+    """
+    try:
+        # Older ones cannot read all plain data so; `ampcompare replay` has read the file before them.
+        options = {"weights_only": True} if hasattr(torch, "get_autocast_dtype") else {}
+        capsule: Dict[str, Any] = torch.load(path, map_location="cpu", **options)
+        if capsule["format"] != FORMAT or capsule["schema"] != SCHEMA:
+            raise Refusal("%s is no capsule of this version" % path)
+        return capsule
+    except Refusal:
+        raise
+    except Exception as error:
+        text = (str(error) or type(error).__name__).splitlines()[0]
+        raise Refusal("cannot read the capsule %s: %s" % (path, text)) from None
+
+
+def repeat(
+    mode: str, capsule: str, answers: str, rows: str, changes: Dict[str, str], script: Callable[[], None]
+) -> None:
+    """Repeat the step of a capsule and write rows, or why there are none."""
+    found: Dict[str, Any] = {"torch": str(torch.__version__), "python": "%d.%d.%d" % sys.version_info[:3]}
+    watch = None
+    try:
+        for name, value in changes.items():
+            change_setting(name, value)
+        known = torch.load(answers, map_location="cpu", **_load_options()) if mode == "change" else None
+        kept = read_capsule(capsule)
+        seed_all(kept.get("seed"))
+        watch = Replay(kept, known, changes.get("compile"))
+        watch.install()
+        script()
+        found["fault"] = "the script ended before step %d" % watch.target
+    except Done:
+        pass
+    except Refusal as error:
+        found["fault"] = str(error)
+    except SystemExit as error:
+        found["fault"] = "the script ended before the step: exit code %s" % error.code
+    except BaseException as error:
+        found["fault"] = "%s: %s" % (type(error).__name__, error)
+    finally:
+        if watch is not None:
+            watch.remove()
+    if watch is not None and watch.is_judged:
+        found.pop("fault", None)
+        found.update(rows=watch.rows, notes=sorted(set(watch.notes)), loss=watch.loss)
+        if mode == "base":
+            torch.save(watch.answers, answers)
+    with open(rows, "w") as file:
+        json.dump(found, file)
+
+
+def _load_options() -> Dict[str, Any]:
+    """Return the options of `torch.load` for a file that this program has written itself."""
+    return {"weights_only": False} if "weights_only" in (torch.load.__doc__ or "") else {}
+
+
+def main(words: List[str]) -> int:
+    """Do what the words say."""
+    mode, capsule, *rest = words
+    count = 1 if mode == "keep" else 2
+    own, rest = rest[:count], rest[count:]
+    changes: Dict[str, str] = {}
+    while mode == "change" and rest and "=" in rest[0] and not os.path.exists(rest[0]):
+        name, _, value = rest.pop(0).partition("=")
+        changes[name] = value
+    is_module, rest = rest[:1] == ["-m"], rest[rest[:1] == ["-m"] :]
+    if mode != "keep":
+        repeat(mode, capsule, own[0], own[1], changes, lambda: run_script(rest, is_module))
+        return 0
+    keeper = Keeper(capsule, int(own[0]), {"script": rest[0], "arguments": rest[1:], "is_module": is_module})
+    keeper.install()
+    try:
+        run_script(rest, is_module)
+    finally:
+        if keeper.fault:
+            sys.stderr.write("no capsule: %s\n" % keeper.fault)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,63 @@
+"""`exec --capsule` and `replay`, on a script as users have it."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Call
+from tests.script.replay.steps import CONVOLUTIONS
+
+
+def _keep(python: Any, folder: Path, step: int) -> Any:
+    """Keep a step of the script in its folder; `exec` changes the process that it runs in."""
+    (folder / "train.py").write_text(CONVOLUTIONS)
+    words = ["-m", "ampcompare", "exec", "--capsule", str(step), "train.py"]
+    return python.run(words, folder, dict(os.environ))
+
+
+def _capsule(python: Any, folder: Path) -> Path:
+    done = _keep(python, folder, 2)
+    assert done.returncode == 0, done.stderr
+    assert "step 2 is in capsule.pt (0.0 MB)" in done.stderr
+    return folder / "capsule.pt"
+
+
+def test_a_setting_and_another_script(
+    call: Call, tmp_path: Path, forked_python: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exit code is the answer, the script's own files stay, and JSON has what was found."""
+    monkeypatch.chdir(tmp_path)
+    capsule = _capsule(forked_python, tmp_path)
+    (other := tmp_path / "other.py").write_text(
+        CONVOLUTIONS.replace("nn.BatchNorm2d(8)", "nn.BatchNorm2d(8, eps=1e-3)") + "open('trace.txt', 'w')\n"
+    )
+    same = call("replay", str(capsule), "--change", "onednn=off")
+    assert (same.code, same.out.startswith("onednn=off: noise: 12 modules")) == (0, True), same
+    done = call("replay", str(capsule), "--json", "--", str(other))
+    (found,) = json.loads(done.out)
+    assert (done.code, found["answer"], found["findings"][0]["module"]) == (1, "another function", "norm1"), found
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["capsule.pt", "other.py", "train.py"]
+
+
+def test_what_cannot_be_replayed(
+    call: Call, tmp_path: Path, forked_python: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each with what was seen and what to do."""
+    monkeypatch.chdir(tmp_path)
+    late = _keep(forked_python, tmp_path, 50)
+    assert (late.returncode, "no capsule: the script made no step 50" in late.stderr) == (3, True), late.stderr
+    capsule = _capsule(forked_python, tmp_path)
+    for words, text, code in (
+        ([str(tmp_path / "train.py"), "--change", "threads=2"], "cannot read the capsule", 2),
+        ([str(capsule)], "nothing is changed: give --change onednn=off", 2),
+        ([str(capsule), "--change", "sdpa=fast"], "--change sdpa=fast: there is no such change", 2),
+        ([str(capsule), "--stack", "old=/no/such/python"], "the stack old cannot be started", 4),
+    ):
+        done = call("replay", *words)
+        assert (done.code, text in done.err) == (code, True), done
+    (wide := tmp_path / "wide.py").write_text(CONVOLUTIONS.replace("nn.Linear(16, 10)", "nn.Linear(16, 12)"))
+    done = call("replay", str(capsule), "--", str(wide))
+    assert (done.code, "cannot tell" in done.out, "head.weight is [10, 16]" in done.out) == (3, True, True), done

@@ -1,0 +1,114 @@
+"""A step that is kept and repeated: mistakes are named where they are, and harmless changes are noise."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from ampcompare.script.replay import one_step
+from ampcompare.script.replay.one_step import Keeper
+from tests.script.replay.steps import (
+    CONVOLUTIONS,
+    MISTAKES,
+    REWRITES,
+    SETTINGS,
+    TRANSFORMER,
+    Mistake,
+    Sides,
+    watched,
+)
+
+
+@pytest.fixture(scope="module")
+def sides(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Sides]:
+    folder = tmp_path_factory.mktemp("steps")
+    return {
+        script: Sides(script, folder / f"{step}.pt", step) for step, script in ((3, TRANSFORMER), (2, CONVOLUTIONS))
+    }
+
+
+@pytest.mark.parametrize("script", [TRANSFORMER, CONVOLUTIONS], ids=["transformer", "convolutions"])
+def test_a_step_is_repeated_to_the_bit(script: str, sides: dict[str, Sides]) -> None:
+    """Every module is judged, and the loss is that of the training."""
+    base, found = sides[script].base, sides[script].judge(script)
+    assert (found.answer, found.exit_code, found.unjudged, found.notes) == ("noise", 0, {}, [])
+    assert found.modules == len(base.rows) - 1
+    assert all(max(one.units.get("fwd", (0.0,))) < 16 for one in found.errors)
+    assert any(max(one.units.get("fwd", (0.0,))) > 0.1 for one in found.errors)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.what.replace(" ", "-"))
+def test_a_mistake_is_named(mistake: Mistake, sides: dict[str, Sides]) -> None:
+    changed = mistake.script.replace(mistake.old, mistake.new)
+    assert changed != mistake.script
+    found = sides[mistake.script].judge(changed)
+    assert (found.answer, found.exit_code) == (mistake.answer, 1), found.sentence
+    assert mistake.module in found.module_names, found.sentence
+    own = [one for one in found.findings if one.module == mistake.module]
+    assert (own[0].answer, mistake.parts in [one.part for one in own]) == (mistake.answer, True), own
+    # Nothing else but the same mistake in other blocks.
+    kin = {
+        name.rpartition(".")[2] if mistake.module.count(".") > 1 else name.partition(".")[0]
+        for name in found.module_names
+    }
+    assert len(kin) == 1, found.module_names
+
+
+@pytest.mark.parametrize("name", REWRITES)
+def test_the_same_in_other_words_is_noise(name: str, sides: dict[str, Sides]) -> None:
+    script, old, new = REWRITES[name]
+    assert old in script
+    found = sides[script].judge(script.replace(old, new))
+    assert found.answer == "noise", found.findings
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=pytest.mark.slow) if "threads" in one else one for one in SETTINGS]
+)
+@pytest.mark.parametrize("script", [TRANSFORMER, CONVOLUTIONS], ids=["transformer", "convolutions"])
+def test_settings_are_noise(script: str, name: str, sides: dict[str, Sides]) -> None:
+    threads = torch.get_num_threads()
+    SETTINGS[name]()
+    try:
+        found = sides[script].judge(script)
+    finally:
+        torch.set_num_threads(threads)
+        torch._C._set_mkldnn_enabled(True)
+        torch.use_deterministic_algorithms(False)
+        torch.set_flush_denormal(False)
+    assert found.answer == "noise", found.findings
+
+
+def test_another_generator_is_noise(sides: dict[str, Sides], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some torch draws other dropout from an equal state: it gets the masks of the base, and another share is found."""
+    draw = torch.dropout
+
+    def other(tensor: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+        return draw(tensor.flip(0), p, train).flip(0)
+
+    monkeypatch.setattr("torch._VF.dropout", other)
+    found = sides[TRANSFORMER].judge(TRANSFORMER)
+    assert found.answer == "noise", found.findings
+    assert found.notes == ["this torch draws other dropout from the same generator; it gets that of the base"]
+    assert (
+        sides[TRANSFORMER].judge(TRANSFORMER.replace("Dropout(0.1)", "Dropout(0.2)")).module_names[0] == "blocks.0.drop"
+    )
+
+
+def test_a_step_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ampcompare.script.replay.one_step.MAX_BYTES", 10_000)
+    keeper = watched(CONVOLUTIONS, Keeper(str(tmp_path / "capsule.pt"), 1))
+    assert "step 1 needs 0 MB of weights, optimizer state and batch, more than 0 MB" in keeper.fault
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_program_is_for_old_pythons() -> None:
+    """It imports torch and the standard library, and is read by Python 3.7."""
+    tree = ast.parse(Path(one_step.__file__).read_text(encoding="utf-8"), feature_version=(3, 7))
+    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    names |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert not {name.partition(".")[0] for name in names} - {"torch", *sys.stdlib_module_names}
