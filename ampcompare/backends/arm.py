@@ -229,7 +229,7 @@ class Arm:
     @property
     def key(self) -> str:
         """The text that digests are made of: options under their full names, which no later spelling changes."""
-        return _joined(self.backend, {name: self._key_word(name, value) for name, value in self.options.items()})
+        return _join_words(self.backend, {name: self._key_word(name, value) for name, value in self.options.items()})
 
     def _full_word(self, name: str, value: Any) -> str:
         if name == self.spec.positional:
@@ -248,13 +248,13 @@ class Arm:
         return None
 
     def __str__(self) -> str:
-        return _joined(self.backend, self.words)
+        return _join_words(self.backend, self.words)
 
     def __hash__(self) -> int:
         return hash(str(self))
 
 
-def _joined(backend: str, words: Mapping[str, str]) -> str:
+def _join_words(backend: str, words: Mapping[str, str]) -> str:
     return f"{backend}:{','.join(words.values())}" if words else backend
 
 

@@ -17,7 +17,7 @@ BARE = re.compile(
 
 
 def hide_values_in_files(script: str | Path | None, arguments: Sequence[str]) -> None:
-    """Take for secrets what has the name of one in a script, or in settings beside it or that its arguments name.
+    """Take for secrets what has the name of one in a script, or in settings next to it or that its arguments name.
 
     Values of source code count where they are in quotes. Only memory of this process holds them; `mask` replaces them.
 
@@ -34,10 +34,10 @@ def _files(script: str | Path | None, arguments: Sequence[str]) -> Iterator[Path
     named = [Path(word.rpartition("=")[2]) for word in arguments if word]
     found = [path for path in named if path.suffix in SETTINGS | {".py"} or path.name == ".env"]
     if script is not None:
-        beside = Path(script).parent
-        found += [Path(script), beside / ".env"]
-        for folder in FOLDERS:
-            found += sorted(path for path in (beside / folder).rglob("*") if path.suffix in SETTINGS)[:MAX_FILES]
+        folder = Path(script).parent
+        found += [Path(script), folder / ".env"]
+        for name in FOLDERS:
+            found += sorted(path for path in (folder / name).rglob("*") if path.suffix in SETTINGS)[:MAX_FILES]
     yield from dict.fromkeys([*found, Path(".env")])
 
 
