@@ -46,7 +46,7 @@ def make_session(name: str) -> None:
         session.env.update(OMP_NUM_THREADS="1")
         pytest = ["python", "-m", "pytest", "-n", "2", "-q", "-p", "no:cacheprovider"]
         session.run(*pytest, "--unit", "--dist", "worksteal", *session.posargs)
-        session.run(*pytest, SMOKE)
+        session.run(*pytest, SMOKE, *session.posargs)
 
 
 for pair in PAIRS:

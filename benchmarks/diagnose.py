@@ -36,7 +36,7 @@ from ampcompare.diagnosis.watched_loop import ObservedPrecision
 from ampcompare.training.precision.cpu_half import cpu_half
 from tests.diagnosis.faults import NETWORKS, is_found, is_named, proposed
 
-ARMS = ("apex:O1", "apex:O2", "native:fp16", "native:bf16", "half:master_weights,dynamic")
+ARMS = ("apex:O1", "apex:O2", "native:fp16", "native:bf16", "half:masters=fp32,dynamic")
 WAYS = {"bare": 0.0, "ranges": 3.0, "drift": 6.0}  # name: largest ratio that is a goal
 
 

@@ -32,7 +32,7 @@ from ampcompare.tasks.models import build_model
 from ampcompare.training.precision import half
 from ampcompare.training.precision.base import Precision, make_precision
 
-ARMS = ("fp32", "apex:O1", "apex:O2", "apex:O3", "native:fp16", "half", "half:master_weights,dynamic")
+ARMS = ("fp32", "apex:O1", "apex:O2", "apex:O3", "native:fp16", "half", "half:masters=fp32,dynamic")
 IMPLEMENTATIONS = ("foreach", "foreach, skip on device", "fused", "fused, skip on device")
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda params, **options: torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=1e-4, **options),

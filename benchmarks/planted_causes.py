@@ -479,7 +479,7 @@ HEALTHY = (
     Training("a transformer, fp32", "fp32", loop=training(Transformer, sequences)),
     Training("a transformer, bf16", "native:bf16", loop=training(Transformer, sequences)),
     Training("an LSTM, fp32", "fp32", loop=training(Recurrent, sequences)),
-    Training("layers, Adam in one operation", "half:master_weights", loop=training(
+    Training("layers, Adam in one operation", "half:masters=fp32", loop=training(
         mlp(), optimizer=lambda params: torch.optim.AdamW(params, fused=True))),
 )  # fmt: skip
 # Written after the thresholds of `profile` were set, and not used to set them.

@@ -1,4 +1,4 @@
-"""The text of an arm, `backend[:option[,option...]]`, parsed, checked and written back in one canonical form.
+"""The text of an arm, `backend[:option[,option...]]`, parsed, checked and written back in one spelling.
 
 Needs neither torch nor pydantic, so that a mistyped arm is refused before anything heavy is imported.
 """
@@ -6,6 +6,7 @@ Needs neither torch nor pydantic, so that a mistyped arm is refused before anyth
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ UNTYPED = (
     "keep",
 )  # not in `Roles`
 HEAD_END = re.compile("[:,]")
+ARM_OF_LABEL = re.compile("(?P<arm>[^ @]+:[^ @]+)(?P<rest>.*)", re.DOTALL)
 
 
 def _guess(text: str) -> Any:
@@ -95,7 +97,7 @@ def _unknown(backend: str, spec: BackendSpec, name: str, given: Mapping[str, Any
     close = close_matches(name, [*parsers, *SHORTHANDS, *described_backends()])
     hint = f"did you mean {close[0]!r}? " if close else ""
     if any(read is INNER_ARM for read in parsers.values()):
-        hint += "options of the arm underneath are joined by +, as in over=half:dtype=bf16+kahan; "
+        hint += "options of the arm underneath are joined by +, as in over=half:bf16+kahan; "
     return f"backend {backend!r} has no option {name!r}: {hint}its options are: {', '.join(parsers) or 'none'}"
 
 
@@ -109,7 +111,7 @@ def _is_value(spec: BackendSpec, word: str) -> bool:
 
 @dataclass(frozen=True)
 class Arm:
-    """One backend with its options. `str(arm)` is canonical: equal arms have equal texts.
+    """One backend with its options. `str(arm)` is what people write and read: equal arms have equal texts.
 
     Attributes:
         backend: its name in `ampcompare.backends.catalog`.
@@ -219,15 +221,25 @@ class Arm:
 
     @property
     def words(self) -> dict[str, str]:
-        """Its options by name, each as the text of the arm has it."""
-        return {
-            name: _text_of(value)
-            if name == self.spec.positional
-            else name
-            if value is True
-            else f"{name}={_text_of(value)}"
-            for name, value in self.options.items()
-        }
+        """Its options by name, each as people write it, such as `bf16` for the dtype of `half`."""
+        spellings = self.spec.spellings
+        words = {name: self._full_word(name, value) for name, value in self.options.items()}
+        return {name: spellings.get(word, word) for name, word in words.items()}
+
+    @property
+    def key(self) -> str:
+        """The text that digests are made of: options under their full names, which no later spelling changes."""
+        return _join_words(self.backend, {name: self._key_word(name, value) for name, value in self.options.items()})
+
+    def _full_word(self, name: str, value: Any) -> str:
+        if name == self.spec.positional:
+            return _text_of(value)
+        return name if value is True else f"{name}={_text_of(value)}"
+
+    def _key_word(self, name: str, value: Any) -> str:
+        if (self.spec.parsers or {}).get(name) is INNER_ARM:
+            value = Arm.parse(value.replace("+", ",")).key.replace(",", "+")
+        return self._full_word(name, value)
 
     def without(self, option: str) -> Arm | None:
         """Return the arm without one of its options; None if the others need it."""
@@ -236,11 +248,14 @@ class Arm:
         return None
 
     def __str__(self) -> str:
-        words = self.words.values()
-        return f"{self.backend}:{','.join(words)}" if words else self.backend
+        return _join_words(self.backend, self.words)
 
     def __hash__(self) -> int:
         return hash(str(self))
+
+
+def _join_words(backend: str, words: Mapping[str, str]) -> str:
+    return f"{backend}:{','.join(words.values())}" if words else backend
 
 
 def parse_arms(texts: Iterable[str]) -> list[Arm]:
@@ -271,6 +286,22 @@ def same_arm(wanted: str | None, texts: Sequence[str]) -> str | None:
             if Arm.parse(text) == arm:
                 return text
     return wanted
+
+
+@functools.lru_cache(maxsize=1000)
+def respell(label: str) -> str:
+    """Return the label of a row as it is written now: older files name an arm by its `key`.
+
+    Args:
+        label: `ARM[@STACK] [NAME=VALUE ...][@SEED]`, or any other text, which is returned as it is.
+    """
+    parts = ARM_OF_LABEL.match(label)
+    if parts is None:
+        return label
+    with contextlib.suppress(ConfigError):
+        arm = Arm.parse(parts["arm"])
+        return str(arm) + parts["rest"] if arm.key == parts["arm"] else label
+    return label
 
 
 def full_name(head: str) -> str | None:

@@ -24,7 +24,7 @@ SPEC = library_spec(
         "16-mixed": "native:fp16",
         "bf16-mixed": "native:bf16",
         "16-true": "half",
-        "bf16-true": "half:dtype=bf16",
+        "bf16-true": "half:bf16",
     },
     does=(
         (

@@ -24,7 +24,7 @@ def _check(options: Options) -> str:
     inner = _inner(options)
     backend = inner.partition(":")[0]
     if backend not in ("native", "half") or "bf16" not in inner:
-        return f"over={inner} is not a bf16 arm of native or half; give over=native:bf16 or over=half:dtype=bf16"
+        return f"over={inner} is not a bf16 arm of native or half; give over=native:bf16 or over=half:bf16"
     return ""
 
 
@@ -113,6 +113,6 @@ SPEC = BackendSpec(
     contract=(
         ContractArm("fp8:tensorwise,align=1"),
         ContractArm("fp8:rowwise,align=1"),
-        ContractArm("fp8:rowwise,align=1,over=half:dtype=bf16"),
+        ContractArm("fp8:rowwise,align=1,over=half:bf16"),
     ),
 )

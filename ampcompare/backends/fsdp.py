@@ -105,7 +105,7 @@ def _script(types: dict[str, str], options: Options) -> tuple[str, ...]:
 def _check(options: Options) -> str:
     scaling: list[Any] = [name for name in ("init_scale", "growth_interval") if name in options]
     if scaling and not _is_fp16(options):
-        return f"{scaling[0]} belongs to a loss scale, which bf16 does not need; add param=fp16, or leave it out"
+        return f"{scaling[0]} belongs to a loss scale, which bf16 does not need; add fp16, or leave it out"
     return ""
 
 
@@ -123,6 +123,7 @@ SPEC = BackendSpec(
         "growth_interval": count,
     },
     aliases={"bf16": "param=bf16", "fp16": "param=fp16"},
+    spellings={"param=bf16": "bf16", "param=fp16": "fp16"},
     written={"param": "bfloat16"},
     implied={"reduce": "float32", "output": "float32"},
     check=_check,
@@ -130,8 +131,8 @@ SPEC = BackendSpec(
     parallel="fsdp",
     checkpoint=CheckpointState(grad_scaler=_is_fp16),
     contract=(
-        ContractArm("fsdp:param=bf16"),
-        ContractArm("fsdp:param=bf16,reduce=bf16,keep_fp32=0"),
-        ContractArm("fsdp:param=fp16", skips_steps=True),
+        ContractArm("fsdp:bf16"),
+        ContractArm("fsdp:bf16,reduce=bf16,keep_fp32=0"),
+        ContractArm("fsdp:fp16", skips_steps=True),
     ),
 )

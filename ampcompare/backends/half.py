@@ -87,7 +87,7 @@ def _check(options: Options) -> str:
 def _why_unsharded(options: Options) -> str:
     own = [name for name in options if name != "dtype" and options[name]]
     if options.get("dtype", "float16") != "bfloat16":
-        return "sharded fp16 weights have neither masters nor a loss scale; use fsdp:param=fp16, which has both"
+        return "sharded fp16 weights have neither masters nor a loss scale; use fsdp:fp16, which has both"
     if own:
         return f"{', '.join(own)} needs whole weights; use half:bf16, or fsdp, whose masters are fp32 shards"
     return ""
@@ -122,6 +122,7 @@ SPEC = BackendSpec(
         "masters=fp32": "master_weights=true",
         "masters=none": "master_weights=false",
     },
+    spellings={"dtype=bf16": "bf16", "master_weights": "masters=fp32", "loss_scale=dynamic": "dynamic"},
     implied={"dtype": "float16", "bn_fp32": False, "master_weights": False, "rounding": "nearest", "kahan": False},
     check=_check,
     unsharded=_why_unsharded,
@@ -129,18 +130,18 @@ SPEC = BackendSpec(
     contract=(
         ContractArm("half"),
         ContractArm("half:bn_fp32"),
-        ContractArm("half:dtype=bf16"),
+        ContractArm("half:bf16"),
         ContractArm("half:keep_fp32=0|BatchNorm1d"),
         ContractArm("half:loss_scale=128"),
         ContractArm("half:dynamic", skips_steps=True),
-        ContractArm("half:master_weights"),
-        ContractArm("half:master_weights,loss_scale=128"),
-        ContractArm("half:master_weights,dynamic", skips_steps=True),
+        ContractArm("half:masters=fp32"),
+        ContractArm("half:masters=fp32,loss_scale=128"),
+        ContractArm("half:masters=fp32,dynamic", skips_steps=True),
         ContractArm("half:bf16,masters=fp32,state=bf16,grads=fp32,reduce=fp32"),
         ContractArm("half:bf16,state=fp32"),
         ContractArm("half:bf16,rounding=stochastic"),
         ContractArm("half:bf16,kahan"),
         ContractArm("half:kahan,dynamic,keep_fp32=0", skips_steps=True),
-        ContractArm("half:master_weights,dynamic,keep_fp32=2", skips_steps=True),
+        ContractArm("half:masters=fp32,dynamic,keep_fp32=2", skips_steps=True),
     ),
 )

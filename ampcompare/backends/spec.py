@@ -53,10 +53,12 @@ class BackendSpec:
         positional: the option that may be written without its name, such as the opt level in `apex:O2`.
         default: text of the positional option if none is written.
         aliases: words in lower case that stand for an option with its value.
+        spellings: option with its value, as `Arm.key` has it -> the word that people write for it, an alias. It is what
+            every table, remedy and file shows.
         shorthands: words in lower case that stand for an arm by themselves, or for the backend; read of the backends of
             this package only.
-        written: options that the canonical text names even at these values, their defaults.
-        implied: defaults that the canonical text leaves out.
+        written: options that the text names even at these values, their defaults.
+        implied: defaults that the text leaves out.
         check: parsed options -> what is wrong with their combination, or "".
         library: what it needs besides torch; None if nothing.
         runs: options -> text of the arm of ampcompare's own that has the precision which a library is asked for.
@@ -78,6 +80,7 @@ class BackendSpec:
     positional: str | None = None
     default: str | None = None
     aliases: Mapping[str, str] = field(default_factory=dict)
+    spellings: Mapping[str, str] = field(default_factory=dict)
     shorthands: Mapping[str, str] = field(default_factory=dict)
     written: Options = field(default_factory=dict)
     implied: Options = field(default_factory=dict)

@@ -101,6 +101,12 @@ def _is_secret(name: str, value: str) -> bool:
     return is_key and re.fullmatch(r"(?=.*\d)(?=.*[A-Za-z])[\w+/=-]{16,}", value) is not None
 
 
+def hide_value(name: str, value: str) -> None:
+    """Take a value for a secret, from now on, if its name or its form says that it is one."""
+    if _is_secret(name, value) or TOKENS.fullmatch(value):
+        _values.setdefault(value, "$" + (re.sub(r"[^A-Z0-9]+", "_", _plain(name).upper()).strip("_") or "SECRET"))
+
+
 def hide(words: Sequence[str]) -> list[str]:
     """Return the words of a command line with a placeholder for each secret, and keep the values in memory."""
     shown: list[str] = []

@@ -31,7 +31,7 @@ from ampcompare.results.analysis.inference.criteria import Criteria
 from ampcompare.results.analysis.pairing.comparability import foreign_steps
 from ampcompare.results.analysis.pairing.record_checks import check_record, read_checked
 from ampcompare.results.records.comparison import Look, Published
-from ampcompare.results.records.document import read_with_source
+from ampcompare.results.records.document import ArmLabel, read_with_source
 from ampcompare.results.records.preflight import Preflight
 from ampcompare.results.records.run import RunRecord, dump_json
 from ampcompare.settings.config import LAUNCHERS, RunConfig
@@ -61,15 +61,15 @@ class StoredPlan(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
-    arms: list[str] = Field(min_length=1)
-    reference: str
+    arms: list[ArmLabel] = Field(min_length=1)
+    reference: ArmLabel
     seeds: list[int] = []
-    order: list[str]
+    order: list[ArmLabel]
     order_seed: int | None = None
     timing_rounds: int = 0
     command: str
     terms: Criteria = Criteria()
-    cells: dict[str, str]
+    cells: dict[ArmLabel, str]
     pilot: list[int] = []
     published: Published | None = None
     journal: str | None = None

@@ -26,6 +26,10 @@ from ampcompare.settings.resume_trace import (
 )
 
 
+class ChildEnd(Exception):
+    """Leads a process that was forked, whose script has ended, to the end of this program, with an exit code."""
+
+
 def run_requests(requests: list[str]) -> int:
     """Run each request in turn, and return the exit code of the last one that ran."""
     code = 0
@@ -50,7 +54,7 @@ def _start(request: Path) -> int:
     if not (child := os.fork()):
         if not sys.flags.safe_path:
             sys.path.insert(0, os.getcwd())  # as `python -m` does; the folder of the script takes its place
-        sys.exit(main("resumed", str(request)))
+        raise ChildEnd(main("resumed", str(request)))
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
@@ -91,4 +95,8 @@ def _start_from_each(folder: Path, rows: list[dict[str, Any]], template: Path) -
 
 
 if __name__ == "__main__":
-    sys.exit(run_requests(sys.argv[1:]))
+    try:
+        result = run_requests(sys.argv[1:])
+    except ChildEnd as end:
+        (result,) = end.args
+    sys.exit(result)

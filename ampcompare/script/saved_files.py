@@ -32,7 +32,7 @@ class SavedFiles:
     """Calls `note` with the kind of a row and its values for each file that this process saves, moves or loads.
 
     Args:
-        note: gets `Row.SAVE` when a file is complete, but for that of a buffer, which is about to be written.
+        note: gets `Row.SAVE` when a file is complete; that of a buffer is about to be written.
         before_save: gets the path of a file that is about to be written.
     """
 

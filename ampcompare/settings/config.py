@@ -464,6 +464,14 @@ def _given_values(group: Any) -> dict[str, Any] | None:
     return dict(group) if isinstance(group, Mapping) else None
 
 
+def _key_of(arm: Any) -> Any:
+    """Return the text of an arm that goes into a digest: its key, whatever its spelling; as it is if it is no arm."""
+    try:
+        return Arm.parse(arm).key if isinstance(arm, str) else arm
+    except AmpCompareError:  # of a backend that is not installed here
+        return arm
+
+
 def settings_digest(values: Mapping[str, Any]) -> str:
     """Return the digest of the settings of a run as JSON holds them, which may be those of another version.
 
@@ -476,6 +484,10 @@ def settings_digest(values: Mapping[str, Any]) -> str:
     }
     if numeric.get("autocast_lists") == former_autocast_lists(values):
         del numeric["autocast_lists"]
+    numeric["arm"] = _key_of(values.get("arm"))
+    if str(on_nan := values.get("on_nan")).startswith(FALLBACK):
+        arms = parse_arms([str(on_nan).removeprefix(FALLBACK)])
+        numeric["on_nan"] = FALLBACK + ",".join(arm.key for arm in arms)
     recipe = values.get("recipe")
     if isinstance(recipe, Mapping):
         numeric["recipe"] = _known_to_all(recipe)

@@ -12,7 +12,7 @@ from benchmarks.gpu.loops import build_step
 from benchmarks.gpu.models import Model, make_model, make_optimizer
 from benchmarks.gpu.report import Report
 
-ARMS = ("fp32", "apex:O0", "apex:O1", "apex:O2", "apex:O3", "native:fp16", "native:bf16", "half", "half:master_weights")
+ARMS = ("fp32", "apex:O0", "apex:O1", "apex:O2", "apex:O3", "native:fp16", "native:bf16", "half", "half:masters=fp32")
 HALF_ACTIVATIONS = ("half", "apex:O3", "apex:O2", "native:fp16")
 REHEARSED = ("fp32", "apex:O2", "half")
 LIMIT = {False: 16 << 30, True: 1 << 19}  # bytes that the largest batch is looked for in, on the GPU and in a rehearsal

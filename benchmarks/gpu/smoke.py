@@ -10,11 +10,11 @@ from benchmarks.gpu.report import Report, describe_runs
 ARMS = (
     *("fp32", "fp32:tf32", "apex:O0", "apex:O1", "apex:O2", "apex:O3", "apex:O2,loss_scale=128"),
     *("native:fp16", "native:bf16", "half", "half:bn_fp32", "half:bf16", "half:dynamic", "half:bf16,dynamic"),
-    *("half:master_weights,dynamic", "actnn:bits=2", "accelerate:fp16", "accelerate:bf16"),
+    *("half:masters=fp32,dynamic", "actnn:bits=2", "accelerate:fp16", "accelerate:bf16"),
     *("fabric:16-mixed", "fabric:bf16-mixed", "mmengine:fp16"),
     *("apex:O4", "apex:O5", "half:bf16,masters=fp32,state=bf16,grads=fp32", "half:bf16,rounding=stochastic"),
     *("half:bf16,kahan", "native:bf16,weights=bf16,masters=fp32"),
-    *("fsdp:param=bf16", "fsdp:param=fp16"),
+    *("fsdp:bf16", "fsdp:fp16"),
 )
 FUSED = ("--optimizer-implementation", "fused")
 # One GPU trains with one process: its groups have one member and run the code of several all the same.

@@ -11,7 +11,7 @@ STEPS = 6
 # Further ways to train, each with a task that it changes.
 RUNS = {
     "lm, blocks recomputed in the backward pass": ("--task", "lm", "--arm", "native:bf16", "--checkpoint-activations"),
-    "lm, weights in shards": ("--task", "lm", "--arm", "fsdp:param=bf16"),
+    "lm, weights in shards": ("--task", "lm", "--arm", "fsdp:bf16"),
     "lm, fp8 products": ("--task", "lm", "--arm", "fp8:rowwise"),
 }
 ONLY_ON_GPUS = {

@@ -36,7 +36,7 @@ BOOSTS = (
 )
 DECLARING = (
     *("fp32", "apex:O1", "apex:O2", "apex:O3", "apex:O4", "apex:O5", "native:fp16", "native:bf16", "half", "half:bf16"),
-    *("half:bf16,masters=fp32", "half:bf16,kahan", "native:bf16,weights=bf16,state=fp32", "fsdp:param=bf16"),
+    *("half:bf16,masters=fp32", "half:bf16,kahan", "native:bf16,weights=bf16,state=fp32", "fsdp:bf16"),
 )
 log = logging.getLogger("mkdocs.hooks.pages")
 

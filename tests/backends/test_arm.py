@@ -4,7 +4,7 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from ampcompare.backends.arm import Arm, full_name, parse_arms, same_arm
+from ampcompare.backends.arm import Arm, full_name, parse_arms, respell, same_arm
 from ampcompare.base.errors import ConfigError
 
 
@@ -20,26 +20,26 @@ from ampcompare.base.errors import ConfigError
         ("native:float16,init_scale=1024", "native:fp16,init_scale=1024"),
         ("half:bn_fp32=no,dtype=float16", "half"),
         ("accelerate", "accelerate:no"),
-        ("half:master_weights,dynamic", "half:master_weights,loss_scale=dynamic"),
-        ("half:dynamic,growth_interval=5,master_weights=no", "half:loss_scale=dynamic,growth_interval=5"),
-        ("half:bf16,masters=fp32", "half:dtype=bf16,master_weights"),
-        ("half:weights=bf16,masters=none", "half:dtype=bf16"),
-        ("half:bf16,rounding=stochastic,state=float32", "half:dtype=bf16,state=fp32,rounding=stochastic"),
-        ("half:bf16,kahan,rounding=nearest", "half:dtype=bf16,kahan"),
+        ("half:master_weights,dynamic", "half:masters=fp32,dynamic"),
+        ("half:dynamic,growth_interval=5,master_weights=no", "half:dynamic,growth_interval=5"),
+        ("half:bf16,masters=fp32", "half:bf16,masters=fp32"),
+        ("half:weights=bf16,masters=none", "half:bf16"),
+        ("half:bf16,rounding=stochastic,state=float32", "half:bf16,state=fp32,rounding=stochastic"),
+        ("half:bf16,kahan,rounding=nearest", "half:bf16,kahan"),
         ("native:bf16,weights=bf16,masters=fp32,grads=fp32", "native:bf16,weights=bf16,masters=fp32,grads=fp32"),
         ("native:weights=fp32,masters=none", "native:fp16"),
         ("half:keep_fp32=lm_head|*.norm|lm_head", "half:keep_fp32=*.norm|lm_head"),
-        ("actnn:over=half:keep_fp32=*.norm+bf16", "actnn:bits=2,over=half:dtype=bf16+keep_fp32=*.norm"),
+        ("actnn:over=half:keep_fp32=*.norm+bf16", "actnn:bits=2,over=half:bf16+keep_fp32=*.norm"),
         ("fp32:tf32=off", "fp32"),
         ("mmengine", "mmengine:fp32"),
         ("horovod:compression=none,passes=1", "horovod"),
         ("actnn:group=256,over=fp32,bits=4", "actnn:bits=4"),
         ("actnn:over=apex:loss_scale=128+opt_level=O2", "actnn:bits=2,over=apex:O2+loss_scale=128"),
         ("FP8:rowwise,over=bf16,align=16", "fp8:rowwise"),
-        ("fp8:over=half:bf16", "fp8:tensorwise,over=half:dtype=bf16"),
+        ("fp8:over=half:bf16", "fp8:tensorwise,over=half:bf16"),
         ("apex:O2,min_loss_scale=1,max_loss_scale=8,engine=compat",) * 2,
         ("native:fp16,init_scale=4,growth_factor=3,backoff_factor=0.25,growth_interval=5",) * 2,
-        ("fsdp:param=fp16,reduce=bf16,output=bf16,keep_fp32=a,init_scale=8,growth_interval=5",) * 2,
+        ("fsdp:fp16,reduce=bf16,output=bf16,keep_fp32=a,init_scale=8,growth_interval=5",) * 2,
     ],
 )
 def test_canonical_text(text: str, canonical: str) -> None:
@@ -131,9 +131,16 @@ SPELLINGS = {
     "native:fp16": ["fp16", "AMP", "float16", "native", "native:FP16", "amp:fp16"],
     "native:bf16": ["BF16", "bfloat16", "amp:bf16", "bf16-mixed"],
     "half:bn_fp32": ["HALF:bn_fp32"],
-    "half:dtype=bf16": ["half:BF16", "half:dtype=bfloat16", "bf16-true"],
+    "half:bf16": ["half:BF16", "half:dtype=bfloat16", "bf16-true"],
     "apex:O2,loss_scale=128": ["o2:loss_scale=128", "Apex:O2,loss_scale=128.0"],
     "fp32:tf32": ["fp32,tf32"],
+}
+KEYS = {
+    "half:bf16,masters=fp32": "half:dtype=bf16,master_weights",
+    "half:masters=fp32,dynamic,init_scale=8": "half:master_weights,loss_scale=dynamic,init_scale=8",
+    "fsdp:bf16,reduce=bf16": "fsdp:param=bf16,reduce=bf16",
+    "fp8:rowwise,over=half:bf16+masters=fp32": "fp8:rowwise,over=half:dtype=bf16+master_weights",
+    "native:bf16": "native:bf16",
 }
 CASES = [(text, arm) for arm, texts in SPELLINGS.items() for text in texts]
 
@@ -144,12 +151,25 @@ def test_every_spelling_is_the_canonical_arm(text: str, arm: str) -> None:
     assert Arm.parse(text) == Arm.parse(arm)
 
 
+@pytest.mark.parametrize(("text", "key"), KEYS.items())
+def test_the_key_stays_what_older_files_have(text: str, key: str) -> None:
+    """Digests are made of the key; a label of an older file that has it is read as it is written now."""
+    assert Arm.parse(text).key == key
+    assert str(Arm.parse(key)) == text
+    assert respell(f"{key}@old lr=0.1@3") == f"{text}@old lr=0.1@3"
+
+
+@pytest.mark.parametrize("label", ["fp16", "my half:dtype=bf16", "half:bf16,dtype=bf16", "a:b", "half:dtype=bf17", ""])
+def test_other_labels_stay_as_they_are(label: str) -> None:
+    assert respell(label) == label
+
+
 @pytest.mark.parametrize(
     ("texts", "arms"),
     [
         (["fp32,bf16,O2"], ["fp32", "native:bf16", "apex:O2"]),
         (["half,bf16"], ["half", "native:bf16"]),
-        (["half:bf16,fp32"], ["half:dtype=bf16", "fp32"]),
+        (["half:bf16,fp32"], ["half:bf16", "fp32"]),
         (["half:bn_fp32,dtype=bf16,bf16"], None),
         (["half:bn_fp32,native:bf16"], ["half:bn_fp32", "native:bf16"]),
         (["fp32", "O1, O2 ,"], ["fp32", "apex:O1", "apex:O2"]),

@@ -37,7 +37,7 @@ from ampcompare.base.errors import ConfigError
             ["mxfp4, scale even", "mxfp8, scale even", "mxfp8, scale even"],
         ),
         ("fp8:mxfp8", "gemm:mxfp8", ["mxfp8, scale rceil"] * 3),
-        ("fp8:over=half:bf16,MXFP8,align=1", "gemm:mxfp8,over=half:dtype=bf16", ["mxfp8, scale rceil"] * 3),
+        ("fp8:over=half:bf16,MXFP8,align=1", "gemm:mxfp8,over=half:bf16", ["mxfp8, scale rceil"] * 3),
     ],
 )
 def test_an_arm_declares_the_format_of_each_product(text: str, canonical: str, formats: list[str]) -> None:
@@ -73,7 +73,11 @@ def test_other_roles_are_those_of_the_arm_underneath() -> None:
         ("gemm:nvfp4,fprop=nvfp4", "fprop=nvfp4 is what nvfp4 means already"),
         ("gemm:mxfp8,over=fp16", "over=native:fp16 is not a bf16 arm of native or half"),
         ("gemm:mxfp8,over=fp8", "over=fp8 cannot be used: expected an arm that does not itself wrap another one"),
-        ("gemm:mxfp8,engine=torchao", "engine=torchao is not built.*fp8:tensorwise or fp8:rowwise"),
+        (
+            "gemm:nvfp4,rht,engine=torchao",
+            "torchao multiplies in mxfp8 alone, without switches, not in nvfp4, rht",
+        ),
+        ("gemm:mxfp8,wgrad=bf16,engine=torchao", "not in bf16; leave these out"),
         ("gemm:mxfp8,engine=cuda", "expected one of emulation, torchao"),
         ("gemm:mxfp8,keep=", "keep= cannot be used"),
     ],

@@ -26,7 +26,7 @@ def roles_of(text: str) -> Roles:
             "half:bf16,masters=fp32,grads=fp32,reduce=fp32,keep_fp32=head",
             Roles("bf16", masters="fp32", kept=("head",)),
         ),
-        ("fsdp:param=bf16,reduce=bf16", Roles(products="bf16", reduction="bf16", kept=(BATCH_NORM,))),
+        ("fsdp:bf16,reduce=bf16", Roles(products="bf16", reduction="bf16", kept=(BATCH_NORM,))),
         ("horovod:compression=fp16", Roles(reduction="fp16")),
     ],
 )

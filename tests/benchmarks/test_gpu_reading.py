@@ -83,6 +83,7 @@ def test_syncs_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     assert modes == ["warn", "default"]
 
 
+@pytest.mark.slow
 def test_a_batch_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)

@@ -214,6 +214,7 @@ def test_from_python_it_is_the_documented_error(core: Call) -> None:
     assert set(found.values()) == {"torch"}
 
 
+@pytest.mark.slow
 def test_verdicts_need_numpy_and_scipy_alone(stats: Call) -> None:
     judged, reported, compared = _run_all(stats, [STATS["judge"], STATS["report"], TORCH["compare"]])
     assert (judged.status, "equivalent" in judged.out) == (0, True), judged

@@ -110,6 +110,7 @@ def test_a_full_disk_behind_stdout() -> None:
     assert done.stderr == "ampcompare: cannot write the output: No space left on device\n"
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_gone(ran: tuple[subprocess.CompletedProcess[str], Path], forked_python: Any) -> None:
     """A closed pipe on stdout is no failure, and a limit that was not kept is one all the same."""
     options: dict[str, Any] = {"stderr": subprocess.PIPE, "text": True, "cwd": ran[1]}

@@ -104,7 +104,9 @@ HELPED = """
 import os, sys, torch
 from parts.net import net
 torch.manual_seed(torch.initial_seed())
+DATABASE_PASSWORD = "of-the-source-1"
 print("arguments", sys.argv[1:], "and", os.environ["MY_API_KEY"])
+print(open("conf/run.yaml").read(), DATABASE_PASSWORD)
 model = net()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step in range(4):
@@ -121,6 +123,8 @@ def test_secrets_stay_out_of_all_files(call: Any, tmp_path: Path, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     (tmp_path / "parts").mkdir()
     (tmp_path / "parts" / "net.py").write_text("import torch\n\ndef net():\n    return torch.nn.Linear(4, 2)\n")
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "run.yaml").write_text("lr: 0.1\ntracker:\n  api_key: of-the-settings-1\n")
     (tmp_path / "train.py").write_text(HELPED)
     done = call(
         *("compare", "--arm", "fp32,bf16", "--seeds", "0", "--device", "cpu", "--mask", "pin", "-o", "out"),
@@ -130,13 +134,14 @@ def test_secrets_stay_out_of_all_files(call: Any, tmp_path: Path, monkeypatch: p
     found = [path for path in Path("out").rglob("*") if path.is_file()]
     names = {"plan.json", "config.json", "record.json", "script.jsonl", "log.txt", "report.html"}
     assert names <= {path.name for path in found}
-    for secret in ("hunter22", "pin-9876", "pass-5432", "key-of-environment-1"):
+    for secret in ("hunter22", "pin-9876", "pass-5432", "key-of-environment-1", "of-the-settings-1", "of-the-source-1"):
         assert not [path for path in found if secret.encode() in path.read_bytes()]
         assert secret not in done.out + done.err
     (log, _) = [path.read_text() for path in found if path.name == "log.txt"]
     assert "['--token', '$TOKEN', '--pin=$PIN', 'https://$CREDENTIALS@host/'] and $MY_API_KEY" in log
+    assert "api_key: $API_KEY" in log
     record = json.loads(next(path for path in found if path.name == "record.json").read_text())
-    assert list(record["code"]) == ["parts/net.py", "train.py"]
+    assert list(record["code"]) == ["conf/run.yaml", "parts/net.py", "train.py"]
 
 
 WITH_LBFGS = """

@@ -27,7 +27,7 @@ from ampcompare.results.records.diagnosis import Diagnosis
 from tests.diagnosis import loops
 
 STEPS = 40
-SIXTEEN, BF16 = "half:master_weights,dynamic", "half:bf16,master_weights"
+SIXTEEN, BF16 = "half:masters=fp32,dynamic", "half:bf16,masters=fp32"
 O1, O2, NATIVE = "apex:O1", "apex:O2", "native:fp16"
 Loss = Callable[[Tensor, Tensor], Tensor]
 SGD = functools.partial(torch.optim.SGD, lr=0.05)

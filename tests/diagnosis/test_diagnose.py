@@ -258,7 +258,7 @@ def test_watching_changes_no_weight() -> None:
         return _size(model, step)
 
     loop = loop_of(lambda: nn.Linear(4, 2), keep, steps=3)
-    arm = ampcompare.Arm.parse("half:master_weights,dynamic")
+    arm = ampcompare.Arm.parse("half:masters=fp32,dynamic")
     watch_loop(loop, arm, Conditions(steps=9))
     torch.manual_seed(0)
     loop(ampcompare.make_precision(arm))

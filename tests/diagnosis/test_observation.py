@@ -64,7 +64,7 @@ def test_state_in_8_bits_is_counted_as_it_is_held() -> None:
 
 def test_shards_are_counted() -> None:
     """On one rank FSDP2 holds fp32 weights, gradients and state: 16 bytes with Adam, and nothing in 16 bits."""
-    seen = _seen("fsdp:param=bf16", "mlp", optimizer={"name": "adamw", "lr": 1e-3})
+    seen = _seen("fsdp:bf16", "mlp", optimizer={"name": "adamw", "lr": 1e-3})
     assert seen["bytes_per_parameter"] == pytest.approx(16, abs=0.01)
     assert {dtype for parts in seen["counts"].values() for dtype in parts} == {"fp32"}
 

@@ -169,7 +169,7 @@ def works_in_pairs() -> list[float]:
 @pytest.mark.parametrize(
     "function",
     [
-        reduces_with_every_option,
+        pytest.param(reduces_with_every_option, marks=pytest.mark.slow),
         tolerates_unused,
         accumulates,
         reduces_every_backward,

@@ -30,8 +30,8 @@ from ampcompare.training.run_summary import RunMetrics
 from tests.distributed.sessions import CPU, make_session
 
 APART = ("train_seconds", "eval_seconds", "resumed")
-BF16 = "fsdp:param=bf16"
-FP16 = "fsdp:param=fp16,init_scale=1048576,growth_interval=2"
+BF16 = "fsdp:bf16"
+FP16 = "fsdp:fp16,init_scale=1048576,growth_interval=2"
 Run = Callable[..., list[Any]]
 
 
@@ -291,7 +291,7 @@ def test_another_number_of_ranks_resumes(ranks: Run, two_first: bool, tmp_path: 
 
 def one_shard_overflows() -> tuple[list[Any], list[Any]]:
     """Make one element of a gradient infinite on rank 1 alone, after the reduction, and step."""
-    precision = make_precision("fsdp:param=fp16,init_scale=8", device="cpu")
+    precision = make_precision("fsdp:fp16,init_scale=8", device="cpu")
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     (model,), (optimizer,) = precision.prepare([model], [torch.optim.SGD(model.parameters(), lr=0.1)])  # type: ignore[assignment]
@@ -316,7 +316,7 @@ def gathered_weights() -> list[list[float]]:
     model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     for tensor in model.state_dict().values():
         tensor.add_(dist.get_rank())
-    precision = make_precision("fsdp:param=bf16", device="cpu")
+    precision = make_precision("fsdp:bf16", device="cpu")
     (model,), _ = precision.prepare([model], [torch.optim.SGD(model.parameters(), lr=0.1)])  # type: ignore[assignment]
     values = model.state_dict().values()
     from torch.distributed.tensor import DTensor  # a second of CPU time, in every process of the tests

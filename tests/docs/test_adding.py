@@ -95,6 +95,7 @@ def trained(checkout: Checkout) -> list[dict[str, Any]]:
     return checkout.records("out")
 
 
+@pytest.mark.slow
 def test_a_new_option_is_a_flag_a_setting_and_in_the_schema(checkout: Checkout) -> None:
     """A field with one line in `RECIPE_OPTIONS` has help, a flag, a setting path, bounds and a place in the schema."""
     assert "--loss-tail" in checkout.said("run --help")

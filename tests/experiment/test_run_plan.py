@@ -51,7 +51,7 @@ class Spy(torch.nn.Module):
         print("batch", digest(x), flush=True)
         return self.layer(x.flatten(1))
 """
-ARMS = ("fp32", "apex:O0,engine=compat", "apex:O1,engine=compat", "half", "half:dtype=bf16")
+ARMS = ("fp32", "apex:O0,engine=compat", "apex:O1,engine=compat", "half", "half:bf16")
 SEEDS = (0, 1)
 
 
@@ -154,7 +154,7 @@ def test_crashing_arms_are_rows(ran: Ran) -> None:
     rows = {row.arm: row for row in ran[1].arms}
     assert list(rows) == list(ARMS)
     assert "was killed by SIGKILL" in rows["half"].status
-    assert rows["half:dtype=bf16"].status == "failed: RuntimeError: no bfloat16, please"
+    assert rows["half:bf16"].status == "failed: RuntimeError: no bfloat16, please"
     assert [rows[arm].completed for arm in ARMS] == [2, 2, 2, 0, 0]
     assert [rows[arm].failed for arm in ARMS] == [0, 0, 0, 2, 2]
 

@@ -84,7 +84,7 @@ def test_plugin_trains_as_ampcompares_loop(tmp_path: Path, arm: str) -> None:
     assert kinds.count("step") == 4
 
 
-@pytest.mark.parametrize("arm", ["native:bf16", "apex:O2", "fp8:over=half:dtype=bf16"])
+@pytest.mark.parametrize("arm", ["native:bf16", "apex:O2", "fp8:over=half:bf16"])
 def test_batches_get_the_type_of_the_weights(arm: str) -> None:
     if arm.startswith("fp8"):
         pytest.importorskip("torchao", reason="not installed: pip install torchao")

@@ -71,7 +71,7 @@ def test_functions_stay_as_they_are_under_an_arm_without_casts(script_amp: Make)
     assert same(torch.ones(2)) is torch.float32
 
 
-@pytest.mark.parametrize("arm", ["native:fp16", "half:master_weights,loss_scale=dynamic"])
+@pytest.mark.parametrize("arm", ["native:fp16", "half:masters=fp32,dynamic"])
 def test_models_of_a_second_initialize_train_too(script_amp: Make, arm: str) -> None:
     """They share the loss scale, which moves at each step."""
     amp = script_amp(arm)
@@ -101,7 +101,7 @@ def test_gradients_that_were_cleared_are_those_of_no_step(script_amp: Make) -> N
         torch.testing.assert_close(param, weight - 0.1 * grad)
 
 
-@pytest.mark.parametrize("arm", ["native:fp16", "half:master_weights,loss_scale=dynamic"])
+@pytest.mark.parametrize("arm", ["native:fp16", "half:masters=fp32,dynamic"])
 def test_what_has_no_translation_is_refused_at_its_line(script_amp: Make, arm: str) -> None:
     """Each refusal names file and line of the script, and the reason."""
     amp = script_amp(arm)
@@ -136,7 +136,7 @@ def test_a_step_without_a_block_is_the_optimizers_own(script_amp: Make) -> None:
         torch.testing.assert_close(param, weight - 0.1 * grad)
 
 
-HALF = "half:master_weights,loss_scale=64"
+HALF = "half:masters=fp32,loss_scale=64"
 
 
 @pytest.mark.parametrize("arm", [ARMS["fp16"], HALF])

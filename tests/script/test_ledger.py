@@ -179,7 +179,7 @@ for step in range(4):
 
 def test_casts_of_a_script_are_not_those_of_the_arm(run: Run) -> None:
     assert run(WEIGHTS, "fp32")[0].by["weights"] == "cast, train.py:8, lifted by arm fp32"
-    assert run(WEIGHTS, "half:bf16")[0].by["weights"] == "cast, arm half:dtype=bf16"
+    assert run(WEIGHTS, "half:bf16")[0].by["weights"] == "cast, arm half:bf16"
     under = run(ADAPTER, "fp32")[0]
     assert (under.by["frozen"], "weights" in under.by) == ("cast, train.py:8", False)
     assert [role.name for role in roles_next_to(Arm.parse("fp32").roles, under) if role.differs] == []

@@ -247,6 +247,7 @@ def test_a_frozen_norm_between_lifted_layers_gets_its_type(behind: Any) -> None:
     assert [layer.weight.dtype for layer in model] == [torch.float32, torch.bfloat16, torch.float32]
 
 
+@pytest.mark.slow
 def test_a_compiled_model_gets_inputs_of_its_type(behind: Any) -> None:
     behind("fp32")
     model: Any = torch.compile(network().bfloat16(), backend="eager")

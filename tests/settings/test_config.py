@@ -209,9 +209,9 @@ def test_an_arm_in_shards_is_its_own_kind() -> None:
     """Whatever the number of processes; another kind is refused."""
     for processes in (1, 2):
         config = validate(RunConfig, {"arm": "fsdp:bf16", "processes": processes})
-        assert (config.arm, config.parallel.kind) == ("fsdp:param=bf16", "fsdp")
+        assert (config.arm, config.parallel.kind) == ("fsdp:bf16", "fsdp")
     with pytest.raises(
-        ConfigError, match="fsdp:param=bf16 uses parallel kind fsdp, but the kind given is ddp; leave the kind"
+        ConfigError, match="fsdp:bf16 uses parallel kind fsdp, but the kind given is ddp; leave the kind"
     ):
         validate(RunConfig, {"arm": "fsdp:bf16", "parallel": {"kind": "ddp"}})
 
@@ -220,7 +220,7 @@ def test_an_arm_in_shards_is_its_own_kind() -> None:
     ("arm", "message"),
     [
         ("apex:O2", "Apex keeps masters .* fsdp is the successor of O2"),
-        ("half", "sharded fp16 weights have neither masters nor a loss scale; use fsdp:param=fp16"),
+        ("half", "sharded fp16 weights have neither masters nor a loss scale; use fsdp:fp16"),
         ("half:bf16,masters=fp32", "master_weights needs whole weights"),
         ("native:bf16,weights=bf16", "its optimizer steps its own tensors"),
         ("fp8", "its backend does not support sharded weights"),

@@ -10,7 +10,7 @@ from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.settings.config import RunConfig
 from tests.training.sessions import CPU, make_session, play
 
-ARMS = ["fp32", "apex:O1,engine=compat", "half:master_weights,dynamic"]
+ARMS = ["fp32", "apex:O1,engine=compat", "half:masters=fp32,dynamic"]
 
 
 def config(arm: str = "fp32", *, checkpoint: bool, task: str = "lm", **recipe: Any) -> RunConfig:

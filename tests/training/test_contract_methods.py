@@ -29,9 +29,9 @@ ARMS = [
     "native:bf16",
     "half",
     "half:bn_fp32",
-    "half:dtype=bf16",
+    "half:bf16",
     "half:dynamic",
-    "half:master_weights,dynamic",
+    "half:masters=fp32,dynamic",
 ]
 DYNAMIC = [
     "apex:O1,engine=compat",
@@ -39,7 +39,7 @@ DYNAMIC = [
     "apex:O3,loss_scale=dynamic,engine=compat",
     "native:fp16",
     "half:dynamic",
-    "half:master_weights,dynamic",
+    "half:masters=fp32,dynamic",
 ]
 COMPILED = [pytest.param(arm, marks=() if arm.startswith("apex:O1") else pytest.mark.slow) for arm in ARMS]
 pytestmark = pytest.mark.integration  # every method is trained with every arm

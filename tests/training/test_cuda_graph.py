@@ -181,7 +181,7 @@ def test_what_cannot_be_recorded() -> None:
     with pytest.raises(UnsupportedCombination, match="Adam keeps the learning rate"):
         refuse_cuda_graph(torch.device("cuda"), precision, [host])
     with pytest.raises(UnsupportedCombination, match="does not support CUDA graphs"):
-        refuse_cuda_graph(torch.device("cuda"), make_precision("half:loss_scale=dynamic"), [fused])
+        refuse_cuda_graph(torch.device("cuda"), make_precision("half:dynamic"), [fused])
     apex = make_precision("apex:O2,engine=compat")
     _, (hooked,) = apex.prepare([model], [fused])
     refuse_cuda_graph(torch.device("cuda"), apex, [hooked])

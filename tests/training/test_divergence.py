@@ -129,7 +129,7 @@ ARMS = [
     "apex:O3,loss_scale=dynamic,engine=compat",
     "native:fp16,growth_interval=2",
     "half:bn_fp32",
-    "half:master_weights,dynamic,growth_interval=2",
+    "half:masters=fp32,dynamic,growth_interval=2",
 ]
 
 

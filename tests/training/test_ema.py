@@ -18,8 +18,8 @@ ARMS = [
     "apex:O3,engine=compat",
     "native:fp16",
     "half:bn_fp32",
-    "half:dtype=bf16",
-    "half:master_weights,dynamic",
+    "half:bf16",
+    "half:masters=fp32,dynamic",
 ]
 
 
@@ -55,7 +55,7 @@ def test_an_update_waits_for_nothing(averaged_run: Any, arm: str) -> None:
     assert int(run.averaged()["1.num_batches_tracked"]) == int(run.model[1].num_batches_tracked) == 1
 
 
-@pytest.mark.parametrize("arm", ["half", "half:dtype=bf16"])
+@pytest.mark.parametrize("arm", ["half", "half:bf16"])
 def test_the_average_of_narrow_weights_moves_by_less_than_they_can(averaged_run: Any, arm: str) -> None:
     """With a decay of 0.9999 each move is below half a unit of the stored type, and the fp32 average still makes it."""
     run = averaged_run(arm, decay=0.9999)

@@ -22,8 +22,8 @@ from tests.training.sessions import CPU, events_of, make_session, split
 pytestmark = pytest.mark.integration  # every task is trained with every arm
 
 LEVELS = ("fp32", *(f"apex:O{level},engine=compat" for level in range(4)))
-ARMS = [*LEVELS, "native:fp16", "native:bf16", "half:bn_fp32", "half:bf16,kahan", "half:master_weights,dynamic"]
-ALWAYS = ("fp32", "apex:O1,engine=compat", "apex:O2,engine=compat", "half:master_weights,dynamic")
+ARMS = [*LEVELS, "native:fp16", "native:bf16", "half:bn_fp32", "half:bf16,kahan", "half:masters=fp32,dynamic"]
+ALWAYS = ("fp32", "apex:O1,engine=compat", "apex:O2,engine=compat", "half:masters=fp32,dynamic")
 RESUMED = ("fp32", "apex:O1,engine=compat", "apex:O2,engine=compat", "native:fp16", "half:bn_fp32")
 SMALL: dict[str, dict[str, Any]] = {
     "classification": {"data": {"train_size": 32, "val_size": 20}, "model": {"args": {"width": 4}}},

@@ -65,7 +65,7 @@ def test_a_pattern_that_fits_nothing_is_an_error() -> None:
 
 
 ARMS = ["fp32", "apex:O1", "apex:O2", "apex:O3", "native:fp16", "native:bf16", "half:loss_scale=8"]
-ARMS.append("half:master_weights,dynamic")
+ARMS.append("half:masters=fp32,dynamic")
 
 
 def trained(arm: str, make: Any, *, infinite: bool = False, model: Any = None) -> list[torch.Tensor]:
@@ -175,7 +175,7 @@ def test_methods_that_an_optimizer_cannot_have_are_refused(settings: dict[str, A
 
 
 @pytest.mark.parametrize("name", ["fused_adam", "fused_lamb", "fused_novograd", "fused_sgd", "fused_adagrad"])
-@pytest.mark.parametrize("arm", ["apex:O2", "native:fp16", "half:loss_scale=8", "half:dtype=bf16"])
+@pytest.mark.parametrize("arm", ["apex:O2", "native:fp16", "half:loss_scale=8", "half:bf16"])
 def test_every_arm_trains_by_the_optimizers_of_apex(arm: str, name: str) -> None:
     """No loss scale is left in a step: the weights are those of fp32, up to the rounding of the arm.
 
@@ -190,7 +190,7 @@ def test_every_arm_trains_by_the_optimizers_of_apex(arm: str, name: str) -> None
             [weight.flatten() for weight in trained(arm, lambda model: make_optimizer(config, model), model=model)]
         )
 
-    if arm == "half:dtype=bf16" and name != "fused_adam":  # Apex's other optimizers know fp16 and fp32 only
+    if arm == "half:bf16" and name != "fused_adam":  # Apex's other optimizers know fp16 and fp32 only
         with pytest.raises(RuntimeError, match=r"got a parameter of torch\.bfloat16"):
             trained_weights(arm)
         return

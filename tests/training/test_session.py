@@ -220,7 +220,7 @@ ARMS = [
     "native:fp16",
     "half:bn_fp32",
     "half:loss_scale=128",
-    "half:master_weights,dynamic",
+    "half:masters=fp32,dynamic",
 ]
 GOOD = torch.linspace(-1, 1, 24).reshape(6, 4)
 BAD = torch.cat([GOOD[:5], torch.full((1, 4), float("inf"))])

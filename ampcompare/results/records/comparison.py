@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from ampcompare.base.notebook_display import Shown
-from ampcompare.results.records.document import FrozenRecord, Number, read_model
+from ampcompare.results.records.document import ArmLabel, FrozenRecord, Number, read_model
 from ampcompare.results.records.evaluation import PrecisionRow
 from ampcompare.results.records.metric import MAX_NAME, TOP1, Metric
 from ampcompare.results.records.run import RunRecord
@@ -59,12 +59,12 @@ class Look(FrozenRecord):
     number: int = Field(ge=0, description="among the looks that tested something; 0 for one that could not")
     error_rate: float = Field(ge=0, lt=1, description="that it spent, of each claim over all arms")
     written: str = Field("", description="date and time")
-    reference: str
-    arms: list[str]
+    reference: ArmLabel
+    arms: list[ArmLabel]
     seeds: list[int]
-    pairs: dict[str, int] = Field({}, description="of each arm with the reference")
-    cells: dict[str, str] = Field(description="a hash of each record, under LABEL@SEED")
-    lost: list[str] = Field([], description="cells that failed, as LABEL@SEED")
+    pairs: dict[ArmLabel, int] = Field({}, description="of each arm with the reference")
+    cells: dict[ArmLabel, str] = Field(description="a hash of each record, under LABEL@SEED")
+    lost: list[ArmLabel] = Field([], description="cells that failed, as LABEL@SEED")
     margin: float | str = Field(description="of the metric, as it was asked for: a number, or a rule")
     margin_unit: str = Field("pp", description="of a margin that is a number")
     time_margin: float
@@ -80,7 +80,7 @@ class PublishedRow(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     name: str = Field(description="the arm and what is varied, as published")
-    row: str | None = Field(None, description="the measured row that belongs to it, if any")
+    row: ArmLabel | None = Field(None, description="the measured row that belongs to it, if any")
     top1: float | None = Field(None, description="of the last epoch")
     top1_best: float | None = None
     seconds: float | None = Field(None, description="of the whole run")
@@ -158,7 +158,7 @@ class ArmSummary(_Row):
     `Metric.differ` gives them.
     """
 
-    arm: str
+    arm: ArmLabel
     engine: str | None = None
     half: str | None = None
     lr: float
@@ -232,8 +232,8 @@ class ArmSummary(_Row):
 class Twin(_Row):
     """An arm that another library ran, and ampcompare's arm of the precision that it really ran in."""
 
-    arm: str
-    twin: str
+    arm: ArmLabel
+    twin: ArmLabel
     library: str = Field(description="name and version")
     pairs: int = Field(0, description="seeds that both completed; 0 where the twin is not in the matrix")
     quality: Verdict = Field(Verdict(), description="on the metric, against the twin")
@@ -268,9 +268,9 @@ class Comparison(Shown, FrozenRecord):
 
     schema_number: Annotated[int, AfterValidator(lambda read: REPORT_SCHEMA)] = Field(REPORT_SCHEMA, alias="schema")
     command: str
-    reference: str
+    reference: ArmLabel
     seeds: list[int]
-    order: list[str] = Field([], description="cells in the order in which they ran, as ARM@SEED")
+    order: list[ArmLabel] = Field([], description="cells in the order in which they ran, as ARM@SEED")
     environment: dict[str, Any] = Field({}, description="what the machine offers")
     tag: str = ""
     metric: Metric = Field(TOP1, description="that verdicts on accuracy are about")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field, model_validator
 
 from ampcompare.base.errors import RecordError
-from ampcompare.results.records.document import Count, Finite, FrozenRecord, Number, Share
+from ampcompare.results.records.document import ArmLabel, Count, Finite, FrozenRecord, Number, Share
 from ampcompare.results.records.metric import TOP1, TOP5
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def emulated_type(half: str | None) -> str:
 class PrecisionRow(FrozenRecord):
     """An arm over its seeds, evaluated in one precision; differences are to its own evaluation."""
 
-    arm: str
+    arm: ArmLabel
     precision: str
     averaged: bool = False
     half: str | None = None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pydantic import Field
 
 from ampcompare.base.formatting import few, format_count, format_duration
-from ampcompare.results.records.document import FrozenRecord
+from ampcompare.results.records.document import ArmLabel, FrozenRecord
 
 MAX_SHOWN = 6  # names in a line
 PER = 1000  # steps of which the cost is given where the number of steps of a cell is not known
@@ -30,7 +30,7 @@ class ArmTrial(FrozenRecord):
 class Preflight(FrozenRecord):
     """What was seen, of the reference where it does not say which arm."""
 
-    arms: dict[str, ArmTrial] = Field({}, description="by the label of a row")
+    arms: dict[ArmLabel, ArmTrial] = Field({}, description="by the label of a row")
     untried: list[str] = Field([], description="rows for which the time did not last")
     optimizers: list[str] = Field([], description="the names of their classes")
     losses: list[float] = Field([], description="of the first steps")

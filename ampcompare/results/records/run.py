@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from ampcompare.base.notebook_display import Shown
 from ampcompare.results.records.document import (
     SCHEMA,
+    ArmLabel,
     Count,
     Finite,
     FrozenRecord,
@@ -191,8 +192,8 @@ class EngineInfo(FrozenRecord):
 class FellBack(FrozenRecord):
     """The arm that trained a cell after the cell's own arm has diverged."""
 
-    arm: str
-    diverged: dict[str, int] = Field(description="first bad step of each arm that was tried before")
+    arm: ArmLabel
+    diverged: dict[ArmLabel, int] = Field(description="first bad step of each arm that was tried before")
 
 
 class ProcessFacts(FrozenRecord):
@@ -225,7 +226,7 @@ class Resumption(FrozenRecord):
 
     step: int = Field(description="updates that the checkpoint held")
     processes: int = Field(1, description="that wrote the checkpoint")
-    arm: str = Field("", description="that trained what the checkpoint holds")
+    arm: ArmLabel = Field("", description="that trained what the checkpoint holds")
     notes: list[str] = Field([], description="what is not as it was when the checkpoint was written")
     machine: list[str] = Field([], description="those of the notes that are about what a step takes: torch and machine")
 
@@ -280,7 +281,7 @@ class RunRecord(Shown, FrozenRecord):
 
     schema_number: SchemaNumber = Field(SCHEMA, alias="schema")
     cell: str
-    arm: str
+    arm: ArmLabel
     status: Literal["completed", "diverged", "failed", "interrupted"]
     config: RunConfig
     engine: EngineInfo | None = None

@@ -23,6 +23,7 @@ from ampcompare.training.precision.half import step_seed
 from ampcompare.training.precision.keep_fp32 import find_ids
 from ampcompare.training.precision.linear_products import BF16, LayerFormats, LinearProducts, ProductRounding
 from ampcompare.training.precision.replaced_forward import ReplacedForward
+from ampcompare.training.precision.torchao_products import TorchaoProducts, has_kernel
 
 MULTIPLYING = (nn.Linear, nn.modules.conv._ConvNd, nn.MultiheadAttention, nn.RNNBase, nn.Bilinear)
 FLOATING = (torch.float32, torch.bfloat16, torch.float16)
@@ -46,6 +47,10 @@ class FormatPlan:
         self._arm = arm
         self._roundings = {role: ProductRounding.make(form) for role, form in arm.roles.formats.items()}
         self._keep = str(arm.options.get("keep", LAST))
+        rounding = self._roundings["fprop"]
+        self.engine: TorchaoProducts | None = None
+        if rounding is not None and arm.options.get("engine") == "torchao":
+            self.engine = TorchaoProducts(rounding.scale)
         self.is_random = any(one is not None and one.stochastic for one in self._roundings.values())
         self.passes = self.seed = 0
         self._generators: dict[torch.device, torch.Generator] = {}
@@ -191,6 +196,8 @@ class FormatPlan:
             names = list(dict.fromkeys(names))
             more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
             found += [f"{what}: {', '.join(names[:MAX_NAMED])}{more}"] if names else []
+        if self.engine is not None and self.has_acted:
+            found.append(self.engine.note)
         return tuple(found)
 
 
@@ -223,9 +230,12 @@ class FormatForward(ReplacedForward):
         if torch._C._current_autograd_node() is None:  # else a checkpoint computes again
             self.plan.ran_last = self.name
         self.plan.has_acted |= not self.is_kept
-        formats = LayerFormats(self.name, self.plan.roundings_of(self), self.plan.generator)
-        flat = value.reshape(-1, layer.in_features)
-        rows = LinearProducts.apply(flat, layer.weight, formats)  # type: ignore[no-untyped-call]
+        is_compared = self.plan.passes == 1 and torch.is_grad_enabled()
+        formats = LayerFormats(
+            self.name, self.plan.roundings_of(self), self.plan.generator, self.plan.engine, is_compared
+        )
+        flat = value.reshape(-1, layer.in_features).bfloat16()  # as autocast, which keeps this for the backward pass
+        rows = LinearProducts.apply(flat, layer.weight.bfloat16(), formats)  # type: ignore[no-untyped-call]
         result = rows.view(*value.shape[:-1], layer.out_features)
         return result if layer.bias is None else result + layer.bias.bfloat16()
 
@@ -245,7 +255,9 @@ class Gemm(PrecisionWrapper):
     def __init__(self, *, device: str = "cpu", over: str = "native:bf16", **options: Any) -> None:
         super().__init__(make_precision(Arm.parse(over.replace("+", ",")), device=device))
         self.plan = FormatPlan(Arm.make("gemm", over=over, **options))
-        self.emulated = "gemm"  # products run in fp32
+        engine = self.plan.engine
+        is_kernel = engine is not None and has_kernel(torch.device(device))
+        self.emulated = "" if is_kernel else "gemm"  # products run in fp32
 
     def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
         self.plan.refuse_without_layers(sum(map(self.plan.install, models)))

@@ -8,24 +8,27 @@ rounded to bf16 once.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from ampcompare.backends.roles import ProductFormat
 from ampcompare.base.formats import FORMATS, Element, Format
-from ampcompare.base.tensors.products import LinearProduct, hide_operations, watching_modes
+from ampcompare.base.tensors.products import LinearProduct, OperationMode, hide_operations, watching_modes
+from ampcompare.training.precision.cpu_half import EmulatedHalf
 from ampcompare.training.precision.shared_scales import (
-    Rounded,
     hadamard_matrix,
-    join_tiles,
     round_matrix,
+    round_values,
     scale_ends,
     transform,
 )
+from ampcompare.training.precision.torchao_products import TorchaoProducts
 
 ELEMENTS = {form.element.name: form.element for form in FORMATS.values()} | {
     form.gradients.name: form.gradients for form in FORMATS.values()
@@ -71,6 +74,18 @@ class ProductRounding:
             switches.append(f"grads_as={self.gradients.name}")
         return str(ProductFormat(self.name, self.scale, tuple(switches)))
 
+    def element_of(self, role: str, *, is_left: bool) -> Element:
+        """Return what an operand is rounded to: gradients are left in dgrad and wgrad."""
+        return self.gradients if is_left and role != "fprop" else self.form.element
+
+    def is_square(self, role: str, *, is_left: bool) -> bool:
+        """Return whether numbers of an operand share scales in squares: weights may."""
+        return self.tiles and not is_left and role != "wgrad"
+
+    def has_squares_of(self, other: ProductRounding | None) -> bool:
+        """Return whether fprop and dgrad multiply the same numbers of a weight."""
+        return other is not None and self.tiles and other.tiles and (self.name, self.scale) == (other.name, other.scale)
+
     @property
     def has_tensor_scale(self) -> bool:
         """Whether a scale of the whole operand multiplies the result."""
@@ -82,15 +97,23 @@ BF16: dict[str, ProductRounding | None] = dict.fromkeys(ROLES)
 
 @dataclass
 class LayerFormats:
-    """The formats of one layer's products."""
+    """The formats of one layer's products in one pass.
+
+    Attributes:
+        engine: multiplies in place of the emulation, and is compared with it where it `is_compared`.
+        squares: what fprop multiplied of a weight in squares, and its scale: dgrad multiplies the same.
+    """
 
     name: str
     roundings: dict[str, ProductRounding | None]
     generator: Generator
+    engine: TorchaoProducts | None = None
+    is_compared: bool = False
+    squares: tuple[Tensor, Tensor | float] | None = None
 
 
 class LinearProducts(torch.autograd.Function):
-    """A linear layer without its bias: `apply(input (rows, in), weight (out, in), LayerFormats)` in bf16."""
+    """A linear layer without its bias: `apply(input (rows, in), weight (out, in), LayerFormats)`, all in bf16."""
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, layer: LayerFormats) -> Tensor:
@@ -106,8 +129,8 @@ class LinearProducts(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, _ = ctx.needs_input_grad
-        dx = multiply(ctx.layer, "dgrad", dy, weight.t()).to(x.dtype) if needs_x else None
-        dw = multiply(ctx.layer, "wgrad", dy.t(), x.t()).to(weight.dtype) if needs_weight else None
+        dx = multiply(ctx.layer, "dgrad", dy, weight.t()) if needs_x else None
+        dw = multiply(ctx.layer, "wgrad", dy.t(), x.t()) if needs_weight else None
         return dx, dw, None
 
 
@@ -120,46 +143,70 @@ def multiply(layer: LayerFormats, role: str, left: Tensor, right: Tensor) -> Ten
             for mode in modes:
                 mode.see_linear(seen)
             return result
-        return _multiply(layer, role, left, right)[0]
+        if layer.engine is not None and layer.roundings[role] is not None and not layer.is_compared:
+            return layer.engine.multiply(left, right)
+        with _without_modes(left, right) if layer.engine is None else nullcontext():
+            return _multiply(layer, role, left, right)[0]
+
+
+def _without_modes(*operands: Tensor) -> AbstractContextManager[Any]:
+    """Keep operations from ampcompare's own modes, which nothing in fp32 needs and which cost as much as it."""
+    modes = _get_current_dispatch_mode_stack()
+    is_own = all(isinstance(mode, (EmulatedHalf, OperationMode)) for mode in modes)
+    if not modes or not is_own or any(type(one) not in (Tensor, nn.Parameter) for one in operands):
+        return nullcontext()
+    return torch._C._DisableTorchDispatch()
+
+
+@dataclass(frozen=True)
+class _Operand:
+    """A matrix (rows, what is summed) in fp32, what of it is multiplied, and a factor of the result."""
+
+    matrix: Tensor
+    values: Tensor
+    whole: Tensor | float
 
 
 def _multiply(
     layer: LayerFormats, role: str, left: Tensor, right: Tensor, *, keeps: bool = False
-) -> tuple[Tensor, list[tuple[Tensor, Any]]]:
-    """Return the product, and what each operand was and how it was rounded, whose grid is lost unless it `keeps` it."""
+) -> tuple[Tensor, list[_Operand]]:
+    """Return the product and its operands, which are whole where it `keeps` them; none in bf16."""
     rounding = layer.roundings[role]
-    parts = [
-        _operand(layer, rounding, role, one, is_left=is_left, keeps=keeps)
-        for one, is_left in ((left, True), (right, False))
-    ]
-    (a, _, up), (b, _, down) = parts
-    product = a @ b.t()
-    if rounding is not None and rounding.has_tensor_scale:
-        product.mul_(up * down)
-    return product.bfloat16(), [(matrix, rounded) for (_, (matrix, rounded), _) in parts]
-
-
-def _operand(
-    layer: LayerFormats, rounding: ProductRounding | None, role: str, x: Tensor, *, is_left: bool, keeps: bool
-) -> tuple[Tensor, tuple[Tensor, Rounded | None], Tensor | float]:
-    """Return the numbers to multiply, what they were before and how they were rounded, and a factor of the result."""
-    matrix = x.float() if x.dtype is torch.bfloat16 else x.bfloat16().float()
     if rounding is None:
-        return matrix, (matrix, None), 1.0
+        return (left.float() @ right.float().t()).bfloat16(), []
+    shares = rounding.has_squares_of(layer.roundings["dgrad" if role == "fprop" else "fprop"])
+    if shares and role == "dgrad" and layer.squares is not None and not keeps:
+        values, whole = layer.squares
+        b = _Operand(values.t(), values.t(), whole)
+    else:
+        b = _round_operand(layer, rounding, role, right, is_left=False)
+        if shares and role == "fprop":
+            layer.squares = b.values, b.whole
+    a = _round_operand(layer, rounding, role, left, is_left=True)
+    product = a.values @ b.values.t()
+    if rounding.has_tensor_scale:
+        product.mul_(a.whole * b.whole)
+    result = product.bfloat16()
+    if layer.engine is not None:
+        emulated, result = result, layer.engine.multiply(left, right)
+        if layer.is_compared:
+            layer.engine.compare(result, emulated)
+    return result, [a, b]
+
+
+def _round_operand(layer: LayerFormats, rounding: ProductRounding, role: str, x: Tensor, *, is_left: bool) -> _Operand:
+    matrix = x.float()
     if rounding.transformed:
         matrix = transform(matrix, hadamard_matrix(x.device))
-    is_gradient = is_left and role != "fprop"
-    rounded = round_matrix(
+    values, whole = round_values(
         matrix,
         rounding.form,
-        rounding.gradients if is_gradient else rounding.form.element,
+        rounding.element_of(role, is_left=is_left),
         rounding.scale,
-        square=rounding.tiles and not is_left and role != "wgrad",
-        generator=layer.generator(x.device) if rounding.stochastic and is_gradient else None,
+        square=rounding.is_square(role, is_left=is_left),
+        generator=layer.generator(x.device) if rounding.stochastic and is_left and role != "fprop" else None,
     )
-    scaled = rounded.grid * rounded.tile if keeps else rounded.grid.mul_(rounded.tile)
-    values = join_tiles(scaled)[: len(matrix), : matrix.shape[1]]
-    return values, (matrix, rounded), rounded.whole
+    return _Operand(matrix, values, whole)
 
 
 def _multiply_watched(layer: LayerFormats, role: str, left: Tensor, right: Tensor) -> tuple[Tensor, LinearProduct]:
@@ -167,12 +214,10 @@ def _multiply_watched(layer: LayerFormats, role: str, left: Tensor, right: Tenso
     result, operands = _multiply(layer, role, left, right, keeps=True)
     figures = is_lost = None
     if rounding is not None:
-        elements = (rounding.gradients if role != "fprop" else rounding.form.element, rounding.form.element)
-        figures = sum_figures(
-            [_figures(m, r, rounding, element) for (m, r), element in zip(operands, elements, strict=True)]
-        )
+        a, b = operands
+        figures = sum_figures([_figures(a, rounding, role, is_left=True), _figures(b, rounding, role, is_left=False)])
     if role != "fprop":
-        exact = left.bfloat16().float() @ right.bfloat16().float().t()
+        exact = left.float() @ right.float().t()
         is_lost = ~result.any() & exact.bfloat16().any()
     flops = 2 * left.shape[0] * left.shape[1] * right.shape[0]
     name, text = ("bf16", "bf16") if rounding is None else (rounding.name, rounding.text(role))
@@ -184,18 +229,20 @@ def sum_figures(figures: list[Tensor]) -> Tensor:
     return torch.stack(figures).sum(0)
 
 
-def _figures(matrix: Tensor, rounded: Rounded, rounding: ProductRounding, element: Element) -> Tensor:
+def _figures(operand: _Operand, rounding: ProductRounding, role: str, *, is_left: bool) -> Tensor:
     """Return the figures of `LinearProduct` of one operand."""
-    values = join_tiles(rounded.grid * rounded.tile)[: len(matrix), : matrix.shape[1]].double() * rounded.whole.double()
-    ends = scale_ends(rounded, rounding.form, element, rounding.scale)
-    error = (values - matrix.double()).square().sum()
+    matrix, element = operand.matrix, rounding.element_of(role, is_left=is_left)
+    square = rounding.is_square(role, is_left=is_left)
+    nearest = round_matrix(matrix, rounding.form, element, rounding.scale, square=square)
+    ends = scale_ends(nearest, rounding.form, element, rounding.scale)
+    exact = matrix.double()
     counts = (
         torch.tensor(matrix.numel(), device=matrix.device),
-        (rounded.unrounded.abs() >= element.end).sum(),
-        ((rounded.grid == 0) & (rounded.unrounded != 0)).sum(),
+        (nearest.unrounded.abs() >= element.end).sum(),
+        ((operand.values == 0) & (matrix != 0)).sum(),
         torch.tensor(ends.numel(), device=matrix.device),
         ends.sum(),
-        error,
-        matrix.double().square().sum(),
+        (operand.values.double() * operand.whole - exact).square().sum(),
+        exact.square().sum(),
     )
     return torch.stack([one.double() for one in counts])

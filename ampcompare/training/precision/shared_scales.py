@@ -5,13 +5,13 @@ differ, the name of the scale says which is meant. Above the largest number all 
 """
 
 from dataclasses import dataclass
-from functools import reduce
+from functools import cache, reduce
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ampcompare.base.formats import E4M3, E8M0_SCALES, Element, Format
+from ampcompare.base.formats import E4M3, E8M0_SCALES, FP32_SCALES, Element, Format
 
 FP32_MAX = torch.finfo(torch.float32).max
 EXPONENT = 0x7F800000  # bits of fp32
@@ -21,6 +21,7 @@ HADAMARD = 16  # rows of the matrix
 NVFP4_MAX = 448.0 * 6.0  # of a scale times an element
 NVFP4_LEAST = 2.0**-6  # torchao's smallest scale of a block
 MAGIC = 1.5 * 2.0**23
+MIN_BINADE, MAX_BINADE = 2.0**-80, 2.0**80
 
 
 @dataclass(frozen=True)
@@ -54,15 +55,19 @@ def round_to_element(x: Tensor, element: Element, generator: torch.Generator | N
     the element becomes the upper one with the probability of its distance from the lower one, in 16 bits.
     """
     x = x.clamp(-element.largest, element.largest)
-    power = power_below(x).clamp_(min=2.0**element.least)
+    return _round_to_steps(x, power_below(x).clamp_(min=2.0**element.least), element, generator)
+
+
+def _round_to_steps(x: Tensor, power: Tensor, element: Element, generator: torch.Generator | None) -> Tensor:
+    """Round numbers to multiples of the steps that the element has from `power` on."""
     if generator is not None:
         words = torch.empty((x.numel() + 3) // 4, dtype=torch.int64, device=x.device)
         words.random_(-(2**63), None, generator=generator)
-        noise = words.view(torch.int16)[: x.numel()].view(x.shape).float().add_(0.5).mul_(2.0**-16)
-        x = torch.addcmul(x, noise, power, value=2.0**-element.fraction)
-    # Adding so much leaves a multiple of the element's step, rounded as fp32 rounds sums.
-    magic = power.mul_(MAGIC * 2.0**-element.fraction)
-    return (x + magic).sub_(magic).clamp_(-element.largest, element.largest)
+        noise = words.view(torch.int16)[: x.numel()].view(x.shape).float().add_(0.5)
+        x = torch.addcmul(x, noise, power, value=2.0 ** -(16 + element.fraction))
+    # Adding so much leaves a multiple of the step, rounded as fp32 rounds sums. The factor is exact.
+    factor = MAGIC * 2.0**-element.fraction
+    return torch.add(x, power, alpha=factor).sub_(power, alpha=factor)
 
 
 def _fp32_factor(largest: Tensor, element: Element) -> Tensor:
@@ -152,6 +157,102 @@ def round_matrix(
     return Rounded(round_to_element(unrounded, element, generator), tile, whole, unrounded, largest)
 
 
+def round_values(
+    x: Tensor,
+    form: Format,
+    element: Element,
+    scale: str,
+    *,
+    square: bool = False,
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, Tensor | float]:
+    """Return `grid * tile` of what `round_matrix` makes of a matrix, as a matrix, and `whole`, in fewer passes.
+
+    At random it draws in the order of memory.
+
+    Args:
+        x: dense fp32, by rows or by columns; it is not changed.
+    """
+    by_columns = x.stride(0) == 1 and x.stride(1) != 1
+    stored = x.t() if by_columns else x.contiguous()
+    summed = 0 if by_columns else 1
+    over: tuple[int, ...]
+    rows, columns = stored.shape
+    if form.shares == "block":
+        sizes = [form.block if square or dim == summed else 1 for dim in (0, 1)]
+        down, right = -rows % sizes[0], -columns % sizes[1]
+        tiles = F.pad(stored, (0, right, 0, down)) if down or right else stored
+        if square:
+            tiles, over = tiles.unflatten(1, (-1, form.block)).unflatten(0, (-1, form.block)), (1, 3)
+        else:
+            tiles, over = tiles.unflatten(summed, (-1, form.block)), (summed + 1,)
+    else:
+        tiles, over = stored, (0, 1) if form.shares == "tensor" else (summed,)
+    largest = _largest(tiles, over)
+    rounded = None
+    whole: Tensor | float = 1.0
+    if scale in E8M0_SCALES:
+        rounded = _round_in_binades(tiles, largest, element, scale, generator)
+    if rounded is None:
+        factor, tile, whole = _make_scales(largest, element, form, scale)
+        scaled = tiles * factor
+        if scale not in FP32_SCALES:  # these leave none beyond the range by more than fp32 rounds
+            scaled.clamp_(-element.largest, element.largest)
+        power = power_below(scaled).clamp_(min=2.0**element.least)
+        rounded = _round_to_steps(scaled, power, element, generator)
+        if form.shares != "tensor":
+            rounded.mul_(tile)
+    if form.shares == "block":
+        rounded = join_tiles(rounded) if square else rounded.flatten(summed, summed + 1)
+        rounded = rounded[:rows, :columns]
+    return rounded.t() if by_columns else rounded, whole
+
+
+def _largest(tiles: Tensor, over: tuple[int, ...]) -> Tensor:
+    """Return the largest magnitude over some dimensions, which stay with size 1; NaN where there is one."""
+    magnitudes = tiles.abs()
+    is_short = over == (tiles.dim() - 1,) and tiles.dim() == 3 and tiles.shape[-1] < _VECTORS
+    if is_short and tiles.device.type == "cpu":
+        size = tiles.shape[-1]  # torch reduces so few neighbors one by one, and pools them faster
+        return torch.max_pool1d(magnitudes.flatten(1).unsqueeze(1), size).view(*tiles.shape[:-1], 1)
+    return magnitudes.amax(over, keepdim=True)
+
+
+_VECTORS = 64 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 32  # numbers that `amax` takes at once
+
+
+def _round_in_binades(
+    tiles: Tensor, largest: Tensor, element: Element, scale: str, generator: torch.Generator | None
+) -> Tensor | None:
+    """Round tiles to an element times powers of two where they are, without a division by these.
+
+    None where a scale would be near an end of the range of fp32, where that is not the same, and away from the CPU,
+    where to look would be to wait.
+    """
+    if tiles.device.type != "cpu" or not tiles.numel():
+        return None
+    least, most = (float(one) for one in torch.aminmax(largest))
+    if least == 0.0 < most:  # tiles of zeros stay zeros in any case
+        least = float(torch.where(largest == 0, most, largest).amin())
+    if not (most == 0.0 or (least >= MIN_BINADE and most <= MAX_BINADE)):  # NaN is neither
+        return None
+    if scale == "rceil":
+        bits = (largest / element.largest).view(torch.int32)
+        tile = power_below(bits.add_(0x7FFFFF).view(torch.float32))
+    elif scale == "even":
+        bits = largest.view(torch.int32) + (1 << (22 - element.fraction))
+        tile = power_below(bits.view(torch.float32)).mul_(2.0**-element.greatest)
+    else:
+        tile = power_below(largest).mul_(2.0**-element.greatest)
+    power = power_below(tiles)
+    torch.maximum(power, tile * 2.0**element.least, out=power)
+    rounded = _round_to_steps(tiles, power, element, generator)
+    if scale != "rceil":  # which leaves none beyond the range
+        limit = tile.mul_(element.largest)
+        rounded.clamp_(-limit, limit)
+    return rounded
+
+
 def scale_ends(rounded: Rounded, form: Format, element: Element, scale: str) -> Tensor:
     """Return which tiles that are not all zero want a scale at or beyond an end of its range."""
     largest = rounded.largest
@@ -168,6 +269,7 @@ def scale_ends(rounded: Rounded, form: Format, element: Element, scale: str) -> 
 SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)  # those of TransformerEngine
 
 
+@cache
 def hadamard_matrix(device: torch.device) -> Tensor:
     """Return the orthogonal 16 x 16 matrix of signs over 4, each row times one of `SIGNS`."""
     pairs = [torch.tensor([[1.0, 1.0], [1.0, -1.0]], device=device)] * 4
@@ -178,4 +280,9 @@ def hadamard_matrix(device: torch.device) -> Tensor:
 
 def transform(x: Tensor, matrix: Tensor) -> Tensor:
     """Multiply each 16 numbers of the rows of a matrix by a Hadamard matrix, in bf16, with zeros to a full 16."""
+    if x.stride(0) == 1 and x.stride(1) != 1:  # by columns: no copy is made
+        stored = x.t()
+        down = -len(stored) % HADAMARD
+        blocks: Tensor = (F.pad(stored, (0, 0, 0, down)) if down else stored).unflatten(0, (-1, HADAMARD))
+        return (matrix.t() @ blocks).bfloat16().float().flatten(0, 1).t()
     return join_tiles(_split(x, 1, HADAMARD) @ matrix).bfloat16().float()

@@ -51,7 +51,7 @@ def test_resnet50(launches: Any) -> None:
         ("apex:O1", "fused"): 28,
         ("apex:O2", "foreach"): 27,
         ("apex:O2", "foreach, skip on device"): 45,
-        ("half:master_weights,dynamic", "foreach"): 29,
+        ("half:masters=fp32,dynamic", "foreach"): 29,
     }
     model_total = launches.count_step(None).total
     for (arm, implementation), limit in limits.items():

@@ -68,10 +68,10 @@ def test_bf16_on_an_old_gpu_and_fp16_on_a_cpu() -> None:
     old = _facts(devices=({"index": 0, "capability": [7, 0]},))
     assert "bf16" in examine_arm(Arm.parse("native:bf16"), old).notes[0]
     assert examine_arm(Arm.parse("apex:O5"), old).notes == examine_arm(Arm.parse("native:bf16"), old).notes
-    for arm in ("native:fp16", "half:masters=fp32", "fsdp:param=fp16", "apex:O1", "apex:O2"):
+    for arm in ("native:fp16", "half:masters=fp32", "fsdp:fp16", "apex:O1", "apex:O2"):
         assert examine_arm(Arm.parse(arm), _facts()).notes == ("fp16 is emulated on this CPU",)
     slow = replace(_facts(), fast_bf16=False)
-    for arm in ("native:bf16", "half:bf16,kahan", "fsdp:param=bf16", "apex:O4", "apex:O5"):
+    for arm in ("native:bf16", "half:bf16,kahan", "fsdp:bf16", "apex:O4", "apex:O5"):
         assert examine_arm(Arm.parse(arm), _facts()).notes == ()
         assert examine_arm(Arm.parse(arm), slow).notes == ("bf16 is emulated on this CPU",)
     assert examine_arm(Arm.parse("apex:O0"), _facts()).notes == ()

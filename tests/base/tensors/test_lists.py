@@ -126,7 +126,7 @@ USERS: dict[str, Callable[[], Any]] = {
     "ledger": _looked_at_step,
     "half:bn_fp32,loss_scale=8": _static_scale("half:bn_fp32,loss_scale=8"),
     "half:bn_fp32,dynamic": _static_scale("half:bn_fp32,dynamic"),
-    "half:bn_fp32,master_weights,dynamic": _static_scale("half:bn_fp32,master_weights,dynamic"),
+    "half:bn_fp32,masters=fp32,dynamic": _static_scale("half:bn_fp32,masters=fp32,dynamic"),
 }
 
 

@@ -23,8 +23,8 @@ ARMS = (
     "apex:O3,loss_scale=dynamic,engine=compat",
     "native:fp16,growth_interval=3",
     "half:dynamic,growth_interval=3",
-    "half:master_weights,dynamic,growth_interval=3",
-    "half:bf16,master_weights,dynamic,growth_interval=3",
+    "half:masters=fp32,dynamic,growth_interval=3",
+    "half:bf16,masters=fp32,dynamic,growth_interval=3",
 )
 Make = Callable[[Iterable[Tensor]], Optimizer]
 OPTIMIZERS: dict[str, Make] = {
@@ -196,7 +196,7 @@ def test_on_a_gpu(arm: str, name: str) -> None:
     assert equal(*results)
 
 
-@pytest.mark.parametrize("arm", ["apex:O2,engine=compat", "native:fp16", "half:master_weights,dynamic"])
+@pytest.mark.parametrize("arm", ["apex:O2,engine=compat", "native:fp16", "half:masters=fp32,dynamic"])
 def test_a_state_dict_in_between_does_not_count_a_skipped_step(arm: str) -> None:
     for overflows, count in (((0,), None), ((2,), 2.0)):
         training = Training(arm, OPTIMIZERS["adam"], on_device=True)
@@ -264,7 +264,7 @@ def test_half_keeps_its_rule_on_the_device() -> None:
     scales = {}
     for on_device in (True, False):
         training = Training(
-            "half:master_weights,dynamic,init_scale=4,growth_interval=2", OPTIMIZERS["sgd"], on_device=on_device
+            "half:masters=fp32,dynamic,init_scale=4,growth_interval=2", OPTIMIZERS["sgd"], on_device=on_device
         )
         outcomes = [training.step(overflow=index in (0, 1, 2, 6)) for index in range(9)]
         scales[on_device] = [outcome.loss_scales[0] for outcome in outcomes]

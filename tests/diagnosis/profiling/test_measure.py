@@ -155,7 +155,7 @@ def test_what_is_brought_to_the_host_has_its_line() -> None:
 @pytest.mark.integration
 def test_the_overflow_check_of_an_arm_is_no_read_of_the_script(profile_of: Callable[[str], ArmProfile]) -> None:
     """What the precision of an arm reads to know of an overflow is named as that, at no line."""
-    for arm in ("half:master_weights,loss_scale=dynamic", "apex:O2", "native:fp16"):
+    for arm in ("half:masters=fp32,dynamic", "apex:O2", "native:fp16"):
         assert {(sync.where, sync.what) for sync in profile_of(arm).syncs} == {("", "overflow check")}, arm
 
 

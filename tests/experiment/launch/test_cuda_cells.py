@@ -48,7 +48,7 @@ METHODS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "rollback": ("native:fp16", {}, {"on_nan": "rollback", "rollback_every": 2}),
     "saved": (O2, {}, {"saving": {"every_steps": 2, "in_background": True, "apex_layout": True}}),
     "larc": (O2, {"optimizer": {"layer_lr": "larc", "implementation": "foreach"}}, {}),
-    "adam": ("half:master_weights,dynamic", {"optimizer": {"name": "adam", "implementation": "foreach"}}, {}),
+    "adam": ("half:masters=fp32,dynamic", {"optimizer": {"name": "adam", "implementation": "foreach"}}, {}),
     "fused": (O2, {"optimizer": {"implementation": "fused"}}, {}),
     "many batches": ("fp32", {"data": {**RECIPE["data"], "val_size": 44}}, {}),
     "fused native": ("native:fp16", {"optimizer": {"implementation": "fused"}}, {}),

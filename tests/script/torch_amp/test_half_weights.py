@@ -17,7 +17,7 @@ from ampcompare.training.precision.base import owned_params
 from tests.script.small_script import batch, network
 from tests.script.trainings import Gan, OurLoop, Plain, Program, TorchAmp, assert_equal, train, train_gan
 
-SCALED = ("apex:O2", "half:master_weights,bn_fp32,loss_scale=dynamic,init_scale=1024,growth_interval=2")
+SCALED = ("apex:O2", "half:masters=fp32,bn_fp32,dynamic,init_scale=1024,growth_interval=2")
 ARMS = (
     *SCALED,
     "apex:O3",
@@ -27,7 +27,7 @@ ARMS = (
     "half:bn_fp32",
     "half:bf16",
     "half:loss_scale=64",
-    "half:bf16,master_weights,grads=float32",
+    "half:bf16,masters=fp32,grads=float32",
 )
 SCALE = methodcaller("scale")
 
@@ -127,7 +127,7 @@ def test_gradients_of_the_model_are_those_of_its_masters(behind: Any, arm: str) 
     assert master.grad is None
 
 
-@pytest.mark.parametrize("arm", [*SCALED, "half:bf16,master_weights,grads=float32"])
+@pytest.mark.parametrize("arm", [*SCALED, "half:bf16,masters=fp32,grads=float32"])
 def test_a_script_may_ask_for_gradients_before_they_are_unscaled(behind: Any, arm: str) -> None:
     """Of what the optimizer holds: there are some, scaled ones, where a backward pass has made them, and only there."""
     behind(arm)

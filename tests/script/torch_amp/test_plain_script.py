@@ -120,7 +120,7 @@ def test_gradients_that_wait_for_a_step_follow_the_scale(behind: Any, arm: str) 
     assert all(map(torch.equal, trained(1.0), trained(float("inf"))))
 
 
-ARMS = ["native:fp16", "native:bf16", "O1", "O2", "O3", "O5", "half", "half:master_weights,loss_scale=dynamic"]
+ARMS = ["native:fp16", "native:bf16", "O1", "O2", "O3", "O5", "half", "half:masters=fp32,dynamic"]
 
 
 @pytest.mark.parametrize("arm", ARMS)

@@ -54,7 +54,7 @@ class Watched:
         precision.packer.pack = watched  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("arm", ["actnn:bits=2", "actnn:bits=2,over=native:bf16", "actnn:bits=2,over=half:dtype=bf16"])
+@pytest.mark.parametrize("arm", ["actnn:bits=2", "actnn:bits=2,over=native:bf16", "actnn:bits=2,over=half:bf16"])
 def test_activations_are_packed_and_weights_are_not(arm: str) -> None:
     """Large activations are kept in few bits; weights, their 16-bit copies and what the loss saves stay as they are."""
     precision, model, optimizer = start(arm)

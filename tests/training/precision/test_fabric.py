@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(bool(LIBRARY.missing()), reason=LIBRARY.missing(
         ("fabric:32-true", "fp32"),
         ("fabric:bf16-mixed", "native:bf16"),
         ("fabric:16-true", "half"),
-        ("fabric:bf16-true", "half:dtype=bf16"),
+        ("fabric:bf16-true", "half:bf16"),
     ],
 )
 def test_it_trains_as_our_own_arm_does(arm: str, ours: str, trained: Callable[[str], list[Tensor]]) -> None:

@@ -32,7 +32,7 @@ def rounded(value: Tensor, dtype: torch.dtype, dim: int | None) -> Tensor:
 
 
 @needs_torchao
-@pytest.mark.parametrize("over", ["native:bf16", "half:dtype=bf16"])
+@pytest.mark.parametrize("over", ["native:bf16", "half:bf16"])
 @pytest.mark.parametrize("scaling", ["tensorwise", "rowwise"])
 @pytest.mark.parametrize("emulate_half", [False, True])
 def test_the_products_are_those_of_the_formula(scaling: str, over: str, emulate_half: bool) -> None:
@@ -60,7 +60,7 @@ def test_the_products_are_those_of_the_formula(scaling: str, over: str, emulate_
 
 
 @needs_torchao
-@pytest.mark.parametrize("arm", ["fp8", "fp8:rowwise,over=half:dtype=bf16"])
+@pytest.mark.parametrize("arm", ["fp8", "fp8:rowwise,over=half:bf16"])
 def test_layers_that_are_not_converted_are_named(arm: str) -> None:
     """A head of 10 classes, convolutions and attention stay in bf16, the projection inside attention too."""
     model = nn.ModuleDict({"conv": nn.Conv2d(1, 4, 3), "attend": nn.MultiheadAttention(16, 2), "net": net()})
@@ -90,8 +90,8 @@ def test_what_the_arm_underneath_keeps_in_fp32_is_not_converted() -> None:
 def test_a_model_without_such_layers_is_refused() -> None:
     """A bf16 run must not be called fp8."""
     model = nn.Sequential(nn.Linear(4, 3))
-    with pytest.raises(UnsupportedCombination, match=r"multiples of 16, and this model has none; use half:dtype=bf16"):
-        make_precision("fp8:rowwise,over=half:dtype=bf16").prepare([model], [SGD(model.parameters(), lr=1.0)])
+    with pytest.raises(UnsupportedCombination, match=r"multiples of 16, and this model has none; use half:bf16"):
+        make_precision("fp8:rowwise,over=half:bf16").prepare([model], [SGD(model.parameters(), lr=1.0)])
 
 
 @needs_torchao

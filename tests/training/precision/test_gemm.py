@@ -1,6 +1,7 @@
 """Products of linear layers in formats of their own: their numbers, which layers have them, and what is refused."""
 
 import copy
+import re
 from typing import Any
 
 import pytest
@@ -10,9 +11,12 @@ from torch.optim import SGD, AdamW
 
 from ampcompare.backends import fp8 as fp8_description
 from ampcompare.base.errors import ConfigError, UnsupportedCombination
+from ampcompare.base.tensors.products import OperationMode
+from ampcompare.training.precision import linear_products, torchao_products
 from ampcompare.training.precision.base import make_precision
 from ampcompare.training.precision.cpu_half import EmulatedHalf
 from ampcompare.training.precision.gemm import Gemm
+from ampcompare.training.precision.linear_products import ProductRounding
 
 E4M3 = torch.float8_e4m3fn
 LACKS = fp8_description.LIBRARY.missing()
@@ -88,7 +92,7 @@ def one_layer(arm: str, rows: int, inside: int, outside: int) -> dict[str, Tenso
     return {"x": x.detach(), "w": weight, "dy": upstream, "fprop": y, "dgrad": x.grad, "wgrad": param.grad}
 
 
-@pytest.mark.parametrize("over", ["native:bf16", "half:dtype=bf16"])
+@pytest.mark.parametrize("over", ["native:bf16", "half:bf16"])
 @pytest.mark.parametrize("emulate_half", [False, True])
 @pytest.mark.parametrize("shape", [(64, 64, 32), (7, 40, 24)])
 @pytest.mark.parametrize("name", ["gemm:mxfp8,keep=none", "fp8:mxfp8"])
@@ -127,10 +131,52 @@ def test_all_three_products_of_a_layer_are_torchaos() -> None:
 
 
 @needs_torchao
+@pytest.mark.parametrize("scale", ["", ",scale=floor", ",scale=even"])
+@pytest.mark.parametrize("shape", [(64, 96, 32), (7, 40, 24)])
+def test_torchao_as_the_engine_gives_the_products_of_the_emulation(shape: tuple[int, int, int], scale: str) -> None:
+    """On a CPU by its own emulation, at any size; the row says what multiplied and how many results differ."""
+    own = one_layer(f"gemm:mxfp8,keep=none{scale}", *shape)
+    theirs = one_layer(f"gemm:mxfp8,keep=none,engine=torchao{scale}", *shape)
+    assert all(torch.equal(own[role], theirs[role]) for role in ("fprop", "dgrad", "wgrad"))
+    precision, model, optimizer = start("gemm:mxfp8,engine=torchao")
+    torch.manual_seed(1)
+    losses = train(precision, model, optimizer, range(3))
+    (note,) = (note for note in precision.notes if "torchao" in note)
+    assert re.fullmatch(
+        r"products by torchao [\d.]+\S*, its emulation: 0 of [1-9][\d,]* results of the first pass differ from "
+        "ampcompare's emulation",
+        note,
+    )
+    other, model, optimizer = start("gemm:mxfp8")
+    torch.manual_seed(1)
+    assert train(other, model, optimizer, range(3)) == losses
+
+
+@needs_torchao
+def test_a_kernel_of_torchao_gets_sizes_that_it_takes_and_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a device has one. Here a function stands for it that gives ones."""
+    sizes = []
+
+    def multiply(a: Tensor, b: Tensor, *_scales: Any, **_options: Any) -> Tensor:
+        sizes.extend([*a.shape, *b.shape])
+        return torch.ones(len(a), b.shape[1], dtype=torch.bfloat16)
+
+    monkeypatch.setattr(torchao_products, "has_kernel", lambda device: True)
+    monkeypatch.setattr(torch, "_scaled_mm", multiply)
+    precision, model, optimizer = start("gemm:mxfp8,engine=torchao")
+    train(precision, model, optimizer, range(1))
+    assert sizes
+    assert all(size % 16 == 0 for size in sizes)
+    (note,) = (note for note in precision.notes if "torchao" in note)
+    different, compared = (int(word.replace(",", "")) for word in re.findall(r"([\d,]+) (?:of|results)", note))
+    assert 0.9 * compared < different <= compared
+
+
+@needs_torchao
 @pytest.mark.parametrize("scaling", ["tensorwise", "rowwise"])
 def test_fp8_is_that_of_torchaos_layers(scaling: str) -> None:
     """Of the arm `fp8`, where the weights are bf16: torchao rounds fp32 weights, from which a kernel gets none."""
-    over = "over=half:dtype=bf16"
+    over = "over=half:bf16"
     mine, other = (
         one_layer(f"gemm:{scaling},keep=none,{over}", 32, 64, 48),
         one_layer(f"fp8:{scaling},{over}", 32, 64, 48),
@@ -180,6 +226,39 @@ def test_squares_let_both_products_of_a_weight_multiply_the_same_numbers() -> No
         y.backward(torch.eye(32).bfloat16())
         assert unit.grad is not None
         assert torch.equal(y.float(), unit.grad.t()) is equal
+
+
+def test_a_weight_in_squares_is_rounded_once_for_both_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And gives the products that two roundings give."""
+    rounded = []
+    original = linear_products.round_values
+
+    def count(matrix: Tensor, *args: Any, **options: Any) -> Any:
+        rounded.append(options["square"])
+        return original(matrix, *args, **options)
+
+    monkeypatch.setattr(linear_products, "round_values", count)
+    shared = one_layer("gemm:nvfp4,tiles,keep=none", 32, 64, 48)
+    assert rounded.count(True) == 1
+    monkeypatch.setattr(ProductRounding, "has_squares_of", lambda one, other: False)
+    apart = one_layer("gemm:nvfp4,tiles,keep=none", 32, 64, 48)
+    assert rounded.count(True) == 3
+    assert all(torch.equal(shared[role], apart[role]) for role in ("fprop", "dgrad", "wgrad"))
+
+
+def test_watching_changes_no_number_and_no_random_bit() -> None:
+    """The ledger of some steps computes their figures on the way."""
+
+    class Seeing(OperationMode):
+        def see(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+            pass
+
+    losses = []
+    for watches in (False, True):
+        precision, model, optimizer = start("gemm:nvfp4,sr,rht,tiles")
+        with Seeing() if watches else torch.enable_grad():
+            losses.append(train(precision, model, optimizer, range(2)))
+    assert losses[0] == losses[1]
 
 
 def test_the_layer_that_runs_last_stays_in_bf16_and_the_row_says_so() -> None:

@@ -36,7 +36,7 @@ def step(precision: Precision, model: nn.Module, optimizer: Optimizer, x: Tensor
     return applied
 
 
-@pytest.mark.parametrize("arm", ["half:master_weights,loss_scale=128", "half:master_weights,dynamic,bn_fp32"])
+@pytest.mark.parametrize("arm", ["half:masters=fp32,loss_scale=128", "half:masters=fp32,dynamic,bn_fp32"])
 def test_the_steps_are_those_of_a_hand_written_fp16_optimizer(arm: str) -> None:
     """Masters move by the widened, unscaled gradient, and the model holds them rounded, to the last bit."""
     precision, model, optimizer = start(arm)
@@ -65,7 +65,7 @@ def test_the_steps_are_those_of_a_hand_written_fp16_optimizer(arm: str) -> None:
 def test_masters_keep_what_16_bits_lose() -> None:
     """Updates below half a unit in the last place add up in the masters, and are lost without them."""
     moved = {}
-    for arm in ("half", "half:master_weights"):
+    for arm in ("half", "half:masters=fp32"):
         layer = nn.Linear(1, 1, bias=False)
         with torch.no_grad():
             layer.weight.fill_(1.0)
@@ -76,12 +76,12 @@ def test_masters_keep_what_16_bits_lose() -> None:
             precision.step(optimizer)
             optimizer.zero_grad()
         moved[arm] = layer.weight.item()
-    assert moved == {"half": 1.0, "half:master_weights": 1 - 2**-9}
+    assert moved == {"half": 1.0, "half:masters=fp32": 1 - 2**-9}
 
 
 def test_the_dynamic_scale_follows_its_rule() -> None:
     """An overflow halves it down to 1 and skips the step; so many good steps in a row double it."""
-    precision, model, optimizer = start("half:master_weights,dynamic,init_scale=4,growth_interval=2")
+    precision, model, optimizer = start("half:masters=fp32,dynamic,init_scale=4,growth_interval=2")
     bad = X * float("inf")
     scales, applied = [], []
     for x in (bad, bad, bad, X, X, X, bad, X, X):
@@ -99,7 +99,7 @@ def test_state_of_an_optimizer_that_has_stepped_moves_to_the_masters() -> None:
     model(X).square().mean().backward()
     optimizer.step()
     moments = [optimizer.state[param]["exp_avg"].clone() for param in model.parameters()]
-    make_precision("half:master_weights").prepare([model], [optimizer])
+    make_precision("half:masters=fp32").prepare([model], [optimizer])
     masters = owned_params(optimizer)
     assert {master.dtype for master in masters} == {torch.float32}
     assert all(torch.equal(optimizer.state[m]["exp_avg"], old) for m, old in zip(masters, moments, strict=True))

@@ -14,7 +14,7 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.training.precision.base import Precision, make_precision
 
 X = torch.linspace(-1, 1, 24).reshape(6, 4)
-CASTING = ["half", "half:bf16", "half:master_weights", "apex:O2,engine=compat", "apex:O3,engine=compat"]
+CASTING = ["half", "half:bf16", "half:masters=fp32", "apex:O2,engine=compat", "apex:O3,engine=compat"]
 AROUND = ["native:bf16", "apex:O1,engine=compat"]
 
 

@@ -1,6 +1,7 @@
 """Rounding with shared scales, bit for bit against public references; and where one name means several quantizers."""
 
 import functools
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from ampcompare.training.precision.shared_scales import (
     join_tiles,
     round_matrix,
     round_to_element,
+    round_values,
     scale_ends,
     transform,
 )
@@ -331,6 +333,30 @@ def test_a_block_far_below_the_largest_has_a_scale_of_zero_in_nvfp4() -> None:
     x[1] = 2.0**-24
     mine = rounded(x, "nvfp4")
     assert scale_ends(mine, FORMATS["nvfp4"], E2M1, "te").flatten().tolist() == [False, True]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("shape", [(96, 64), (40, 24), (130, 150)])
+def test_fewer_passes_give_the_same_values(name: str, shape: tuple[int, int]) -> None:
+    """By rows and by columns, for all scales and elements, also where powers of two are near an end of their range."""
+    form = FORMATS[name]
+    elements = [form.element] if form.element == E2M1 else [E4M3, E5M2]
+    for kind, x in make_matrices(*shape).items():
+        for given in (x.float(), x.float().t()):
+            for scale, element, square in itertools.product(form.scales, elements, {False, form.shares == "block"}):
+                expected = round_matrix(given, form, element, scale, square=square)
+                before = given.clone()
+                values, whole = round_values(given, form, element, scale, square=square)
+                assert equal(given, before)
+                wanted = join_tiles(expected.grid * expected.tile)[: given.shape[0], : given.shape[1]]
+                assert equal(values, wanted), (kind, scale, element.name, square)
+                assert equal(torch.as_tensor(whole), expected.whole)
+
+
+def test_a_transform_by_columns_is_that_by_rows() -> None:
+    x, matrix = make_matrices(96, 40)["wide bf16"].float(), hadamard_matrix(torch.device("cpu"))
+    assert torch.equal(transform(x.t(), matrix), transform(x.t().contiguous(), matrix))
+    assert torch.equal(transform(x[:90].t(), matrix), transform(x[:90].t().contiguous(), matrix))
 
 
 @pytest.mark.parametrize("name", FORMATS)

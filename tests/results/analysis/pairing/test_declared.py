@@ -116,7 +116,7 @@ def test_which_parts_differ(arm: str, seen: Ledger, differing: list[str]) -> Non
         (
             "half:bf16,masters=fp32,keep_fp32=*",
             ledger("fp32"),
-            ["master_weights has no effect on this training: every weight is fp32"],
+            ["masters=fp32 has no effect on this training: every weight is fp32"],
         ),
         (
             "half:bf16,masters=fp32,grads=fp32",

@@ -15,7 +15,7 @@ STATES: dict[str, dict[str, Any]] = {
     "native:fp16": {"scaler": SCALER},
     "native:bf16": {"scaler": {}},
     "half": {"precision": {}},
-    "half:dynamic,master_weights": {"precision": {"loss_scale": 512.0, "good_steps": 7}},
+    "half:dynamic,masters=fp32": {"precision": {"loss_scale": 512.0, "good_steps": 7}},
     "accelerate:fp16": {"scaler": SCALER},
     "fabric:bf16-mixed": {"scaler": {}},
     "apex:O0": {"amp": {"loss_scaler0": {"loss_scale": 1.0, "unskipped": 0}}},
@@ -25,7 +25,7 @@ STATES: dict[str, dict[str, Any]] = {
 }
 
 
-WITH_MASTERS = ("apex:O2", "half:dynamic,master_weights")
+WITH_MASTERS = ("apex:O2", "half:dynamic,masters=fp32")
 MOVING = {"native:fp16", "accelerate:fp16", "apex:O1", "apex:O2"}
 
 

@@ -57,7 +57,7 @@ ARMS = [
     "half:bf16,kahan,state=fp32,keep_fp32=BatchNorm2d",
     "half:bf16,masters=fp32,state=bf16,grads=fp32",
     "native:bf16,weights=bf16,masters=fp32,state=bf16,grads=fp32",
-    "half:master_weights=true,loss_scale=dynamic,init_scale=16777216,growth_interval=2",
+    "half:masters=fp32,dynamic,init_scale=16777216,growth_interval=2",
 ]
 
 
