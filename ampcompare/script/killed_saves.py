@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import json
 import os
-import resource
 import select
 import shutil
 import signal
@@ -79,6 +78,9 @@ class ChangeWatch:
         self._number = -1
         self._last: Change | None = None
         self._inside = False
+        import resource  # of POSIX, as `os.fork` is
+
+        self._limits = resource
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         sys.addaudithook(self._audit)
@@ -106,7 +108,7 @@ class ChangeWatch:
         try:
             self._last = change
             self._number += 1
-            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+            self._limit_size(None)
             line = json.dumps({"how": change.how, "paths": change.paths}) + "\n"
             os.write(self._say, line.encode("utf-8"))
             os.read(self._hear, 1)  # until the parent has kept what is there
@@ -114,10 +116,14 @@ class ChangeWatch:
                 if self._point.size is None:
                     os.kill(os.getpid(), signal.SIGKILL)
                 else:
-                    limit = (self._point.size, resource.RLIM_INFINITY)
-                    resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+                    self._limit_size(self._point.size)
         finally:
             self._inside = False
+
+    def _limit_size(self, size: int | None) -> None:
+        limits = self._limits
+        hard = limits.RLIM_INFINITY
+        limits.setrlimit(limits.RLIMIT_FSIZE, (hard if size is None else size, hard))
 
 
 class KilledSaves:

@@ -29,7 +29,10 @@ import sys
 before = set(sys.modules)
 from ampcompare.cli import main
 for group in eval(sys.argv[1]):
-    codes = [main(words) for words in group]
+    codes = []
+    for words in group:
+        sys.argv[1:] = words  # as a shell gives them
+        codes.append(main())
     print("imported:", *sorted(name for name in set(sys.modules) - before if "." not in name), file=sys.stderr)
 sys.exit(max(codes))
 """

@@ -310,7 +310,7 @@ def product() -> torch.dtype:
     return (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.integration)])
 def test_loaders_compute_as_written(behind: Any, workers: int) -> None:
     """What they hold is on the CPU, which Apex leaves alone; between batches all is cast."""
     behind("O1")
