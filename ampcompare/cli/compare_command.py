@@ -180,6 +180,8 @@ def _verify_resume(options: CompareOptions, parameters: dict[str, Any]) -> int:
     assert script is not None
     if script.torchrun or any(cell.stack is not None for cell in cells):
         raise ConfigError("--verify-resume is for one process in this environment; leave out --nproc-per-node and @")
+    if options.seeds is not None and len(seeds := {cell.recipe.seed for cell in cells}) > 1:
+        raise ConfigError(f"--verify-resume runs each arm from one seed, not {len(seeds)}; name one, as in --seeds 3")
     arms = dict.fromkeys(str(cell.arm) for cell in cells)
     settings = {
         "device": "cpu" if config.device == "cpu" else None,

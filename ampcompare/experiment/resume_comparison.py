@@ -14,11 +14,14 @@ from typing import Any
 from ampcompare.settings.resume_trace import Row, read_rows, saved_files, saved_states
 
 HALVES = {"bfloat16": "bf16", "float16": "fp16"}
+SHORT = {**HALVES, "float32": "fp32", "float64": "fp64"}
 # What a checkpoint has to restore, in the order in which it is compared: the first difference causes those behind it.
 RESTORED = ("masters", "weights", "buffers", "moments", "averages", "loss scale", "learning rate")
 ROLES = (*RESTORED, "steps", "batches", "generators", "loss")
 STATES = {"loss scale": "scales", "learning rate": "rates"}
 MADE_AGAIN = "masters are rounded to {0}: they are made again from the {0} weights at load"
+MIDDLE = "it saves in the middle of a step: the gradients that were accumulated by then are not in the file"
+FIRST = "{} are those that the script starts with: they are not in the file, or are not loaded{}"
 WORDS = {"scaler": "the GradScaler", "optimizer": "the optimizer", "scheduler": "the schedule"}
 
 
@@ -59,6 +62,7 @@ class Trace:
         trainers: rows of trainers that were started again.
         states: the folder that Accelerate has filled last; "" for none.
         stopped: how many steps had ended where it saved last, before it was stopped; None if it ran to its end.
+        error: with which it ended; "" for none.
     """
 
     steps: list[Step] = field(default_factory=list)
@@ -68,6 +72,7 @@ class Trace:
     trainers: list[dict[str, Any]] = field(default_factory=list)
     states: str = ""
     stopped: int | None = None
+    error: str = ""
 
 
 @dataclass(frozen=True)
@@ -150,6 +155,12 @@ def compare_traces(whole: Trace, broken: Trace, resumed: Trace) -> Resumption:
         ):
             continue
         found.append(difference)
+    if lost := _lost_passes(whole, at, resumed):
+        found = [
+            one for one in found if one.step > at + 1 or one.role not in ("learning rate", "batches", "generators")
+        ]
+        text = f"{lost} of {len(whole.steps[at].batches)} forward passes left out"
+        found.append(Difference("steps", at + 1, text, f"{MIDDLE}{_line_of(broken.saves)}"))
     if shift:
         text = f"{len(resumed.steps)} steps where {len(left)} were left"
         found.append(Difference("steps", at + 1, text, _why_shifted(shift, at)))
@@ -177,9 +188,28 @@ def _shift(whole: Trace, at: int, resumed: Trace) -> int:
     if not shift or not 0 <= at - shift < len(whole.steps):
         return 0
     pairs = list(zip(whole.steps[at - shift :], resumed.steps, strict=False))
-    is_same = bool(pairs) and all(one.batches == other.batches for one, other in pairs)
-    differ = any(one.batches != other.batches for one, other in zip(whole.steps[at:], resumed.steps, strict=False))
-    return shift if is_same and differ else 0
+    unshifted = list(zip(whole.steps[at:], resumed.steps, strict=False))
+    for numbers in (_first_batches, _rates):  # either goes by the script's count
+        is_same = bool(pairs) and all(numbers(one) == numbers(other) for one, other in pairs)
+        if is_same and any(numbers(one) != numbers(other) for one, other in unshifted):
+            return shift
+    return 0
+
+
+def _first_batches(step: Step) -> list[str]:
+    """Return the first batch of a step: the next may be noise, say, whose generator goes on."""
+    return step.batches[:1]
+
+
+def _rates(step: Step) -> Any:
+    return step.value("learning rate")
+
+
+def _lost_passes(whole: Trace, at: int, resumed: Trace) -> int:
+    """Return how many forward passes at the begin of the step behind the break were made before the script saved."""
+    due, given = whole.steps[at].batches, resumed.steps[0].batches if resumed.steps else []
+    lost = len(due) - len(given)
+    return lost if given and lost > 0 and due[lost:] == given != due[: len(given)] else 0
 
 
 def _is_shifted(role: str, whole: Trace, at: int, resumed: Trace, shift: int) -> bool:
@@ -188,12 +218,12 @@ def _is_shifted(role: str, whole: Trace, at: int, resumed: Trace, shift: int) ->
 
 def _why_shifted(shift: int, at: int) -> str:
     if shift == 1:
-        return f"the count of steps is off by one: step {at} is made again"
+        return f"step {at} is made again: the count of steps, or the place in the epoch, is off by one"
     if shift == -1:
-        return f"the count of steps is off by one: step {at + 1} is left out"
+        return f"step {at + 1} is left out: the count of steps, or the place in the epoch, is off by one"
     if shift > 0:
-        return f"the count of steps starts again at step {at - shift + 1}"
-    return f"the count of steps is ahead: steps {at + 1} to {at - shift} are left out"
+        return f"steps {at - shift + 1} to {at} are made again: the count of steps, or the place in the epoch, is older"
+    return f"steps {at + 1} to {at - shift} are left out: the count of steps, or the place in the epoch, is ahead"
 
 
 def _is_order(found: list[Difference]) -> bool:
@@ -275,9 +305,9 @@ def _first_other_average(whole: Trace, at: int, broken: Trace, resumed: Trace) -
 
 def _made_again(due: Step, first: Step) -> str:
     """Return the type of the weights from which masters are made behind the first step's start; "" for none."""
-    masters, weights = due.value("masters"), first.value("weights")
-    names = sorted(masters.keys() & weights.keys() - first.value("masters").keys())
-    return _rounding([(masters[name], weights[name]) for name in names])
+    masters, given = due.value("masters"), {each["values"] for each in first.value("weights").values()}
+    left = [masters[name] for name in masters.keys() - first.value("masters").keys()]
+    return next((short for name, short in HALVES.items() if left and all(each.get(name) in given for each in left)), "")
 
 
 def _first_other_tensor(role: str, whole: dict[str, Any], resumed: dict[str, Any]) -> str:
@@ -317,16 +347,25 @@ def _in_words(role: str, whole: Any, resumed: Any) -> str:
 def _cause(role: str, what: str, index: int, at: int, whole: Trace, broken: Trace, resumed: Trace) -> str:
     """Return why a role differs in the step of an index, where that can be told; only the first step tells."""
     if index != at:
-        return (
-            _cause_of_generators(index, whole, at, resumed)
-            if role == "loss"
-            else (_cause_of_batches(index, at, whole, resumed) if role == "batches" else "")
-        )
+        if role in ("weights", "moments", "masters", "loss") and (
+            kept := _other_types(whole.steps[at], resumed.steps[0])
+        ):
+            return kept
+        if role == "learning rate":
+            begins = whole.steps[index - at].value(role) == resumed.steps[index - at].value(role)
+            return _cause_of_state("scheduler", begins, broken, resumed, only_missing=True)
+        if whole.steps[index].value("weights") != resumed.steps[index - at].value("weights"):
+            return ""  # what has led to these
+        if role == "batches":
+            return _cause_of_batches(index, at, whole, resumed)
+        return _cause_of_generators(index, whole, at, resumed) if role == "loss" else ""
     first, second = whole.steps[at], resumed.steps[0]
     if role in ("weights", "buffers", "masters"):
-        return _cause_of_tensors(role, first.value(role), second.value(role), broken)
+        rounded = _cause_of_tensors(role, first.value(role), second.value(role), broken)
+        return rounded or _cause_of_age(role, at, whole, broken, resumed)
     if role == "moments":
-        return _cause_of_moments(first.value(role), second.value(role), broken, resumed)
+        known = _cause_of_moments(first.value(role), second.value(role), broken, resumed)
+        return known or _cause_of_age(role, at, whole, broken, resumed)
     if role == "loss scale":
         return _cause_of_state("scaler", second.value(role) == whole.steps[0].value(role), broken, resumed)
     if role == "learning rate":
@@ -334,6 +373,18 @@ def _cause(role: str, what: str, index: int, at: int, whole: Trace, broken: Trac
     if role == "batches":
         return _cause_of_batches(index, at, whole, resumed)
     return _cause_of_generators(index, whole, at, resumed) if role == "loss" else ""
+
+
+def _other_types(whole: Step, resumed: Step) -> str:
+    """Return which tensors have the due values, in another type; "" if none has."""
+    for role in ("masters", "weights", "moments"):
+        due, given = (_tensors_of(role, step) for step in (whole, resumed))
+        for name in due.keys() & given.keys():
+            before, then = (each.get("dtype", "float32") for each in (due[name], given[name]))
+            if before != then:
+                before, then = (SHORT.get(each, each) for each in (before, then))
+                return f"{role} are in {before} before the break, and in {then} behind it"
+    return ""
 
 
 def _rounding(pairs: list[tuple[dict[str, str], dict[str, str]]]) -> str:
@@ -356,10 +407,55 @@ def _cause_of_tensors(role: str, whole: dict[str, Any], resumed: dict[str, Any],
     return ""
 
 
+def _cause_of_age(role: str, at: int, whole: Trace, broken: Trace, resumed: Trace) -> str:
+    """Return why tensors are those of an earlier step: an older file, or one that was written before they changed."""
+    due, given = (_flat(role, step) for step in (whole.steps[at], resumed.steps[0]))
+    apart = [name for name in due.keys() & given.keys() if due[name] != given[name]]
+    for then in reversed(range(at)):
+        earlier = _flat(role, whole.steps[then])
+        if not apart or any(earlier.get(name) != given[name] for name in apart):
+            continue
+        last = {row["path"]: row for row in broken.saves}
+        old = [row for row in resumed.loads if row["path"] in last and last[row["path"]]["step"] == then]
+        if old and then:
+            name = os.path.basename(old[-1]["path"])
+            return f"an older file is loaded: {name}, of step {then} ({old[-1]['line']})"
+        if not then:
+            return FIRST.format(role, _line_of(broken.saves))
+        return f"{role} are those behind step {then}: they were taken before step {then + 1}{_line_of(broken.saves)}"
+    return ""
+
+
+def _flat(role: str, step: Step) -> dict[str, str]:
+    """Return the digests of a role's values, by names of one tensor each."""
+    return {name: each["values"] for name, each in _tensors_of(role, step).items()}
+
+
+def _tensors_of(role: str, step: Step) -> dict[str, Any]:
+    values: dict[str, Any] = step.value(role)
+    if role != "moments":
+        return values
+    return {f"{key} of {name}": each for name, state in values.items() for key, each in state.items()}
+
+
+def _is_permuted(whole: dict[str, Any], resumed: dict[str, Any]) -> bool:
+    """Return whether the moments are the saved ones, of other parameters."""
+    both = whole.keys() & resumed.keys()
+    one, other = (Counter((key, each["values"]) for name in both for key, each in found[name].items())
+                  for found in (whole, resumed))  # fmt: skip
+    return bool(one) and one == other
+
+
 def _cause_of_moments(whole: dict[str, Any], resumed: dict[str, Any], broken: Trace, again: Trace) -> str:
     both = [name for name in whole if name in resumed]
-    if all(not resumed[name] for name in both):
-        return _cause_of_state("optimizer", True, broken, again)
+    owners = {name: name.partition(" of optimizer ")[2] for name in both}
+    empty = {owner for owner in owners.values()
+             if all(whole[name] and not resumed[name] for name in both if owners[name] == owner)}  # fmt: skip
+    if empty:
+        number = int(min(empty) or 1) - 1
+        return _cause_of_state("optimizer", True, broken, again, number)
+    if _is_permuted(whole, resumed):
+        return "moments are those of other parameters: the optimizer is given its parameters in another order"
     pairs = [(value, resumed[name][key]) for name in both for key, value in whole[name].items() if key in resumed[name]]
     half = _rounding(pairs)
     if half:
@@ -369,12 +465,28 @@ def _cause_of_moments(whole: dict[str, Any], resumed: dict[str, Any], broken: Tr
     return "the optimizer's count of steps starts again" if apart == {"step"} else ""
 
 
-def _cause_of_state(what: str, starts_again: bool, broken: Trace, resumed: Trace) -> str:
-    """Return why the state of a scaler, an optimizer or a schedule is not the saved one."""
+def _cause_of_state(
+    what: str,
+    starts_again: bool,
+    broken: Trace,
+    resumed: Trace,
+    number: int | None = None,
+    *,
+    only_missing: bool = False,
+) -> str:
+    """Return why the state of a scaler, a schedule or the optimizer of a number is not the saved one.
+
+    Args:
+        only_missing: say nothing where it is saved and loaded.
+    """
     holds = {part for row in broken.saves for part in row["holds"]}
     loaded = {row["path"] for row in resumed.loads}
     read = {part for row in broken.saves if row["path"] in loaded for part in row["holds"]}
-    restored = [row for row in resumed.restored if row["what"] == what]
+    restored = [
+        row
+        for row in resumed.restored
+        if row["what"] == what and (number is None or row.get("number") in (None, number))
+    ]
     begins = f"{WORDS[what]} starts from scratch" if starts_again else f"{WORDS[what]} has another state"
     if what not in holds:
         return f"{begins}: its state is not in the file{_line_of(broken.saves)}"
@@ -383,6 +495,8 @@ def _cause_of_state(what: str, starts_again: bool, broken: Trace, resumed: Trace
             name = next(os.path.basename(row["path"]) for row in reversed(broken.saves) if what in row["holds"])
             return f"{begins}: its state is in {name}, which is not loaded"
         return f"{begins}: its state is in the file, and is not loaded{_line_of(resumed.loads)}"
+    if only_missing:
+        return ""
     return f"{begins}, though {restored[-1]['line']} loads its state"
 
 

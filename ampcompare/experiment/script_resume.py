@@ -78,15 +78,22 @@ def resume_script(
     with tempfile.TemporaryDirectory(prefix="ampcompare-resume-") as outer:
         runs = _Runs(Path(outer), settings, is_module)
         (whole,) = runs.run([_Run("whole")], say)
+        step = check.step
+        at = next((row for row in whole.saves if row["step"] >= step), None)
+        if at is not None and at["behind"]:  # a script with two optimizers, say
+            runs.ends_with, step = at["behind"], at["counts"][str(at["behind"])]
+            (whole,) = runs.run([_Run("whole, its steps counted by another optimizer")], say)
+            then = f": step {check.step} of the first is in step {step}" * (step != check.step)
+            say(f"steps are those of its optimizer {at['behind'] + 1}, behind which it saves{then}")
         say(f"without a break: {len(whole.steps)} steps, {_files(whole)}")
-        _check(whole, check.step)
+        _check(whole, step)
         added = shlex.split(check.arguments or "")
         again = _Run("started again", added, {
             "trainers": check.arguments is None, "rewrite": check.rewrite, "convert": check.convert,
         })  # fmt: skip
-        broken, *others = runs.run([_Run("stopped", options={"stop_at": check.step}), again])
+        broken, *others = runs.run([_Run("stopped", options={"stop_at": step}), again])
         if broken.stopped is None:
-            raise ConfigError(_why_not_stopped(broken, check.step))
+            raise ConfigError(_why_not_stopped(broken, step))
         saved = broken.saves[-1]
         say(f"stopped behind step {broken.stopped}, after {saved['line']} had saved {_name(saved['path'])}")
         (resumed,) = others
@@ -98,6 +105,8 @@ def resume_script(
         twins = [] if found.answer is Answer.EXACT else runs.run([_Run("twin", settings={"twin": True})])
         for line in resumption_lines(found, losses_apart(whole, twins[0]) if twins else None, check.rewrite):
             say(line)
+        if resumed.error:
+            raise LaunchError(resumed.error)
         if not check.kills:
             return found, True
         lines, is_safe = runs.kill(whole, broken, added, check)
@@ -123,6 +132,7 @@ class _Runs:
         self._outer, self._folder = outer, outer / "traces"
         self._folder.mkdir()
         self._settings, self._is_module = settings, is_module
+        self.ends_with = 0  # the optimizer whose step ends a step
 
     def run(self, given: Sequence[_Run], say: Callable[[str], None] = lambda line: None) -> list[Trace]:
         """Run the script as often as it is asked, in one sandbox, until a run is not stopped; return the traces."""
@@ -131,7 +141,10 @@ class _Runs:
         if code or not traces:
             last = max(len(traces) - 1, 0)
             why = error_of(requests[last].with_name(RECORD), text)
-            raise LaunchError(f"the script ({given[last].name}) ended with exit code {code}: {why}")
+            error = f"the script ({given[last].name}) ended with exit code {code}: {why}"
+            if not last or len(traces) < len(given) or not traces[last].steps:
+                raise LaunchError(error)
+            traces[last].error = error  # behind steps that may tell why
         return traces
 
     def kill(self, whole: Trace, broken: Trace, added: Sequence[str], check: ResumeCheck) -> tuple[list[str], bool]:
@@ -192,7 +205,7 @@ class _Runs:
             is_module=self._is_module,
             ended=str(folder / "ended"),
             trace=str(folder / TRACE),
-            **{"stop_at": None, **run.options},
+            **{"stop_at": None, "ends_with": self.ends_with, **run.options},
         )
         path = folder / "request.json"
         request.write(path)
@@ -273,8 +286,7 @@ def answer_in_words(found: Resumption) -> str:
     first = next((one for one in found.differences if one.role != "generators"), found.differences[0])
     if found.answer is Answer.NOT_RESUMED:
         return f"not resumed; the script starts from its beginning: {first.cause}"
-    causes = [one.cause for one in found.differences if one.step == first.step and one.cause]
-    why = f": {causes[0]}" if causes else ""
+    why = f": {first.cause}" * bool(first.cause)
     if found.answer is Answer.DATA_ORDER:
         return f"same up to data order{why}"
     return f"differs from step {first.step} by {first.role}{why}"
@@ -296,6 +308,7 @@ def verify_migrated_resume(
         ConfigError: there is no such script, or it cannot be rewritten.
         LaunchError: a run failed.
     """
+    _refuse_ranks(path, is_module=False)
     script = Path(path)
     if not script.is_file():
         raise ConfigError(f"{path} is a folder; name a script" if script.is_dir() else f"there is no script {path}")

@@ -203,6 +203,7 @@ def _trace_resume(request: ResumeRequest, rank: int) -> int:
             ResumeTrace(
                 request.trace,
                 request.stop_at,
+                ends_with=request.ends_with,
                 first_only=request.first_only,
                 kill=request.kill,
                 trainers=trainers,

@@ -6,12 +6,15 @@ to restore, as digests: values in fp32, and these values rounded to each 16-bit 
 
 from __future__ import annotations
 
+import gc
 import hashlib
+import itertools
 import json
 import os
 import random
 import sys
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,12 +33,16 @@ from ampcompare.settings.resume_trace import Row
 if TYPE_CHECKING:
     from ampcompare.script.recording.recorder import Recorder
 
+SEARCHES = 2  # steps before which objects of the script are searched for: it may make some behind the first
+OF_MASTERS = ("master", "fp32", "float32")  # in a key of an optimizer's state: that of an fp32 copy of a 16-bit weight
+
 
 class ResumeTrace:
     """Watches the script of this process and writes rows of the kinds of `Row` to a file, each at once.
 
     Args:
         path: of the file.
+        ends_with: the number of the optimizer in the record whose step ends a step: that behind which the script saves.
         stop_at: ends the process as a kill would, at the first step after a file was saved at or behind this step;
             None lets the script run to its end.
         first_only: ends it behind its first step.
@@ -49,13 +56,16 @@ class ResumeTrace:
         path: str,
         stop_at: int | None,
         *,
+        ends_with: int = 0,
         first_only: bool = False,
         kill: dict[str, Any] | None = None,
         trainers: Callable[[Callable[..., None], Subscriptions], None] | None = None,
     ) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
         self._process = os.getpid()
-        self._stop_at = stop_at
+        self._stop_at, self._ends_with = stop_at, ends_with
+        self._counts: dict[int, int] = {}  # of steps of each optimizer
+        self._behind: int | None = None  # the optimizer that made the last one
         self._first_only, self._kill, self._trainers = first_only, kill, trainers
         self._changes: ChangeWatch | None = None  # in a copy that is to be killed
         self._files = SavedFiles(self._note_file, self._before_save)
@@ -63,6 +73,7 @@ class ResumeTrace:
         self._is_started = self._is_inside = self._has_saved = self._has_trained = False
         self._first: nn.Module | None = None  # that the step has called
         self._depth = 0
+        self._owners: list[Any] = []  # objects of the script's own classes
         self._models: list[nn.Module] = []
         self._optimizers: list[weakref.ref[Any]] = []
         self._scalers: list[weakref.ref[Any]] = []
@@ -94,10 +105,14 @@ class ResumeTrace:
         return make
 
     def _row(self, row: dict[str, Any]) -> None:
-        """Follow the record: losses, and the ends of steps of its first optimizer."""
+        """Follow the record: losses, and steps of its optimizers."""
         if row["kind"] in ("backward", "plain_backward"):
             self._write(Row.LOSS, loss=_number(row["loss"]))
-        elif row["kind"] == "step" and row["optimizer"] == 0 and self._is_started:
+        elif row["kind"] == "step":
+            self._behind = int(row["optimizer"])
+            self._counts[self._behind] = self._counts.get(self._behind, 0) + 1
+            if self._behind != self._ends_with or not self._is_started:
+                return
             self._write(Row.STEP)
             self._step += 1
             self._is_started = False
@@ -133,6 +148,9 @@ class ResumeTrace:
                 os._exit(0)
             if not self._is_started:
                 self._is_started, self._first = True, module
+                if self._step < SEARCHES:
+                    self._owners = _own_objects()
+                    self._find_models()
                 with torch.no_grad():
                     self._write(Row.START, state=self._state())
             if module is self._first:  # others get what it returns
@@ -159,6 +177,8 @@ class ResumeTrace:
 
     def _note_file(self, kind: str, **values: Any) -> None:
         """Note a row about a file, and whether the process may be stopped now."""
+        if kind == Row.SAVE:
+            values.update(behind=self._behind, counts=self._counts)
         self._write(kind, **values)
         if kind == Row.SAVE and self._stop_at is not None and self._step >= self._stop_at:
             self._has_saved = True
@@ -170,7 +190,8 @@ class ResumeTrace:
     def _restore(self, inner: Any, owner: Any, *args: Any, **options: Any) -> Any:
         kinds = ((nn.Module, "model"), (torch.optim.Optimizer, "optimizer"), (torch.amp.GradScaler, "scaler"))
         what = next((name for kind, name in kinds if isinstance(owner, kind)), "scheduler")
-        self._write(Row.RESTORE, what=what, line=place_in_script())
+        number = next((at for at, one in enumerate(self._living(self._optimizers)) if one is owner), None)
+        self._write(Row.RESTORE, what=what, number=number, line=place_in_script())
         return inner(owner, *args, **options)
 
     def _set_generator(self, inner: Any, *args: Any, **options: Any) -> Any:
@@ -184,29 +205,36 @@ class ResumeTrace:
         weights: dict[str, Any] = {}
         buffers: dict[str, Any] = {}
         for number, model in enumerate(self._models):
-            head = f"{number + 1}." if number else ""
+            tail = f" of model {number + 1}" if number else ""
             for name, parameter in model.named_parameters():
-                names.setdefault(id(parameter), head + name)
-                weights[head + name] = _digests(parameter)
+                names.setdefault(id(parameter), name + tail)
+                weights[name + tail] = _digests(parameter)
             for name, buffer in model.named_buffers():
-                buffers[head + name] = _digests(buffer)
+                buffers[name + tail] = _digests(buffer)
+        trained = [each for model in self._models[:1] for each in model.parameters()]
         masters: dict[str, Any] = {}
         moments: dict[str, Any] = {}
         rates: list[float] = []
         for number, optimizer in enumerate(self._living(self._optimizers)):
-            head = f"{number + 1}." if number else ""
+            tail = f" of optimizer {number + 1}" if number else ""
             rates += [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
             given = [each for group in optimizer.param_groups for each in group["params"]]
-            trained = [name for name in weights if not name[:1].isdigit()] if number == 0 else []
+            are_copies = number == 0 and [each.shape for each in given] == [each.shape for each in trained]
             for index, parameter in enumerate(given):
                 name = names.get(id(parameter), "")
                 if not name:
-                    name = trained[index] if len(trained) == len(given) else f"parameter {index + 1}"
-                    masters[head + name] = _digests(parameter)
-                state = optimizer.state.get(parameter, {})
-                moments[head + name] = {
-                    key: _digests(value) for key, value in state.items() if isinstance(value, (Tensor, int, float))
+                    name = names[id(trained[index])] if are_copies else f"parameter {index + 1}"
+                    masters[name + tail] = _digests(parameter)
+                state = {
+                    key: _digests(value)
+                    for key, value in optimizer.state.get(parameter, {}).items()
+                    if isinstance(value, (Tensor, int, float))
                 }
+                for key in [
+                    each for each in state if isinstance(each, str) and any(part in each for part in OF_MASTERS)
+                ]:
+                    masters[name + tail] = state.pop(key)
+                moments[name + tail] = state
         owned = {
             id(each) for one in self._living(self._optimizers) for group in one.param_groups for each in group["params"]
         }
@@ -215,11 +243,29 @@ class ResumeTrace:
             "buffers": buffers,
             "masters": masters,
             "moments": moments,
-            "averages": _averages(self._models, owned),
+            "averages": _averages(self._models, owned, self._owners),
             "scales": [*self._scales()],
             "rates": rates,
             "generators": _generators(),
         }
+
+    def _find_models(self) -> None:
+        """Add models that the step has not called yet: those with parameters of an optimizer."""
+        given = [
+            each for one in self._living(self._optimizers) for group in one.param_groups for each in group["params"]
+        ]
+        known = {id(each) for model in self._models for each in model.parameters()}
+        left = {id(each) for each in given} - known
+        if not left:
+            return
+        owners: dict[int, tuple[int, nn.Module]] = {}
+        for module in [each for each in gc.get_objects() if isinstance(each, nn.Module)]:
+            inside = {id(each) for each in module.parameters()} & left
+            size = sum(1 for _ in module.modules())
+            owners.update({each: (size, module) for each in inside if size > owners.get(each, (0, module))[0]})
+        for parameter in given:
+            if id(parameter) in owners and not any(owners[id(parameter)][1] is each for each in self._models):
+                self._models.append(owners[id(parameter)][1])
 
     def _living(self, found: list[weakref.ref[Any]]) -> list[Any]:
         return [one for each in found if (one := each()) is not None]
@@ -259,36 +305,36 @@ def _digests(value: Any) -> dict[str, str]:
     wide = tensor.detach().float()
     rounded = {str(half).removeprefix("torch."): wide.to(half).float() for half in (torch.float16, torch.bfloat16)}
     found = {"values": _hash([_bytes(wide)]), **{name: _hash([_bytes(each)]) for name, each in rounded.items()}}
+    if tensor.dtype is not torch.float32:
+        found["dtype"] = str(tensor.dtype).removeprefix("torch.")
     if not bool(wide.count_nonzero()):
         found["zero"] = "yes"
     return found
 
 
-def _averages(models: list[nn.Module], owned: set[int]) -> dict[str, Any]:
+def _averages(models: list[nn.Module], owned: set[int], owners: list[Any]) -> dict[str, Any]:
     """Return digests of what the script holds as a copy of all weights of a model: a moving average, say, by its name.
 
-    Looked at are variables of the script's own files, and the attributes of its own objects.
+    Looked at are variables of the script's own files, and the attributes of objects of its own classes, also where a
+    trainer alone has them.
     """
     found: dict[str, Any] = {}
     parts = {id(part) for model in models for part in model.modules()}
-    weights = [parameter for model in models for parameter in model.parameters()]
-    shapes = [tuple(each.shape) for each in weights]
-    places = {each.data_ptr() for each in weights}
-    if not shapes:
-        return found
-    for name, value in _variables():
+    places = {parameter.data_ptr() for model in models for parameter in model.parameters()}
+    of_models = [Counter(tuple(each.shape) for each in model.parameters()) for model in models]
+    for name, value in itertools.chain(_variables(), _attributes(owners)):
         if isinstance(value, nn.Module):
             tensors = [] if id(value) in parts else list(value.parameters())
         elif isinstance(value, dict):
             tensors = list(value.values())
         else:
             tensors = list(value) if isinstance(value, (list, tuple)) else []
-        if len(tensors) < len(shapes) or not all(isinstance(each, Tensor) for each in tensors):
+        if not tensors or not all(isinstance(each, Tensor) for each in tensors):
             continue
         own = [each for each in tensors if each.is_floating_point() and id(each) not in owned]
         own = [each for each in own if each.data_ptr() not in places]
-        left = [tuple(each.shape) for each in own]
-        if all(left.count(shape) >= shapes.count(shape) for shape in shapes):
+        left = Counter(tuple(each.shape) for each in own)
+        if any(shapes and shapes <= left for shapes in of_models):
             found[name] = {"values": _hash(_bytes(each.detach().float()) for each in own)}
     return found
 
@@ -310,15 +356,37 @@ def _variables() -> Iterator[tuple[str, Any]]:
                 continue
             seen.add(id(value))
             yield name, value
-            module = sys.modules.get(type(value).__module__)
-            file = getattr(module, "__file__", None) or ""
-            if (
-                hasattr(value, "__dict__")
-                and not isinstance(value, (type, nn.Module))
-                and is_users(file)
-                and not is_installed(file)
-            ):
+            if hasattr(value, "__dict__") and not isinstance(value, (type, nn.Module)) and _is_own(type(value)):
                 yield from ((f"{name}.{key}", each) for key, each in list(vars(value).items()))
+
+
+def _is_own(kind: type) -> bool:
+    """Return whether a class is one of the script's own files."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+    return is_users(file) and not is_installed(file)
+
+
+def _own_objects() -> list[Any]:
+    """Return all objects of the script's own classes, but models: a callback that only a trainer has, say."""
+    kinds: dict[type, bool] = {}
+    found = []
+    for each in gc.get_objects():
+        kind = type(each)
+        if kind not in kinds:
+            kinds[kind] = not issubclass(kind, (type, nn.Module)) and hasattr(kind, "__dict__") and _is_own(kind)
+        if kinds[kind] and hasattr(each, "__dict__"):
+            found.append(each)
+    return found
+
+
+def _attributes(owners: list[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield attributes of objects, by the name of the class, and a number for a second object of it."""
+    count: Counter[str] = Counter()
+    for owner in owners:
+        kind = type(owner).__name__
+        count[kind] += 1
+        head = kind if count[kind] == 1 else f"{kind} {count[kind]}"
+        yield from ((f"{head}.{key}", each) for key, each in list(vars(owner).items()))
 
 
 def _schedulers() -> list[Any]:

@@ -191,8 +191,9 @@ def place_in_script() -> str:
 
 
 def _name_of(file: Any) -> str | None:
-    name = getattr(file, "name", file)
-    return os.fsdecode(name) if isinstance(name, (str, bytes, os.PathLike)) else None
+    kinds = (str, bytes, os.PathLike)  # of which a path has a `name` too, without its folder
+    name = file if isinstance(file, kinds) else getattr(file, "name", None)
+    return os.fsdecode(name) if isinstance(name, kinds) else None
 
 
 def parts_of(value: Any, depth: int = DEPTH) -> Iterator[str]:

@@ -20,6 +20,7 @@ class ResumeRequest(ScriptRequest):
 
     Attributes:
         trace: the file for its rows.
+        ends_with: the number of the optimizer whose step ends a step of the trace, in the order of their first use.
         stop_at: end it as a kill would, once it has saved a file at or behind this step; None lets it end.
         first_only: end it behind its first step.
         trainers: a trainer that the script calls without a checkpoint takes the one that was saved last.
@@ -33,6 +34,7 @@ class ResumeRequest(ScriptRequest):
 
     trace: str
     stop_at: int | None
+    ends_with: int = 0
     first_only: bool = False
     trainers: bool = False
     checkpoint: str = ""
@@ -50,10 +52,12 @@ class Row:
     BATCH = "batch"  # of a forward pass: a digest
     LOSS = "loss"
     STEP = "step"  # its end
-    SAVE = "save"  # of a file: `path`, `line`, and what it `holds`
+    SAVE = (
+        "save"  # of a file: `path`, `line`, what it `holds`, the optimizer `behind` whose step, and `counts` of steps
+    )
     MOVE = "move"  # of a file or folder, from `path` to `to`
     LOAD = "load"
-    RESTORE = "restore"  # of `what`: a load_state_dict, or a generator
+    RESTORE = "restore"  # of `what`: a load_state_dict, or a generator; of an optimizer also its `number`
     TRAINER = "trainer"  # a trainer was started `by` what its user would write
     STATES = "states"  # Accelerate has saved all its states to the folder `path`
     KILLED = "killed"  # a copy of the process: `point` in words, and the folder `left` of what was left

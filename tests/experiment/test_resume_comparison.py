@@ -116,3 +116,89 @@ def test_steps_that_are_left_are_counted(traces: tuple[Trace, Trace, Trace]) -> 
     assert found.answer is Answer.DIFFERS
     assert (found.differences[0].role, found.differences[0].what) == ("steps", "2 steps where 3 were left")
     assert losses_apart(whole, Trace()) is None
+
+
+def test_tensors_of_an_earlier_step_tell_why(tmp_path: Path, traces: tuple[Trace, Trace, Trace]) -> None:
+    whole, broken, resumed = traces
+    resumed.steps[0].state["weights"]["b"] = digests("b1")
+    found = compare_traces(whole, broken, resumed).differences[0]
+    assert (found.role, found.what) == ("weights", "b")
+    assert found.cause == "weights are those behind step 1: they were taken before step 2 (train.py:9)"
+    broken.saves.insert(0, {**SAVE, "step": 1, "path": "/f/old.pt"})
+    resumed.loads.append({**LOAD, "path": "/f/old.pt"})
+    found = compare_traces(whole, broken, resumed).differences[0]
+    assert found.cause == "an older file is loaded: old.pt, of step 1 (train.py:3)"
+    resumed.steps[0].state["weights"]["b"] = digests("b0")
+    found = compare_traces(whole, broken, resumed).differences[0]
+    assert found.cause.startswith("weights are those that the script starts with: they are not in the file, or are not")
+    resumed.steps[0].state["weights"]["b"] = digests("else")
+    assert compare_traces(whole, broken, resumed).differences[0].cause == ""
+
+
+def test_moments_of_other_parameters_and_of_another_type(traces: tuple[Trace, Trace, Trace]) -> None:
+    whole, broken, resumed = traces
+    of_b = {"exp_avg": digests("n"), "step": digests("2")}
+    whole.steps[2].state["moments"]["b"] = of_b
+    of_a = resumed.steps[0].state["moments"]["a"]
+    resumed.steps[0].state["moments"] = {"a": of_b, "b": of_a}
+    found = compare_traces(whole, broken, resumed).differences[0]
+    assert (found.role, found.step) == ("moments", 3)
+    assert found.cause.startswith("moments are those of other parameters")
+    resumed.steps[0].state["moments"] = {"a": {**of_a, "exp_avg": {**of_a["exp_avg"], "dtype": "bfloat16"}}, "b": of_b}
+    resumed.steps[1].state["weights"]["a"] = digests("else")
+    found = compare_traces(whole, broken, resumed).differences[0]
+    assert (found.role, found.step) == ("weights", 4)
+    assert found.cause == "moments are in fp32 before the break, and in bf16 behind it"
+
+
+def test_the_optimizer_of_a_number_is_not_loaded(traces: tuple[Trace, Trace, Trace]) -> None:
+    whole, broken, resumed = traces
+    name = "a of optimizer 2"
+    whole.steps[2].state["moments"][name] = {"exp_avg": digests("n")}
+    resumed.steps[0].state["moments"][name] = {}
+    resumed.restored.append({"what": "optimizer", "number": 0, "line": "train.py:5"})
+    found = compare_traces(whole, broken, resumed).differences[0]
+    assert found.what == f"exp_avg of {name}"
+    assert found.cause == "the optimizer starts from scratch: its state is in the file, and is not loaded (train.py:3)"
+    resumed.restored.append({"what": "optimizer", "number": 1, "line": "train.py:6"})
+    assert compare_traces(whole, broken, resumed).differences[0].cause.endswith("though train.py:6 loads its state")
+
+
+def test_a_count_is_known_by_the_first_batches_or_the_learning_rates(tmp_path: Path) -> None:
+    broken = trace(tmp_path, rows(range(2)), [{**SAVE, "step": 2}, {"kind": Row.STOP, "step": 2}])
+    for rates in (False, True):
+        whole, resumed = trace(tmp_path, rows(range(5), SAVE)), trace(tmp_path, rows(range(2, 6), LOAD))
+        for at, step in enumerate(whole.steps):
+            step.state["rates"] = [0.5**at if rates else 0.1]
+            step.batches = ["same" if rates else f"x{at}", f"noise {at}"]
+        for at, step in enumerate(resumed.steps):
+            step.state["rates"] = [0.5 ** (at + 1) if rates else 0.1]
+            step.batches = ["same" if rates else f"x{at + 1}", f"noise {at + 2}"]
+        found = compare_traces(whole, broken, resumed)
+        assert found.answer is Answer.DIFFERS
+        assert found.differences[0].role == "steps"
+        assert (
+            found.differences[0].cause
+            == "step 2 is made again: the count of steps, or the place in the epoch, is off by one"
+        )
+
+
+def test_a_step_that_was_half_made_has_lost_its_gradients(traces: tuple[Trace, Trace, Trace]) -> None:
+    whole, broken, resumed = traces
+    whole.steps[2].batches = ["first", "second"]
+    resumed.steps[0].batches = ["second"]
+    resumed.steps[0].state["rates"] = [0.2]
+    found = compare_traces(whole, broken, resumed).differences
+    assert [(one.role, one.step, one.what) for one in found] == [("steps", 3, "1 of 2 forward passes left out")]
+    assert "gradients that were accumulated by then are not in the file (train.py:9)" in found[0].cause
+
+
+def test_a_schedule_whose_first_rate_the_optimizer_restores(traces: tuple[Trace, Trace, Trace]) -> None:
+    whole, broken, resumed = traces
+    for at, step in enumerate(whole.steps):
+        step.state["rates"] = [0.1 * at]
+    for step, rate in zip(resumed.steps, (0.2, 0.1, 0.2), strict=True):
+        step.state["rates"] = [rate]
+    found = compare_traces(whole, broken, resumed).differences[0]
+    assert (found.role, found.step) == ("learning rate", 4)
+    assert found.cause == "the schedule starts from scratch: its state is not in the file (train.py:9)"

@@ -41,6 +41,10 @@ def state() -> dict[str, Any]:
 
 def test_files_of_torch_and_pickle_and_buffers(rows: Rows) -> None:
     holds = ["generator", "model", "optimizer"]
+    Path("folder").mkdir()
+    torch.save(state(), Path("folder/of_a_path.pt"))
+    assert [row["path"] for row in rows] == [os.path.abspath("folder/of_a_path.pt")]
+    rows.clear()
     torch.save(state(), "a.tmp")
     os.replace("a.tmp", "a.pt")
     with open("b.pkl", "wb") as file:

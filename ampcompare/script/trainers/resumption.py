@@ -77,8 +77,14 @@ def start_trainers_again(checkpoint: str, states: str, note: Note, events: Subsc
         nonlocal is_loaded
         if not is_loaded and made:
             is_loaded = True
-            note(Row.TRAINER, by=f"Accelerator.load_state({os.path.basename(states)!r})")
-            made[-1].load_state(states)
+            accelerator, by = made[-1], f"Accelerator.load_state({os.path.basename(states)!r})"
+            accelerator.load_state(states)
+            saved = os.path.basename(states).rpartition("_")[2]
+            if accelerator.project_configuration.automatic_checkpoint_naming and saved.isdigit():
+                # It would save to the folder of the first checkpoint, and refuses one that is there.
+                accelerator.project_configuration.iteration = int(saved) + 1
+                by += f", and project_configuration.iteration = {int(saved) + 1}"
+            note(Row.TRAINER, by=by)
 
     def follow_accelerate() -> None:
         def init(inner: Any, accelerator: Any, *args: Any, **options: Any) -> None:
