@@ -1,0 +1,88 @@
+"""`--verify-resume` of a script, from the commands that have it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+SCRIPT = """import argparse
+import pathlib
+import torch
+from torch import nn
+IMPORT
+parser = argparse.ArgumentParser()
+parser.add_argument("--resume")
+options = parser.parse_args()
+torch.manual_seed(0)
+model = nn.Linear(4, 2)DEVICE
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+INITIALIZE
+first = 0
+if options.resume:
+    saved = torch.load(options.resume)
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    first = saved["step"]
+x = torch.randn(5, 8, 4)
+for step in range(first, 5):
+    loss = model(x[step]DEVICE).float().square().mean()
+    optimizer.zero_grad()
+    BACKWARD
+    optimizer.step()
+    saved = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
+    torch.save(saved, pathlib.Path("last.pt"))
+"""
+
+
+def said(result: Any) -> str:
+    return "\n".join([result.out, *result.lines])
+
+
+def plain() -> str:
+    text = SCRIPT.replace("IMPORT", "").replace("DEVICE", "").replace("INITIALIZE", "")
+    return text.replace("BACKWARD", "loss.backward()")
+
+
+def of_apex() -> str:
+    text = SCRIPT.replace("IMPORT", "from apex import amp").replace("DEVICE", ".cuda()")
+    text = text.replace(
+        "INITIALIZE", 'model, optimizer = amp.initialize(model, optimizer, opt_level="O1", verbosity=0)'
+    )
+    return text.replace("BACKWARD", "with amp.scale_loss(loss, optimizer) as scaled:\n        scaled.backward()")
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "train.py"
+
+
+def test_each_arm_resumes_from_its_own_file(call: Any, script: Path) -> None:
+    script.write_text(plain(), encoding="utf-8")
+    given = ("compare", "--verify-resume", "2", "--resume-args", "--resume {checkpoint}", "--device", "cpu")
+    result = call(*given, "--arm", "script,native:bf16", "--", "train.py")
+    assert result.code == 0, said(result)
+    assert said(result).count("  resumes: exact in the 3 steps behind the break") == 2
+    result = call(*given, "--arm", "script", "--seeds", "0,1", "--", "train.py")
+    assert (result.code, "--verify-resume runs each arm from one seed, not 2" in said(result)) == (2, True)
+
+
+def test_ranks_are_refused(call: Any, script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script.write_text(plain(), encoding="utf-8")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for command in (("exec", "--device", "cpu"), ("migrate",)):
+        result = call(*command, "--verify-resume", "2", "train.py")
+        assert (result.code, "Run it without torchrun, on one rank" in said(result)) == (2, True), said(result)
+
+
+def test_a_migrated_script_resumes_from_a_file_of_apex(call: Any, script: Path) -> None:
+    script.write_text(of_apex(), encoding="utf-8")
+    before = script.read_bytes()
+    given = ("migrate", "--verify-resume", "2", "--resume-args", "--resume {checkpoint}")
+    result = call(*given, "train.py")
+    assert "as migrate rewrites it" in said(result), said(result)
+    cause = "by loss scale: the GradScaler starts from scratch: its state is not in the file (train.py:"
+    assert (result.code, cause in said(result)) == (1, True), said(result)  # the script saves no amp.state_dict()
+    assert script.read_bytes() == before
+    assert [each.name for each in script.parent.iterdir()] == ["train.py"]
