@@ -76,7 +76,7 @@ def first_entry_last() -> Iterator[None]:
 
 
 def forget_shadowed() -> None:
-    """Let the script find the files of its own folder, also those with names of modules that this process has loaded."""
+    """Let the script find the files of its folder, also those with names of modules that this process has loaded."""
     if not sys.flags.safe_path:
         _forget_shadowed(sys.path[0])
 
