@@ -242,18 +242,27 @@ class HalfWeights(TorchAmp):
             self._note_given(optimizer, self._scaling.masters(optimizer))
 
     def _refuse_shared(self, optimizers: list[Any]) -> None:
-        """Refuse weights that two optimizers hold, as that of SAM and the one inside of it: each would have masters."""
+        """Refuse weights that two optimizers hold, as that of SAM and the one inside of it: each would have its own."""
         seen: set[int] = set()
         for optimizer in optimizers if self._scaling.needs_scaler else ():
             own = set(map(id, owned_params(optimizer)))
             if own & seen:
                 raise PreparationError(
                     here(
-                        f"two optimizers hold the same weights, and {self._arm} gives each its own master weights; "
-                        "an arm without master weights can train this script"
+                        f"two optimizers hold the same weights, and {self._arm} {self._own_part}; an arm that keeps "
+                        "the script's weights, such as native:bf16, can train this script"
                     )
                 )
             seen |= own
+
+    @property
+    def _own_part(self) -> str:
+        """What the arm does for each optimizer by itself."""
+        if self._keeps_masters:
+            return "gives each its own master weights"
+        if self.steps_copies:
+            return "lets each step fp32 copies of its own"
+        return "unscales the gradients of each"
 
     def masters(self, optimizer: Any) -> list[tuple[Tensor, Tensor]]:
         return self._scaling.masters(optimizer) if any(optimizer is one for one in self._optimizers) else []
