@@ -10,12 +10,14 @@ import torch
 from torch.optim import Optimizer
 
 from ampcompare.base.errors import ConfigError
+from ampcompare.base.patches import Subscriptions
 
 
 class FirstWeights:
     """Follows what optimizers get, each tensor once.
 
     Args:
+        events: what optimizers get is followed until their end.
         stored: a file with the weights to begin with; None keeps the script's own.
 
     Attributes:
@@ -24,20 +26,13 @@ class FirstWeights:
         changed: how many tensors of the script's own were others than the stored ones.
     """
 
-    def __init__(self, stored: Path | None = None) -> None:
+    def __init__(self, events: Subscriptions, stored: Path | None = None) -> None:
         self.kept: list[torch.Tensor] = []
         self.count = self.changed = 0
         self._stored = None if stored is None else list(torch.load(stored, map_location="cpu", weights_only=True))
         self._seen: set[int] = set()
         self._has_stepped = False
-        add = Optimizer.add_param_group
-
-        def add_param_group(optimizer: Optimizer, param_group: dict[str, Any]) -> None:
-            add(optimizer, param_group)
-            if not self._has_stepped:
-                self._add(optimizer.param_groups[-1]["params"])
-
-        Optimizer.add_param_group = add_param_group  # type: ignore[method-assign, assignment]
+        events.wrap(Optimizer, "add_param_group", self._add_group)
 
     def check(self) -> None:
         """Record that a step follows, so that what optimizers get from here on is not first.
@@ -50,6 +45,11 @@ class FirstWeights:
                 f"the stored first weights do not fit this script: {len(self._stored)} of them are left over"
             )
         self._has_stepped = True
+
+    def _add_group(self, inner: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        inner(optimizer, *args, **kwargs)
+        if not self._has_stepped:
+            self._add(optimizer.param_groups[-1]["params"])
 
     @torch.no_grad()
     def _add(self, params: list[torch.Tensor]) -> None:

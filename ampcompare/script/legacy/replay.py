@@ -260,7 +260,7 @@ class _Trace:
             from ampcompare.script.first_weights import FirstWeights
             from ampcompare.script.watch import FirstBatches
 
-            self._first = FirstWeights(self._stored if self._stored.exists() else None)
+            self._first = FirstWeights(events, self._stored if self._stored.exists() else None)
             self._batches = FirstBatches(lambda hashes, draws: None)
             events.wrap(torch.nn.utils, "clip_grad_norm_", self._clip)
 
