@@ -280,3 +280,34 @@ def test_import_is_instant() -> None:
     loaded = set(done.stdout.split())
     assert "ampcompare" in loaded
     assert not loaded & (HEAVY | {"pydantic", "click", "yaml"})
+
+
+# Files outside of `backends` that may compare the name of an arm's backend, each with its reason.
+MAY_COMPARE_BACKENDS: dict[str, str] = {}
+
+
+def _compared(module: str) -> Iterator[str]:
+    """Yield the lines that compare `.backend` of an arm, look for it in a collection, or use it as a key."""
+    for node in ast.walk(_tree(module)):
+        parts: list[ast.expr] = []
+        if isinstance(node, ast.Compare):
+            parts = [node.left, *node.comparators]
+        elif isinstance(node, ast.Match):
+            parts = [node.subject]
+        elif isinstance(node, ast.Subscript):
+            parts = [node.slice]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            parts = [node.func.value, *(node.args if node.func.attr in ("get", "pop", "index") else [])]
+        for part in parts:
+            if isinstance(part, ast.Attribute) and part.attr == "backend":
+                yield f"{module}:{part.lineno}"
+
+
+def test_what_a_backend_is_stands_in_backends() -> None:
+    """No file outside of `backends` asks for the name of an arm's backend: `BackendSpec` and `Roles` answer."""
+    outside = [name for name in MODULES if not _is_in(name, ("backends",))]
+    found = [
+        line for name in _with(r"\.backend\b", outside) if name not in MAY_COMPARE_BACKENDS for line in _compared(name)
+    ]
+    assert found == []
+    assert list(_compared("ampcompare.backends.arm")), "the test sees what it looks for"

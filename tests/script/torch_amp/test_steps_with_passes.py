@@ -319,9 +319,16 @@ def test_an_optimizer_inside_of_another_trains_near_fp32(behind: Any, arm: str) 
     test_steps_with_several_passes_train_near_fp32(behind, arm, SharpAround)
 
 
-@pytest.mark.parametrize("arm", [*MASTERS, "O5", "half:bf16,masters=fp32"])
-def test_two_optimizers_of_the_same_weights_have_no_masters(behind: Any, arm: str) -> None:
-    with under(behind, arm), pytest.raises(PreparationError, match="two optimizers hold the same weights"):
+@pytest.mark.parametrize(
+    ("arm", "why"),
+    [
+        *((arm, "its own master weights") for arm in (*MASTERS, "O5", "half:bf16,masters=fp32")),
+        *((f"half:bf16,{option}", "fp32 copies of its own") for option in ("kahan", "rounding=stochastic")),
+        ("half:loss_scale=128", "unscales the gradients of each"),
+    ],
+)
+def test_two_optimizers_of_the_same_weights_are_refused(behind: Any, arm: str, why: str) -> None:
+    with under(behind, arm), pytest.raises(PreparationError, match=f"two optimizers hold the same weights, .* {why}"):
         train(SharpAround, Script(), (-1, 0))
 
 

@@ -99,7 +99,7 @@ class Stack:
 
 def _script_as_written(config: RunConfig) -> ScriptConfig | None:
     """Return the script of a cell under the arm `script`, which changes nothing of it; None for any other cell."""
-    return config.script if config.parsed_arm.backend == "script" else None
+    return config.script if config.parsed_arm.is_as_written else None
 
 
 def look_at(stack: StackConfig, folder: Path) -> Stack:
