@@ -388,9 +388,15 @@ def param_groups(config: OptimizerConfig, model: nn.Module) -> list[dict[str, An
 
 
 def make_parallel(config: ParallelConfig, device: torch.device, engine: str | None = None) -> Parallel:
-    """Build what a configuration names; the caller initializes the process group, except for none and dp.
+    """Build the parallelism that a configuration names; for all but none and dp the caller initializes a process group.
 
-    The engine is that of the arm: "nvidia", "compat", or None for arms without Apex.
+    Args:
+        config: kind and options.
+        device: of this rank.
+        engine: of the arm, "nvidia" or "compat"; None for arms without Apex.
+
+    Raises:
+        UnsupportedCombination: dp without a GPU or with the real Apex, or the real Apex's DDP without a GPU.
     """
     if config.kind == "none":
         return Single()

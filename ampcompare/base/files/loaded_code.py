@@ -257,7 +257,15 @@ def read_loaded(folder: Path) -> LoadedCode:
 
 
 def changed_code(files: Mapping[str, str], base: Path) -> dict[str, str]:
-    """Return the files that are not as they were recorded, each with what happened to it: "changed" or "gone"."""
+    """Return what code is not as it was recorded.
+
+    Args:
+        files: digest of each file by its recorded name; a name such as `$PYTHONPATH` is that of a variable.
+        base: the folder below which names are relative.
+
+    Returns:
+        "changed" or "gone" for the name of each file that is.
+    """
     names = Names(base)
     changed = {}
     for name, digest in files.items():
