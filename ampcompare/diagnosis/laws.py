@@ -93,7 +93,7 @@ def _state(arm: Arm, roles: Roles, prefix: Prefix) -> ArmOutlook | None:
 
 def _roles_of(arm: Arm, prefix: Prefix) -> Roles | None:
     """Return what an arm declares; of the script as it is written, what was seen of its weights."""
-    if arm.backend != "script":
+    if not arm.is_as_written:
         return arm.roles
     held = prefix.weights or "fp32"
     return Roles(weights=held, gradients=held, state=held, step=held)
@@ -114,7 +114,7 @@ def _overflow(roles: Roles, prefix: Prefix) -> str:
 
 def _options_for(arm: Arm, *options: str) -> str:
     """Return those of some options that an arm takes; of a script, those of the arm that takes its place."""
-    place, before = ("half:bf16", "half:bf16 with ") if arm.backend == "script" else (str(arm), "")
+    place, before = ("half:bf16", "half:bf16 with ") if arm.is_as_written else (str(arm), "")
     taken = []
     for option in options:
         with contextlib.suppress(ConfigError):
@@ -130,7 +130,7 @@ def _weights(arm: Arm, roles: Roles, prefix: Prefix) -> ArmOutlook:
     when = f"over the rest of the schedule (now {_percent(share.now)})" if has_schedule else "if the rate stays"
     lost = f"{'at least ' if prefix.is_floor else ''}{_percent(share.rest if has_schedule else share.now)}"
     figures = f"{lost} of the update is below half an ulp {when}"
-    if arm.backend == "script":
+    if arm.is_as_written:
         figures = f"your script loses {lost} of its updates {when}"
     cure = _options_for(arm, "masters=fp32", "kahan", "rounding=stochastic")
     base = {"arm": str(arm), "part": "weights", "share_now": share.now, "share_rest": share.rest}

@@ -26,6 +26,10 @@ class StackConfig(Frozen):
         description="words that start its Python, as in /envs/old/bin/python; {cell} and {cwd} are filled in"
     )
 
+    def text(self) -> str:
+        """Return it as --stack has it."""
+        return f"{self.name}={shlex.join(self.command)}"
+
     def words(self, cell: Path) -> list[str]:
         """Return the words that start its Python for a cell of this folder."""
         values = {"{cell}": str(cell.resolve()), "{cwd}": str(Path.cwd())}

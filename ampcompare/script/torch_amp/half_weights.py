@@ -59,8 +59,19 @@ TENSORS = ("parameters", "buffers")
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # they hold models, and are never called
 
 
-class _ApexScaling:
-    """O2, O3 or O5 of ampcompare's engine; `needs_scaler` says whether steps go through a GradScaler."""
+class ApexScaling:
+    """O2, O3 or O5 of ampcompare's engine.
+
+    Attributes:
+        steps_copies: optimizers step other tensors than the weights of models.
+        keeps_masters: these tensors are there between steps.
+        needs_scaler: steps go through a GradScaler.
+        takes_closure: the step that an optimizer has once it is prepared takes a closure.
+        steps_again: that of `TorchAmpStandIn`.
+    """
+
+    takes_closure = False
+    steps_again = True
 
     def __init__(self, arm: Arm, device: str) -> None:
         self._level = apex_level(arm.options)
@@ -114,8 +125,11 @@ class _ApexScaling:
         return optimizer.step() if good else None
 
 
-class _HalfScaling:
-    """An arm with `Half`; the methods are those of `_ApexScaling`."""
+class HalfScaling:
+    """An arm with `Half`; attributes and methods are those of `ApexScaling`."""
+
+    takes_closure = True
+    steps_again = False  # only a step of the scaler moves masters on
 
     def __init__(self, arm: Arm, device: str) -> None:
         self._precision = cast(Half, make_precision(arm, device=device))
@@ -144,16 +158,16 @@ class HalfWeights(TorchAmp):
 
     casts_weights = True
 
-    def __init__(self, arm: Arm, *args: Any, wrappers: ParallelWrappers) -> None:
+    def __init__(self, arm: Arm, scaling: ApexScaling | HalfScaling, *args: Any, wrappers: ParallelWrappers) -> None:
         super().__init__(arm, *args)
         self._casts = False
         self._found = _FoundModels(str(arm), self._prepare, lambda: self.is_initialized or self.is_by_apex(), wrappers)
-        scaling = _ApexScaling if arm.backend == "apex" else _HalfScaling
-        self._scaling = scaling(arm, "cuda" if torch.cuda.is_available() else "cpu")
-        self.needs_scaler, self.steps_copies = self._scaling.needs_scaler, self._scaling.steps_copies
-        self._keeps_masters = self._scaling.keeps_masters
+        self._scaling = scaling
+        self.needs_scaler, self.steps_copies = scaling.needs_scaler, scaling.steps_copies
+        self.steps_again = scaling.steps_again
+        self._keeps_masters = scaling.keeps_masters
         self.copies_in_steps = self.steps_copies and not self._keeps_masters
-        self._scaler = ScriptScaler(arm, self, runs_closures=not self._scaling.needs_scaler)
+        self._scaler = ScriptScaler(arm, self, runs_closures=not scaling.needs_scaler)
         self._gradients = GradientMirror()
         self._stepping: Any = None
         self._is_prepared = False
@@ -363,7 +377,7 @@ class HalfWeights(TorchAmp):
         if any(optimizer is one for one in self._optimizers):
             self._scaling.before_backward([optimizer])
         self._give_written()
-        if self._arm.backend == "apex":  # whose step takes no closure
+        if not self._scaling.takes_closure:
             return types.MethodType(type(optimizer).step, optimizer)
         return step
 

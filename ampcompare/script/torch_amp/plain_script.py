@@ -40,7 +40,7 @@ from ampcompare.guards.location import here, is_installed, is_users
 from ampcompare.script.lifted_weights import HALF, LiftedWeights
 from ampcompare.script.recording.recorder import Rows, value_of
 from ampcompare.script.torch_amp.autocast_and_scaler import Casting, TorchAmpStandIn, losses_on_copies
-from ampcompare.script.torch_amp.gradient_stages import GradientStages, ScriptOptimizers, skips_overflows
+from ampcompare.script.torch_amp.gradient_stages import GradientStages, ScriptOptimizers
 from ampcompare.training.precision.base import owned_params, refuse_wrapped
 
 GRADIENTS_ONLY = ("torch.", "ampcompare.", "apex.")  # modules of steps that compute with gradients, and of what
@@ -99,8 +99,8 @@ class PlainScript:
         self._loss: Any = None  # of torch.autograd.grad, since the last step
         self._has_loss = False  # recorded since the last step
         self._mode = _Mode.UNKNOWN
-        self._casts = arm.backend not in ("fp32", "script") and arm.options.get("opt_level") != "O0"
-        self._is_fp32 = not self._casts and arm.backend != "script"
+        self._casts = bool(arm.half)
+        self._is_fp32 = not self._casts and not arm.is_as_written
         self._optimizers = ScriptOptimizers(names)
         self.stages = GradientStages(arm, names, self._optimizers)
         self._trained: dict[int, tuple[weakref.ref[nn.Module], bool]] = {}  # by the id of a module
@@ -161,7 +161,7 @@ class PlainScript:
 
     def _lift(self, optimizer: Any) -> None:
         has_cast = self._names.casts_weights and self._names.casts_now()  # then 16 bits may be those of the arm
-        if self._arm.backend != "script" and not has_cast:
+        if not self._arm.is_as_written and not has_cast:
             self._lifted.lift(optimizer)
 
     def _is_trained(self, module: nn.Module) -> bool:
@@ -170,7 +170,7 @@ class PlainScript:
         if known is not None and known[0]() is module:
             return known[1]
         trained = any(self._optimizers.owner(param) is not None for param in module.parameters())
-        if not trained and self._arm.backend != "script" and torch.is_grad_enabled():
+        if not trained and not self._arm.is_as_written and torch.is_grad_enabled():
             self._refuse_own_masters(module)
         self._trained[id(module)] = weakref.ref(module), trained
         return trained
@@ -565,7 +565,7 @@ class PlainScript:
         if isinstance(optimizer, torch.optim.LBFGS):
             kind = type(optimizer)
             name = "LBFGS" if kind is torch.optim.LBFGS else f"{kind.__name__}, a subclass of LBFGS,"
-            why = "scales the loss" if skips_overflows(self._arm) else "gives the model weights after a step"
+            why = "scales the loss" if self._arm.skips_overflows else "gives the model weights after a step"
             raise UnsupportedCombination(
                 here(
                     f"{name} runs its closure several times in one step, and {self._arm} {why}; an arm that scales no "
@@ -622,7 +622,7 @@ class PlainScript:
         self._refuse_without_effect()
         if not has_arguments:
             self._evaluates[type(optimizer)] = bool(passes)
-        if passes and skips_overflows(self._arm):
+        if passes and self._arm.skips_overflows:
             self._note_copies(optimizer)
         return result
 

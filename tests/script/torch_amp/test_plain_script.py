@@ -259,6 +259,18 @@ def test_gradients_that_the_script_sets_itself(behind: Any) -> None:
         behind.end()
 
 
+@pytest.mark.parametrize("arm", ["half:bf16,masters=fp32", "native:bf16,weights=bf16,masters=fp32"])
+def test_a_second_step_by_the_same_gradients(behind: Any, arm: str) -> None:
+    """Masters move by steps that follow a backward pass alone, so it is refused, and not lost."""
+    behind(arm)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss_of(model).backward()
+    optimizer.step()
+    with pytest.raises(ScalingError, match="steps fp32 copies of the weights"):
+        optimizer.step()
+
+
 @pytest.mark.parametrize("arm", ["fp32", "native:fp16", "native:bf16", "O1", "O4"])
 def test_losses_with_a_gradient_of_their_own(behind: Any, arm: str) -> None:
     behind(arm)
