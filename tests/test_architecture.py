@@ -133,6 +133,23 @@ def test_no_circle(graph: grimp.ImportGraph) -> None:
     graphlib.TopologicalSorter(edges).prepare()
 
 
+LEAVES = {
+    "apex": {"environment.extras", "environment.torch_names", "errors", "shim.alias", "tensors", "version"},
+    "source": {
+        *("environment.packages", "errors", "files.read", "files.write", "formatting", "notebook_display"),
+        *("secrets", "version"),
+    },
+}
+
+
+@pytest.mark.parametrize("room", LEAVES)
+def test_leaves_stand_on_little(graph: grimp.ImportGraph, room: str) -> None:
+    """All that the engine of Apex, and what reads scripts, reach in the package, in functions too."""
+    reached = graph.find_upstream_modules(f"ampcompare.{room}", as_package=True)
+    allowed = tuple(f"base.{name}" for name in LEAVES[room])
+    assert not [name for name in reached if not _is_in(name, allowed)]
+
+
 def test_contracts_of_imports() -> None:
     """Every contract of pyproject.toml is kept."""
     command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command as run; run()", "--no-cache"]

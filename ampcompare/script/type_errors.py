@@ -66,7 +66,6 @@ class _Failure:
     """An exception that a script has met under an arm.
 
     Attributes:
-        said: the first line of its message.
         casts: the arm computes in 16 bits, and has acted on the script.
         lifted: 16-bit types of the script's own weights, which the arm has made fp32.
     """
@@ -78,16 +77,17 @@ class _Failure:
     lifted: Sequence[str]
 
     @property
-    def said(self) -> str:
+    def message(self) -> str:
+        """The first line of what it says."""
         return str(self.error).partition("\n")[0]
 
     @property
     def is_of_types(self) -> bool:
         """Whether torch refuses types, at a place where those of the arm may be the reason."""
         may_be = self.casts or bool(self.lifted) or self.stands is _Stands.NO_CASTS
-        if not may_be or not isinstance(self.error, RuntimeError) or not TYPES.search(self.said):
+        if not may_be or not isinstance(self.error, RuntimeError) or not TYPES.search(self.message):
             return False
-        return self.casts or not BEYOND_RANGE.search(self.said)  # else of a type that the script has chosen itself
+        return self.casts or not BEYOND_RANGE.search(self.message)  # else of a type that the script has chosen itself
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,11 +109,11 @@ class _Row:
     shown: str = ""
 
     def is_of(self, failure: _Failure) -> bool:
-        return bool(self.pattern.search(failure.said)) and self.applies(failure)
+        return bool(self.pattern.search(failure.message)) and self.applies(failure)
 
     def text(self, failure: _Failure) -> str:
         why, advice = (one if isinstance(one, str) else one(failure) for one in (self.why, self.advice))
-        return f"under {failure.arm} {why} ({self.shown or failure.said}); {advice}"
+        return f"under {failure.arm} {why} ({self.shown or failure.message}); {advice}"
 
 
 def _explain(
@@ -144,7 +144,7 @@ def _beyond_range(failure: _Failure) -> str:
 
 
 def _is_beyond_fp16(failure: _Failure) -> bool:
-    found = BEYOND_RANGE.search(failure.said)
+    found = BEYOND_RANGE.search(failure.message)
     return found is not None and found[1] == "Half"
 
 
@@ -162,9 +162,9 @@ def _fit_weights(failure: _Failure) -> str:
     arms = []
     if kept := _module_to_keep(failure.error.__traceback__):
         arms.append(str(_with_kept(failure.arm, kept)))
-    if ATTENTION.search(failure.said):
+    if ATTENTION.search(failure.message):
         arms.append("native:bf16 or native:fp16")
-    elif PRODUCT.search(failure.said):
+    elif PRODUCT.search(failure.message):
         arms.append("native:bf16, native:fp16 or apex:O1")
     return (f"compare {', '.join(arms)}, or " if arms else "") + ONE_TYPE
 
@@ -172,7 +172,7 @@ def _fit_weights(failure: _Failure) -> str:
 def _fit_o1(failure: _Failure) -> str:
     if inside := _module_of_torch(failure.error.__traceback__):  # no line of the user could be changed
         return f"compare {_with_kept(failure.arm, inside)}, which computes that module in fp32, or native:fp16"
-    return ("compare native:bf16 or native:fp16, or " if ATTENTION.search(failure.said) else "") + ONE_TYPE
+    return ("compare native:bf16 or native:fp16, or " if ATTENTION.search(failure.message) else "") + ONE_TYPE
 
 
 def _lacks_o1(failure: _Failure) -> str:
