@@ -123,7 +123,21 @@ def assemble(
 ) -> Assembly:
     """Assemble a run from its seed, or from a checkpoint: equal recipes start from bitwise equal weights.
 
-    A twin begins with each weight changed by one part in 512.
+    Args:
+        recipe: what is trained, with the seed.
+        task: makes models, optimizers and data.
+        precision: of the arm; prepares the models.
+        device: of this rank.
+        parallel: how ranks share the work; None for one process.
+        workers: processes of the loader.
+        ranks: of the run; None for one process.
+        state: of a checkpoint that the run resumes from; None to begin.
+        is_twin: each weight begins changed by one part in 512.
+
+    Raises:
+        RanksDiffer: ranks have built different models.
+        CheckpointError: the checkpoint does not fit the run.
+        PreparationError: the arm cannot prepare the models.
     """
     ranks, parallel = ranks or Communicator(), parallel or Single()
     torch.manual_seed(recipe.seed)

@@ -107,7 +107,12 @@ def _digest_of_variable(value: str | None) -> str:
 
 
 class CodeWatch:
-    """Records at the end of this process what it has used, in the folder of its cell; `base` is that of the script."""
+    """Records at the end of this process what code and files it has used.
+
+    Args:
+        folder: of its cell, which gets the record.
+        base: the folder of the script, below which names are relative.
+    """
 
     def __init__(self, folder: Path, base: Path) -> None:
         self._folder = folder
