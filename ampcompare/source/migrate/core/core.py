@@ -51,6 +51,10 @@ CARRIED_HERE = (
     f"the optimizer carries the scaler here, as {CARRIED}; no file that initializes was found that imports this one, "
     "so set that attribute where it is made"
 )
+STATE_OF_NOBODY = (
+    "no file that initializes was found that leads here, so nothing says which optimizer carries the scaler of this "
+    "state, nor whether there is one"
+)
 MAY_BE_APEX = "{0} is called on something that may be apex.amp or not"
 MISSING = (
     "the forward pass of this loss is in another file; it must run under torch.autocast (migrate does that where it "
@@ -105,8 +109,11 @@ def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, around:
     core.handed_on = list(find_handed_on(core))
     create_scalers(core)
     _name_carried(core)
-    if planned.home == "optimizer" and not sites.initializes and sites.backwards and not around.is_given(module):
-        core.note(sites.backwards[0].statement, CARRIED_HERE)
+    if planned.home == "optimizer" and not sites.initializes and not around.is_given(module):
+        if sites.backwards:
+            core.note(sites.backwards[0].statement, CARRIED_HERE)
+        for state in (*sites.saves, *sites.loads):
+            raise Unsure(state, STATE_OF_NOBODY)
     if not sites.initializes:  # where the model is made it casts by itself
         for each in forward.missing:
             if planned.home != "optimizer" or not around.is_given(module):

@@ -301,3 +301,11 @@ def test_a_static_scale_stays_where_another_file_updates_it(tmp_path: Path) -> N
     assert "scaler.update()" in _migrated(tmp_path / "loop.py")
     assert 'GradScaler("cuda", init_scale=128.0, growth_interval=2**31 - 1)' in _migrated(tmp_path / "main.py")
     assert "halves after an overflow" in "\n".join(migrate_file(tmp_path / "main.py").lines())
+
+
+def test_a_state_that_no_file_around_initializes_is_left_by_hand(tmp_path: Path) -> None:
+    """Apex saves an empty one there, and an optimizer without a scaler has none."""
+    save = f"{HEAD}\ndef save(optimizer, path):\n    torch.save({{'amp': amp.state_dict()}}, path)\n"
+    _files(tmp_path, checkpoints=save, main="from checkpoints import save\nsave(optimizer, 'last.pt')\n")
+    assert "amp.state_dict()" in _migrated(tmp_path / "checkpoints.py")
+    assert migrate_file(tmp_path / "checkpoints.py").by_hand
