@@ -101,6 +101,7 @@ class TorchAmpStandIn:
         casts_loss: casts act on all that the script computes, as O1's do, not on modules alone.
         casts_weights: the arm acts by casting the weights of models, so not on modules whose weights no optimizer has.
         steps_copies: optimizers step other tensors than the weights of models: masters, or copies made for a step.
+        copies_in_steps: those copies last for one step, so that no model has what a step writes before it ends.
         steps_again: a second step by the gradients of the last one moves these on too, without a step of a scaler.
         widens: the type of the outputs of modules that become fp32; None where the arm does that itself, or not at all.
         in_step: the optimizer whose step evaluates losses by itself at present, with gradients scaled for it.
@@ -108,7 +109,7 @@ class TorchAmpStandIn:
         num_blocks: autocast blocks that were entered, of an arm with `outputs`.
     """
 
-    needs_scaler = casts_loss = casts_weights = steps_copies = False
+    needs_scaler = casts_loss = casts_weights = steps_copies = copies_in_steps = False
     steps_again = True
     widens: torch.dtype | None = None
     outputs: torch.dtype | None = None
@@ -221,6 +222,16 @@ class TorchAmpStandIn:
 
     def skip(self, optimizer: Any) -> None:
         """End an update of an optimizer without a step."""
+
+
+def losses_on_copies(optimizer: Any, arm: Arm) -> UnsupportedCombination:
+    """Return the refusal of a step that evaluates losses by itself under an arm that makes copies for each step."""
+    return UnsupportedCombination(
+        here(
+            f"the step of {type(optimizer).__name__} evaluates losses by itself, and {arm} steps fp32 copies of the "
+            "weights that it makes for each step, so that the model would not see what the step writes before it ends"
+        )
+    )
 
 
 class TorchAmp(TorchAmpStandIn):

@@ -49,7 +49,7 @@ from ampcompare.script.data_access import DataAccess
 from ampcompare.script.gradient_mirror import GradientMirror, Pairs
 from ampcompare.script.keep_fp32 import WRAPPERS, bare_model
 from ampcompare.script.lifted_weights import HALF, follow_averages, live_modules
-from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmp, missing_scale, without_autocast
+from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmp, losses_on_copies, missing_scale, without_autocast
 from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers
 from ampcompare.script.torch_amp.script_scaler import ScriptScaler
 from ampcompare.training.precision.base import make_precision, owned_params
@@ -166,6 +166,7 @@ class HalfWeights(TorchAmp):
         self.needs_scaler, self.steps_copies = scaling.needs_scaler, scaling.steps_copies
         self.steps_again = scaling.steps_again
         self._keeps_masters = scaling.keeps_masters
+        self.copies_in_steps = self.steps_copies and not self._keeps_masters
         self._scaler = ScriptScaler(arm, self, runs_closures=not scaling.needs_scaler)
         self._gradients = GradientMirror()
         self._stepping: Any = None
@@ -369,14 +370,8 @@ class HalfWeights(TorchAmp):
                 self._scaling.apply(optimizer, good=False)
 
     def step_as_written(self, optimizer: Any, step: Any) -> Any:
-        if self.steps_copies and not self._keeps_masters:
-            raise UnsupportedCombination(
-                here(
-                    f"the step of {type(optimizer).__name__} evaluates losses by itself, and {self._arm} steps fp32 "
-                    "copies of the weights that it makes for each step, so that the model would not see what the step "
-                    "writes before it ends"
-                )
-            )
+        if self.copies_in_steps:
+            raise losses_on_copies(optimizer, self._arm)
         # Before the weights are kept, so that nothing that the arm makes is undone.
         self._found.look_for_all()
         if any(optimizer is one for one in self._optimizers):

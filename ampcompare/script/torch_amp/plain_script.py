@@ -39,7 +39,7 @@ from ampcompare.base.tensors.tree import cast_floating, map_tree
 from ampcompare.guards.location import here, is_installed, is_users
 from ampcompare.script.lifted_weights import HALF, LiftedWeights
 from ampcompare.script.recording.recorder import Rows, value_of
-from ampcompare.script.torch_amp.autocast_and_scaler import Casting, TorchAmpStandIn
+from ampcompare.script.torch_amp.autocast_and_scaler import Casting, TorchAmpStandIn, losses_on_copies
 from ampcompare.script.torch_amp.gradient_stages import GradientStages, ScriptOptimizers
 from ampcompare.training.precision.base import owned_params, refuse_wrapped
 
@@ -115,6 +115,7 @@ class PlainScript:
         self._device_type = "cpu"  # of the last one
         self._has_graph = False  # a forward pass with gradients has cast weights, and no backward pass came since
         self._stepping = self._repeats = False
+        self._copied: Any = None  # the optimizer that steps copies of the weights of models, made for this step
         self._passes_in_step = 0
         self._evaluates: dict[type, bool] = {}  # losses, in a step without arguments: by the class of an optimizer
         self._noted: set[type] = set()  # optimizers whose weights and state are copied for a step
@@ -302,6 +303,8 @@ class PlainScript:
                 args, kwargs = self._lifted.fit(module, (args, kwargs), narrows=True, widens=True)
             return original(module, *args, **kwargs)
         mode = self._decide()
+        if self._stepping and self._copied is not None and not self._backwards:
+            raise losses_on_copies(self._copied, self._arm)
         if self._lifted.types:  # by now
             args, kwargs = self._fitting(module, args, kwargs)
         if self._backwards:  # a checkpoint computes again what it did in the forward pass
@@ -569,7 +572,8 @@ class PlainScript:
                     "loss and has no master weights can train this script"
                 )
             )
-        if may_evaluate:
+        self._copied = optimizer if self._names.copies_in_steps else None
+        if may_evaluate and (has_arguments or self._copied is None):
             return self._step_with_passes(optimizer, step, args, kwargs)
         loss = None
         if closure is not None:
