@@ -23,7 +23,16 @@ LONGER = 4  # times the prefix that is proposed where twins are still far apart
 
 
 def twin_distance(losses: Sequence[float], twin: Sequence[float]) -> float | None:
-    """Return the rms relative difference of the losses of two trainings at the end of a prefix; None if it has none."""
+    """Return how far the losses of two trainings are apart at the end of a prefix.
+
+    Args:
+        losses: of each step of one.
+        twin: of each step of the other, which began with weights changed by one part in 512.
+
+    Returns:
+        The root of the mean square of relative differences, over the last steps; infinite if a loss is not finite or is
+        0, and None if there are too few steps.
+    """
     count = min(len(losses), len(twin))
     last = max(MIN_LOSSES, round(LAST * count))
     if count < last:
@@ -35,7 +44,13 @@ def twin_distance(losses: Sequence[float], twin: Sequence[float]) -> float | Non
 
 
 def outlook_of(arm: Arm, prefix: Prefix, twin: float | None) -> ArmOutlook:
-    """Return what is to be expected of an arm; `twin` is the distance of a twin of the prefix."""
+    """Return what is to be expected of an arm, from the first steps of the training in fp32.
+
+    Args:
+        arm: that is asked about.
+        prefix: what the first steps showed.
+        twin: the distance of a twin of the prefix, by `twin_distance`; None if none was trained.
+    """
     roles = _roles_of(arm, prefix)
     name = str(arm)
     if roles is None:

@@ -300,7 +300,12 @@ def with_cure(
 ) -> Diagnosis:
     """Return a diagnosis with the smallest change that removes its faults; as it is, if it has none.
 
-    `run` trains for some steps under an arm, with lines in fp32.
+    Args:
+        found: the diagnosis.
+        arm: under which the faults are.
+        run: trains for some steps under an arm, with the named lines in fp32, and says what it showed.
+        device_type: such as "cuda", for the lines of code of the cure.
+        most: how many trainings may be tried.
     """
     if not found.faults:
         return found

@@ -49,7 +49,16 @@ _seedings: list[Seeding] = []
 def run_script(
     target: Target, settings: ExecSettings, prepare: Callable[[ExecSettings], Prepared] | None = None
 ) -> int:
-    """Run a script under `settings.arm`, and return its exit code."""
+    """Run a script under an arm in this process, which belongs to the script from then on.
+
+    Args:
+        target: the script or module with its arguments.
+        settings: arm, seed, record, guards and what else `exec` takes.
+        prepare: makes the process ready; None for `prepare_script`.
+
+    Returns:
+        The exit code of the script; 3 if it has ended well and trained nothing.
+    """
     if CELL_FOLDER in os.environ:
         _end_with_parent()
     status = execute(target, settings, prepare=prepare or prepare_script, explain=_explain)

@@ -74,7 +74,18 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def arms_with_stacks(texts: Sequence[str], stacks: Mapping[str, StackConfig]) -> list[tuple[str, StackConfig | None]]:
-    """Read arms of which some are ARM@STACK, each text being one or a list; return their canonical texts and stacks."""
+    """Read arms of which some are ARM@STACK.
+
+    Args:
+        texts: each one arm or a list, such as `fp32,O2@old`.
+        stacks: the environments that are known, by name.
+
+    Returns:
+        The text of each arm in its one spelling, with its stack; None for the environment of this process.
+
+    Raises:
+        ConfigError: an arm cannot be read, or a stack is not known.
+    """
     found: list[tuple[str, StackConfig | None]] = []
     for text in texts:
         begin = 0

@@ -54,7 +54,12 @@ class FixedOutcome(StepOutcome):
 
 @functools.lru_cache(maxsize=64)
 def all_applied(count: int, loss_scales: tuple[float, ...] = ()) -> StepOutcome:
-    """Return the outcome of an update that is never skipped; equal steps share one object."""
+    """Return the outcome of an update that is never skipped; equal updates share one object.
+
+    Args:
+        count: how many optimizers it stepped.
+        loss_scales: one for each loss scaler; none without one.
+    """
     return FixedOutcome((True,) * count, loss_scales)
 
 

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ampcompare.base.errors import PreparationError, ScalingError, UnsupportedCombination
 from ampcompare.training.precision.base import owned_params
+from tests.covering import covering
 from tests.script.small_script import batch, network, two_networks
 from tests.script.test_stand_in import Rows
 from tests.script.trainings import Apex, Gan, Plain, Program, TorchAmp, assert_equal, has_bits, train, train_gan
@@ -503,9 +504,7 @@ def half_of_them(model: nn.Module, _optimizer: Any) -> None:
 CLEAR = [none_of_the_model, none_of_the_groups, zeros_of_the_groups, other_zeros, half_of_them, lambda *_: None]
 
 
-@pytest.mark.parametrize("reads", [False, True])
-@pytest.mark.parametrize("clear", CLEAR)
-@pytest.mark.parametrize("arm", ["native:fp16", "O1", "O2", "half:bf16,masters=fp32"])
+@covering({"arm": ["native:fp16", "O1", "O2", "half:bf16,masters=fp32"], "clear": CLEAR, "reads": [False, True]})
 def test_gradients_are_cleared_in_any_way(behind: Any, arm: str, clear: Callable[..., None], reads: bool) -> None:
     """Or kept, so that those of the next steps add to them; and read between the passes of a step."""
 

@@ -14,6 +14,7 @@ from ampcompare.base.errors import PreparationError, UnsupportedCombination
 from ampcompare.base.patches import Layer, Subscriptions
 from ampcompare.script.recording.scaled_steps import record_grad_scalers
 from ampcompare.training.precision.base import owned_params
+from tests.covering import covering
 from tests.script.small_script import batch
 from tests.script.test_stand_in import Rows
 
@@ -266,11 +267,10 @@ def under(behind: Any, arm: str, rows: Any = None) -> Iterator[None]:
         behind.end()
 
 
-@pytest.mark.parametrize("overflow", [(-1, 0), (0, 0), (2, 0), (0, 1), (2, 1)])
-@pytest.mark.parametrize(
-    ("arm", "kind"),
-    [*((arm, kind) for arm in ("native:fp16", *MASTERS) for kind in KINDS), ("native:fp16", SharpAround)],
-)
+OVERFLOWS = [(-1, 0), (0, 0), (2, 0), (0, 1), (2, 1)]
+
+
+@covering({"arm": ["native:fp16", *MASTERS], "kind": KINDS, "overflow": OVERFLOWS})
 def test_steps_with_several_passes_train_as_by_hand(
     behind: Any, arm: str, kind: Any, overflow: tuple[int, int]
 ) -> None:
@@ -280,6 +280,11 @@ def test_steps_with_several_passes_train_as_by_hand(
         ours = train(kind, Script(), overflow)
     assert all(map(torch.equal, ours, expected))
     assert not torch.equal(ours[0], train(kind, ByHand(masters=arm in MASTERS), (1, 0))[0])
+
+
+@pytest.mark.parametrize("overflow", OVERFLOWS)
+def test_an_optimizer_inside_of_another_trains_as_by_hand(behind: Any, overflow: tuple[int, int]) -> None:
+    test_steps_with_several_passes_train_as_by_hand(behind, "native:fp16", SharpAround, overflow)
 
 
 @pytest.mark.parametrize("kind", [Sharp, Extragradient, MovesFirst, Stored])  # a line search may end elsewhere
