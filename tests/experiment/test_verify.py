@@ -169,6 +169,7 @@ def test_losses_that_part_behind_the_first_steps_are_of_a_training_that_amplifie
     assert verdict == DIFFERENT or "rounding up to backward pass 3; first at backward pass 2" in lines[0]
 
 
+@pytest.mark.slow
 def test_a_rewrite_that_trains_as_o1_is_right_where_o2_trains_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,6 +288,7 @@ for _ in range(3):
 
 @pytest.mark.usefixtures("forked_runs")
 @pytest.mark.integration
+@pytest.mark.slow
 def test_optimizers_that_step_in_another_order_than_they_were_initialized(tmp_path: Path) -> None:
     """As in most GANs; Apex sees both at once, a scaler each at its first step."""
     script = tmp_path / "train.py"
@@ -349,6 +351,7 @@ def test_a_rewritten_script_trains_the_same(
 
 @pytest.mark.usefixtures("forked_runs")
 @pytest.mark.integration
+@pytest.mark.slow
 def test_clipping_in_every_micro_batch_trains_the_same(tmp_path: Path) -> None:
     """But for roundings: the norm is of scaled gradients; an overflow skips the same step."""
     script = tmp_path / "train.py"
@@ -384,6 +387,7 @@ with amp.scale_loss(loss, optimizer) as scaled_loss:
 
 @pytest.mark.usefixtures("forked_runs")
 @pytest.mark.integration
+@pytest.mark.slow
 def test_calls_of_apex_in_another_file_and_a_folder_of_PYTHONPATH_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -430,6 +434,7 @@ for step in range(3):
 
 @pytest.mark.usefixtures("forked_runs")
 @pytest.mark.integration
+@pytest.mark.slow
 def test_a_cross_entropy_of_probabilities_trains_the_same_outside_of_autocast(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(PROBABILITIES, encoding="utf-8")
@@ -581,7 +586,10 @@ GUARDS = {
 
 @pytest.mark.usefixtures("forked_runs")
 @pytest.mark.integration
-@pytest.mark.parametrize("guard", GUARDS.values(), ids=GUARDS)
+@pytest.mark.parametrize(
+    "guard",
+    [pytest.param(guard, id=name, marks=[pytest.mark.slow] * (name != "except")) for name, guard in GUARDS.items()],
+)
 def test_a_switch_that_asks_for_apex_finds_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, guard: str) -> None:
     """A result that is left with such a switch trains in fp32, without an error."""
     build = "model = torch.nn.Linear(8, 2).cuda()\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
