@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import shutil
+import sys
 
 import nox
 
@@ -16,6 +17,9 @@ PAIRS = {
     "newest": ("3.14", "2.13.0", "0.28.0"),
     "newest-torch": ("3.11", "2.14.1", "0.29.1"),
 }
+# Python and torch of stacks in which the recorder runs, which ampcompare itself cannot.
+STACKS = {"old-stack": ("3.8", "1.13.1"), "middle-stack": ("3.10", "2.1.2")}
+RECORDER = "tests/script/recording/test_portable_recorder.py"
 SMOKE = "tests/cli/test_every_command.py"
 GIGABYTES = 6  # of an environment, with the CUDA libraries of torch
 
@@ -49,5 +53,19 @@ def make_session(name: str) -> None:
         session.run(*pytest, SMOKE, *session.posargs)
 
 
+def make_stack_session(name: str) -> None:
+    """Register the session of a stack: install its torch alone, then test the recorder there from the Python of nox."""
+    python, torch = STACKS[name]
+
+    @nox.session(name=name, python=interpreter(python), venv_backend="venv")  # virtualenv knows no Python that old
+    def test(session: nox.Session) -> None:
+        session.install(f"torch=={torch}", "numpy<2")
+        there = f"{session.virtualenv.bin}/python"
+        words = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-p", "no:cacheprovider", RECORDER]
+        session.run(*words, *session.posargs, external=True, env={"AMPCOMPARE_STACK_PYTHON": there})
+
+
 for pair in PAIRS:
     make_session(pair)
+for stack in STACKS:
+    make_stack_session(stack)

@@ -133,6 +133,23 @@ def test_no_circle(graph: grimp.ImportGraph) -> None:
     graphlib.TopologicalSorter(edges).prepare()
 
 
+LEAVES = {
+    "apex": {"environment.extras", "environment.torch_names", "errors", "shim.alias", "tensors", "version"},
+    "source": {
+        *("environment.packages", "errors", "files.read", "files.write", "formatting", "notebook_display"),
+        *("secrets", "version"),
+    },
+}
+
+
+@pytest.mark.parametrize("room", LEAVES)
+def test_leaves_stand_on_little(graph: grimp.ImportGraph, room: str) -> None:
+    """All that the engine of Apex, and what reads scripts, reach in the package, in functions too."""
+    reached = graph.find_upstream_modules(f"ampcompare.{room}", as_package=True)
+    allowed = tuple(f"base.{name}" for name in LEAVES[room])
+    assert not [name for name in reached if not _is_in(name, allowed)]
+
+
 def test_contracts_of_imports() -> None:
     """Every contract of pyproject.toml is kept."""
     command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command as run; run()", "--no-cache"]
@@ -280,3 +297,34 @@ def test_import_is_instant() -> None:
     loaded = set(done.stdout.split())
     assert "ampcompare" in loaded
     assert not loaded & (HEAVY | {"pydantic", "click", "yaml"})
+
+
+# Files outside of `backends` that may compare the name of an arm's backend, each with its reason.
+MAY_COMPARE_BACKENDS: dict[str, str] = {}
+
+
+def _compared(module: str) -> Iterator[str]:
+    """Yield the lines that compare `.backend` of an arm, look for it in a collection, or use it as a key."""
+    for node in ast.walk(_tree(module)):
+        parts: list[ast.expr] = []
+        if isinstance(node, ast.Compare):
+            parts = [node.left, *node.comparators]
+        elif isinstance(node, ast.Match):
+            parts = [node.subject]
+        elif isinstance(node, ast.Subscript):
+            parts = [node.slice]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            parts = [node.func.value, *(node.args if node.func.attr in ("get", "pop", "index") else [])]
+        for part in parts:
+            if isinstance(part, ast.Attribute) and part.attr == "backend":
+                yield f"{module}:{part.lineno}"
+
+
+def test_what_a_backend_is_stands_in_backends() -> None:
+    """No file outside of `backends` asks for the name of an arm's backend: `BackendSpec` and `Roles` answer."""
+    outside = [name for name in MODULES if not _is_in(name, ("backends",))]
+    found = [
+        line for name in _with(r"\.backend\b", outside) if name not in MAY_COMPARE_BACKENDS for line in _compared(name)
+    ]
+    assert found == []
+    assert list(_compared("ampcompare.backends.arm")), "the test sees what it looks for"

@@ -111,7 +111,23 @@ def export(
 def export_run(
     folder: Path, to: str, output_dir: str | Path | None, project: str, note: Callable[[str], None]
 ) -> tuple[Comparison, str]:
-    """Do what `export` does, and return what was exported, and where it went."""
+    """Export a run directory to a tracker.
+
+    Args:
+        folder: that run or compare wrote.
+        to: the name of the tracker.
+        output_dir: for its files; None for a folder of its name in the run directory.
+        project: what the tracker calls all runs together; "" for its default.
+        note: receives a line about each record that is not written.
+
+    Returns:
+        What was exported, and where it went.
+
+    Raises:
+        RecordError: the folder is none, or holds no usable record.
+        EnvironmentUnfit: the package of the tracker is not installed.
+        ConfigError: there is no such tracker, or its folder cannot be written.
+    """
     if not folder.is_dir():
         raise RecordError(f"{folder} is not a run directory; name a folder that run or compare wrote")
     comparison = reload_comparison(folder)

@@ -28,7 +28,7 @@ from ampcompare.backends.options import (
     with_types,
 )
 from ampcompare.backends.roles import BATCH_NORM, LossScale, Roles
-from ampcompare.backends.spec import BackendSpec, ContractArm, Options
+from ampcompare.backends.spec import BackendSpec, CheckpointState, ContractArm, InScript, Options
 
 O4_DIFFERS = "O4 patches torch for the life of the process, evaluation included; autocast casts inside its `with`"
 NOT_COMPARED = (
@@ -246,6 +246,9 @@ SPEC = BackendSpec(
     shorthands={level.lower(): f"apex:{level}" for level in LEVELS},
     implied={"engine": "auto"},
     check=_check,
+    calls_apex=True,
+    checkpoint=CheckpointState(opt_level=lambda options: str(options.get("opt_level", "O1"))),
+    in_script=InScript(behind="ampcompare.script.behind.apex_levels:stand_behind"),
     contract=(
         ContractArm("apex:O0,engine=compat"),
         ContractArm("apex:O1,engine=compat", skips_steps=True),

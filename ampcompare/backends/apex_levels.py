@@ -97,7 +97,17 @@ def require_real_apex(device: str) -> ApexInstall:
 
 
 def select_engine(engine: str, opt_level: str, device: str, *, torch_version: str) -> _EngineChoice:
-    """Return the implementation that an engine stands for: "auto" is the real Apex if that can work."""
+    """Return the implementation that an engine stands for, with the reason.
+
+    Args:
+        engine: "nvidia", "compat", or "auto": the real Apex if that can work.
+        opt_level: such as "O2"; O4 and O5 are of ampcompare's engine alone.
+        device: such as "cuda:0"; the real Apex runs on CUDA only.
+        torch_version: named in the caution about O1 of the real Apex.
+
+    Raises:
+        BackendUnavailable: the real Apex is asked for, and is not installed or does not do that here.
+    """
     o1_raises = f"O1 of the real Apex can raise on torch {torch_version}" if opt_level == "O1" else ""
     if opt_level in ROCM_LEVELS:
         if engine == "nvidia":

@@ -190,6 +190,27 @@ class Arm:
         return spec
 
     @property
+    def is_third_party(self) -> bool:
+        """Whether its backend is that of another package."""
+        return self.backend not in BUILT_IN
+
+    @property
+    def is_as_written(self) -> bool:
+        """Whether it trains a script exactly as it is written, and can train nothing else."""
+        return self.spec.in_script is not None and self.spec.in_script.is_as_written
+
+    @property
+    def half(self) -> str:
+        """The 16-bit type that it computes in, "fp16" or "bf16"; "" if it computes in fp32, or if that is not known."""
+        return "" if self.roles is None else self.roles.half
+
+    @property
+    def skips_overflows(self) -> bool:
+        """Whether its loss scale moves, so that an overflow skips a step."""
+        scale = None if self.roles is None else self.roles.loss_scale
+        return scale is not None and scale.interval is not None
+
+    @property
     def runs(self) -> Arm | None:
         """The arm of ampcompare's own that a library is asked for, or that this one runs on; None if there is none.
 
@@ -241,10 +262,18 @@ class Arm:
             value = Arm.parse(value.replace("+", ",")).key.replace(",", "+")
         return self._full_word(name, value)
 
+    def with_options(self, **changes: Any) -> Arm:
+        """Return the arm with other values of some options; one that becomes `None` is left out.
+
+        Raises:
+            ConfigError: the backend has no such option, or does not take the value with the others.
+        """
+        return Arm.make(self.backend, **{**self.options, **changes})
+
     def without(self, option: str) -> Arm | None:
         """Return the arm without one of its options; None if the others need it."""
         with contextlib.suppress(ConfigError):
-            return Arm.make(self.backend, **{name: value for name, value in self.options.items() if name != option})
+            return self.with_options(**{option: None})
         return None
 
     def __str__(self) -> str:

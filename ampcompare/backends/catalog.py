@@ -46,9 +46,6 @@ BUILT_IN: dict[str, BackendSpec] = {
     "script": script.SPEC,
 }
 
-# Backends that can replace a script's amp calls: they need no training loop of their own and do not split the model.
-SCRIPT_BACKENDS = ("script", "fp32", "native", "half", "apex", "gemm")
-
 
 def third_party_backends() -> dict[str, str]:
     """Return the name and `module:attribute` of each backend that another package registers."""

@@ -19,6 +19,7 @@ SPEC = library_spec(
     summary="Lightning Fabric: 32-true, 16-mixed, bf16-mixed, 16-true or bf16-true",
     implementation="fabric:Fabric",
     option="precision",
+    loop="Fabric",
     arms={
         "32-true": "fp32",
         "16-mixed": "native:fp16",

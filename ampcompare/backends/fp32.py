@@ -3,7 +3,7 @@
 from ampcompare.backends.explanation import PLAIN_STEP, ArmExplanation, role_rows
 from ampcompare.backends.options import flag
 from ampcompare.backends.roles import Roles
-from ampcompare.backends.spec import BackendSpec, ContractArm, Options
+from ampcompare.backends.spec import BackendSpec, ContractArm, InScript, Options
 
 TF32_SCRIPT = (
     'torch.backends.cuda.matmul.fp32_precision = "tf32"  # before torch 2.9: allow_tf32 = True',
@@ -48,5 +48,6 @@ SPEC = BackendSpec(
     implied={"tf32": False},
     unsharded=lambda options: "",
     elsewhere=lambda options: "TF32 exists on NVIDIA GPUs only" if options.get("tf32") else "",
+    in_script=InScript(acts_if_off=True),
     contract=(ContractArm("fp32"),),
 )

@@ -6,33 +6,15 @@ Source: torchao 0.18, `torchao.float8`; tests compare its emulation with the for
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ampcompare.backends.explanation import ArmExplanation, half_script, native_script
+from ampcompare.backends.explanation import ArmExplanation
 from ampcompare.backends.library import Library
 from ampcompare.backends.options import INNER_ARM, choice, count
+from ampcompare.backends.over_bf16 import DEFAULT, inner_arm, inner_script, why_not_under
 from ampcompare.backends.spec import BackendSpec, ContractArm, Options
 
 LIBRARY = Library(("torchao.float8",), ("torchao",), "pip install 'ampcompare[fp8]'", extra="fp8")
 ALIGNMENT = 16  # of the sizes that `torch._scaled_mm` multiplies
 CAPABILITY = {"tensorwise": "8.9", "rowwise": "9.0"}
-
-
-def _inner(options: Options) -> str:
-    return str(options.get("over", "native:bf16")).replace("+", ",")
-
-
-def _check(options: Options) -> str:
-    inner = _inner(options)
-    backend = inner.partition(":")[0]
-    if backend not in ("native", "half") or "bf16" not in inner:
-        return f"over={inner} is not a bf16 arm of native or half; give over=native:bf16 or over=half:bf16"
-    return ""
-
-
-def _script(inner: str) -> tuple[str, ...]:
-    """Return the step of the arm underneath."""
-    if inner.startswith("native"):
-        return native_script("bfloat16", {})
-    return half_script("bfloat16", "bn_fp32" in inner, None, master_weights="master" in inner)
 
 
 def _conversion(scaling: str, multiple: int) -> tuple[str, ...]:
@@ -55,7 +37,7 @@ def _stands_for(given: Mapping[str, str]) -> str:
 
 
 def _explain(options: Options) -> ArmExplanation:
-    scaling, inner = str(options["scaling"]), _inner(options)
+    scaling, inner = str(options["scaling"]), inner_arm(options)
     scales = {
         "rowwise": "one scale for each row or column, a power of two, from its largest element",
         "tensorwise": "one scale for each tensor, from its largest element",
@@ -93,7 +75,7 @@ def _explain(options: Options) -> ArmExplanation:
         twin=inner,
         twin_is="the arm underneath, with bf16 products",
         differs=("the operands of products have 3 bits of fraction, or 2, instead of 7", "time, on a GPU with fp8"),
-        script=(*_conversion(scaling, multiple), *_script(inner)),
+        script=(*_conversion(scaling, multiple), *inner_script(inner)),
     )
 
 
@@ -105,10 +87,10 @@ SPEC = BackendSpec(
     stands_for=_stands_for,
     positional="scaling",
     default="tensorwise",
-    implied={"over": "native:bf16", "align": ALIGNMENT},
-    check=_check,
+    implied={"over": DEFAULT, "align": ALIGNMENT},
+    check=lambda options: why_not_under(inner_arm(options)),
     library=LIBRARY,
-    inner=_inner,
+    inner=inner_arm,
     wraps=lambda options, inner: replace(inner, products="fp8"),
     contract=(
         ContractArm("fp8:tensorwise,align=1"),

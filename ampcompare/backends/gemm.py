@@ -6,11 +6,12 @@ torchao 0.18 `float8` and `prototype/mx_formats`.
 
 from dataclasses import replace
 
-from ampcompare.backends.explanation import ArmExplanation, half_script, native_script
+from ampcompare.backends.explanation import ArmExplanation
 from ampcompare.backends.library import Library
 from ampcompare.backends.options import INNER_ARM, choice, flag, module_patterns
+from ampcompare.backends.over_bf16 import DEFAULT, inner_arm, inner_script, why_not_under
 from ampcompare.backends.roles import ProductFormat, Roles
-from ampcompare.backends.spec import BackendSpec, ContractArm, Options
+from ampcompare.backends.spec import BackendSpec, ContractArm, InScript, Options
 from ampcompare.base.formats import FORMATS
 
 TORCHAO = Library(
@@ -72,20 +73,8 @@ def _switches(name: str) -> list[tuple[str, str, tuple[str, ...]]]:
 NEEDS = {name: needs for name, needs, _ in _switches("mxfp8")}
 
 
-def _inner(options: Options) -> str:
-    return str(options.get("over", "native:bf16")).replace("+", ",")
-
-
-def over_bf16(inner: str) -> str:
-    """Return why an arm cannot be the one underneath; "" if it can."""
-    backend = inner.partition(":")[0]
-    if backend not in ("native", "half") or "bf16" not in inner:
-        return f"over={inner} is not a bf16 arm of native or half; give over=native:bf16 or over=half:bf16"
-    return ""
-
-
 def _check(options: Options) -> str:
-    if wrong := over_bf16(_inner(options)):
+    if wrong := why_not_under(inner_arm(options)):
         return wrong
     formats = formats_of(options)
     names = {role: form.format for role, form in formats.items()}
@@ -117,12 +106,6 @@ def _check(options: Options) -> str:
 def _wraps(options: Options, inner: Roles) -> Roles:
     formats = formats_of(options)
     return replace(inner, fprop=formats["fprop"], dgrad=formats["dgrad"], wgrad=formats["wgrad"])
-
-
-def _script(inner: str) -> tuple[str, ...]:
-    if inner.startswith("native"):
-        return native_script("bfloat16", {})
-    return half_script("bfloat16", "bn_fp32" in inner, None, master_weights="master" in inner)
 
 
 SHARED = {
@@ -159,7 +142,7 @@ def _product_text(role: str, form: ProductFormat) -> str:
 
 
 def _explain(options: Options) -> ArmExplanation:
-    inner, keep = _inner(options), str(options.get("keep", LAST))
+    inner, keep = inner_arm(options), str(options.get("keep", LAST))
     kept = {LAST: "the linear layer of a model that runs last: the row names it", "none": "none"}
     return ArmExplanation(
         summary=f"{inner}, with the products of linear layers in {options['format']}"
@@ -182,7 +165,7 @@ def _explain(options: Options) -> ArmExplanation:
         twin=inner,
         twin_is="the arm underneath, with bf16 products",
         differs=("the operands of products have 1 to 3 bits of fraction instead of 7",),
-        script=("# numbers only: no plain torch multiplies in these formats", *_script(inner)),
+        script=("# numbers only: no plain torch multiplies in these formats", *inner_script(inner)),
     )
 
 
@@ -205,14 +188,15 @@ SPEC = BackendSpec(
     positional="format",
     default="mxfp8",
     implied={
-        "over": "native:bf16",
+        "over": DEFAULT,
         "keep": LAST,
         "engine": "emulation",
         **dict.fromkeys(("sr", "rht", "tiles"), False),
     },
     check=_check,
-    inner=_inner,
+    inner=inner_arm,
     wraps=_wraps,
+    in_script=InScript(),  # that of the arm underneath: `ScriptFormats` only changes its products
     contract=(
         ContractArm("gemm:mxfp8,keep=none"),
         ContractArm("gemm:fp8_rowwise"),

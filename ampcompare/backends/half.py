@@ -19,7 +19,7 @@ from ampcompare.backends.options import (
     with_types,
 )
 from ampcompare.backends.roles import BATCH_NORM, LossScale, Roles
-from ampcompare.backends.spec import BackendSpec, ContractArm, Options
+from ampcompare.backends.spec import BackendSpec, ContractArm, InScript, Options
 
 GROWTH_INTERVAL = 1000  # of fp16_utils and DeepSpeed
 
@@ -127,6 +127,7 @@ SPEC = BackendSpec(
     check=_check,
     unsharded=_why_unsharded,
     elsewhere=lambda options: "",
+    in_script=InScript(),
     contract=(
         ContractArm("half"),
         ContractArm("half:bn_fp32"),

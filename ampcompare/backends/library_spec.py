@@ -21,6 +21,7 @@ def library_spec(
     script: Callable[[str], tuple[str, ...]],
     read: Callable[[str], str] | None = None,
     roles: Callable[[Options], Roles | None] = lambda options: None,
+    loop: str = "",
     contract: tuple[ContractArm, ...],
 ) -> BackendSpec:
     """Return the description; `arms` has ampcompare's own arm of each value of `option`, the default first."""
@@ -38,6 +39,7 @@ def library_spec(
         default=next(iter(arms)),
         library=library,
         runs=lambda options: arms[options[option]],
+        loop=loop,
         checkpoint=CheckpointState(grad_scaler=lambda options: arms[options[option]] == "native:fp16"),
         contract=contract,
     )

@@ -19,7 +19,7 @@ from ampcompare.backends.options import (
     with_types,
 )
 from ampcompare.backends.roles import BATCH_NORM, LossScale, Roles
-from ampcompare.backends.spec import BackendSpec, CheckpointState, ContractArm, Options
+from ampcompare.backends.spec import BackendSpec, CheckpointState, ContractArm, InScript, Options
 
 
 def _roles(options: Options) -> Roles:
@@ -125,6 +125,7 @@ SPEC = BackendSpec(
         "bf16-mixed": "native:bf16",
     },
     checkpoint=CheckpointState(grad_scaler=lambda options: options.get("dtype", "float16") == "float16"),
+    in_script=InScript(),
     contract=(
         ContractArm("native:fp16", skips_steps=True),
         ContractArm("native:bf16"),

@@ -1,7 +1,7 @@
 """The arm `script`: a user's training script exactly as it is written, recorded and untouched."""
 
 from ampcompare.backends.explanation import ArmExplanation
-from ampcompare.backends.spec import BackendSpec, Options
+from ampcompare.backends.spec import BackendSpec, InScript, Options
 
 
 def _explain(options: Options) -> ArmExplanation:
@@ -26,5 +26,6 @@ SPEC = BackendSpec(
     explain=_explain,
     unsharded=lambda options: "it trains a script",
     elsewhere=lambda options: "it trains a script",
+    in_script=InScript(behind="ampcompare.script.behind.script_arm:stand_behind", is_as_written=True),
     # No contract arms: it replaces nothing, and runs with a script only.
 )

@@ -32,9 +32,31 @@ class ContractArm:
 
 @dataclass(frozen=True)
 class CheckpointState:
-    """What a backend keeps in a checkpoint: options -> whether the arm has a `torch.amp.GradScaler`."""
+    """What a backend keeps in a checkpoint.
+
+    Attributes:
+        grad_scaler: options -> whether the arm has a `torch.amp.GradScaler`; None if no arm of the backend does.
+        opt_level: options -> the opt level whose `amp.state_dict` the arm has, such as "O2"; "" if it has none.
+    """
 
     grad_scaler: Callable[[Options], bool] | None = None
+    opt_level: Callable[[Options], str] = lambda options: ""
+
+
+@dataclass(frozen=True)
+class InScript:
+    """How an arm trains a user's script, in the place of `apex.amp` and `torch.amp`. What it casts, its roles say.
+
+    Attributes:
+        behind: `module:function` that returns what stands behind `torch.amp`, called with the arm and a `ScriptSide`.
+            The default is autocast, or weights in 16 bits, as the roles have it.
+        is_as_written: nothing is replaced; the script trains as it is written.
+        acts_if_off: it trains a script whose own mixed precision is switched off, since that changes nothing.
+    """
+
+    behind: str = "ampcompare.script.behind.own_arm:stand_behind"
+    is_as_written: bool = False
+    acts_if_off: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,7 +88,10 @@ class BackendSpec:
         unsharded: options -> why the arm does not run on weights that are sharded over ranks; "" if it does.
         elsewhere: options -> why the arm does not run on an accelerator besides CUDA, such as mps; "" if it may.
         parallel: the kind of parallelism that the backend consists in; "" if it goes with several.
+        loop: the library whose own training loop a model is set up for, so that no other loop trains it; "" if none.
+        calls_apex: it trains by calls of `apex.amp`: the real Apex, or ampcompare's own engine.
         checkpoint: what it keeps in a checkpoint.
+        in_script: how it trains a user's script; None if it cannot, since it replaces the loop or parts of the model.
         contract: arms for the contract tests.
     """
 
@@ -91,5 +116,8 @@ class BackendSpec:
     unsharded: Callable[[Options], str] = lambda options: "its backend does not support sharded weights"
     elsewhere: Callable[[Options], str] = lambda options: "its backend supports CPUs and CUDA GPUs only"
     parallel: str = ""
+    loop: str = ""
+    calls_apex: bool = False
     checkpoint: CheckpointState = CheckpointState()
+    in_script: InScript | None = None
     contract: tuple[ContractArm, ...] = ()

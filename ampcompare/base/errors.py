@@ -122,20 +122,41 @@ class Ended(AmpCompareError):
 
 
 def close_matches(name: str, known: Iterable[str], *, count: int = 1) -> list[str]:
-    """Return the `known` names most similar to `name`, best first."""
+    """Return the names most similar to one that is unknown, best first.
+
+    Args:
+        name: what was written; only its first characters are compared.
+        known: what could have been written.
+        count: at most so many are returned; none if nothing is similar.
+    """
     from difflib import get_close_matches  # here, since every command line imports this file and few need it
 
     return get_close_matches(name[:MAX_LENGTH], list(known), n=count)
 
 
 def require_one_of(choices: Collection[str | None], name: str, value: str | None) -> None:
-    """Refuse a value that is none of some choices."""
+    """Refuse a value that is none of some choices.
+
+    Args:
+        choices: the values that there are; `None` among them allows that none was given.
+        name: of the setting, for the error.
+        value: what was given.
+
+    Raises:
+        ConfigError: it is another one; the error names the choices.
+    """
     if value not in choices:
         raise ConfigError(f"{name} is {value!r}; choose one of {', '.join(filter(None, choices))}")
 
 
 def did_you_mean(name: str, known: Iterable[str], *, count: int = 1) -> str:
-    """Return the end of an error sentence: what `name` was probably meant to be, or else which names are known."""
+    """Return the end of an error sentence: what a name was probably meant to be, or else which names are known.
+
+    Args:
+        name: what was written.
+        known: what could have been written, in the order in which it is listed.
+        count: so many guesses are named at most.
+    """
     names = list(known)
     matches = close_matches(name, names, count=count)
     if matches:

@@ -177,7 +177,12 @@ def has_stand_in(owner: Any, name: str) -> bool:
 
 @contextmanager
 def without_subscribers(owner: Any, name: str) -> Iterator[None]:
-    """Run a block in which `owner.name` is what it is without subscribers."""
+    """Run a block in which a function is what it is without subscribers.
+
+    Args:
+        owner: a module or a class that has the function.
+        name: of the function.
+    """
     place = _place(owner, name)
     arounds, puts = place.arounds[:], place.puts[:]
     place.arounds.clear()

@@ -19,6 +19,10 @@ from ampcompare.cli.values import FILE, Choice
     examples=[
         ("What would change?", "ampcompare migrate train.py"),
         ("Does the new script train the same?", "ampcompare migrate --verify train.py -- --epochs 1"),
+        (
+            "Does it train as with the Apex of its own environment?",
+            "ampcompare migrate --verify --stack old=/envs/old/bin/python train.py",
+        ),
         ("Change imports only, and add one file with Apex's functions:", "ampcompare migrate --adapter --write src"),
     ],
     epilog="Exit codes: 0 everything was rewritten; 1 something is left to do by hand; 2 usage, or a file cannot be "
@@ -35,6 +39,11 @@ from ampcompare.cli.values import FILE, Choice
 @option("--verify", is_flag=True, help="run the script before and after the rewrite on the CPU, and compare each step")
 @option("--device", type=Choice(["cpu"]), default="cpu", expose_value=False, help="of --verify, which needs no other")
 @option("--steps", type=click.IntRange(min=1), default=20, show_default=True, help="of --verify")
+@option(
+    "--stack",
+    metavar="NAME=COMMAND",
+    help="of --verify: run the unchanged script in another environment, with its Apex: old=/envs/old/bin/python",
+)
 @option(
     "--verify-resume",
     "resume_step",
@@ -62,6 +71,7 @@ def command(
     torch_version: str | None,
     verify: bool,
     steps: int,
+    stack: str | None,
     resume_step: int | None,
     resume_args: str | None,
     convert: bool,
@@ -74,12 +84,13 @@ def command(
     Code that cannot be rewritten safely stays, with a comment above the line; --adapter moves it too.
 
     ampcompare migrate --verify train.py -- ARGS runs train.py ARGS twice: unchanged on ampcompare's engine, and
-    rewritten on torch.
+    rewritten on torch. With --stack old=/envs/old/bin/python the unchanged one runs there, with the Apex of that
+    environment.
     """
     if resume_step is not None:
         if verify or mode == "write":
             raise ConfigError("--verify-resume changes no file, and is no part of --verify; leave out the other one")
-        refuse_given(("steps", "preflight", "torch_version"), "is not for --verify-resume; leave it out")
+        refuse_given(("steps", "preflight", "torch_version", "stack"), "is not for --verify-resume; leave it out")
         from ampcompare.base.environment.extras import require_torch
         from ampcompare.experiment.script_resume import verify_migrated_resume
 
@@ -99,6 +110,7 @@ def command(
             raise ConfigError("--verify changes no file; leave --write out, and write when you have seen its verdict")
         from ampcompare.base.environment.extras import require_torch
         from ampcompare.experiment.verify import verify_script
+        from ampcompare.settings.stack import parse_stacks
 
         require_torch()
 
@@ -109,11 +121,14 @@ def command(
 
             preflight_of([RunConfig(arm="script", device="cpu", script=script_config(paths))], _say)
 
-        first = check if preflight else lambda: None
+        first = check if preflight and stack is None else lambda: None
         if adapter:
             refuse_given(("torch_version",), "is not for --adapter, whose file runs on all of them; leave it out")
-        return verify_script(paths[0], list(paths[1:]), steps=steps, say=click.echo, check=first, adapter=adapter)
-    refuse_given(("steps", "preflight"), "is for --verify; add it")
+        where = None if stack is None else next(iter(parse_stacks([stack]).values()))
+        return verify_script(
+            paths[0], list(paths[1:]), steps=steps, say=click.echo, check=first, adapter=adapter, stack=where
+        )
+    refuse_given(("steps", "preflight", "stack"), "is for --verify; add it")
     if adapter:
         refuse_given(("torch_version",), "is not for --adapter, whose file runs on all of them; leave it out")
         return _adapt(paths, write=mode == "write")

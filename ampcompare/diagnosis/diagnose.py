@@ -61,7 +61,13 @@ def headroom(steps: Iterable[StepFacts]) -> Headroom | None:
 
 
 def diagnose_given(loop: Loop, options: DiagnoseOptions, *, subject: str = "") -> Diagnosis:
-    """Diagnose a loop as `DiagnoseOptions` say; of their recipe only the seed applies."""
+    """Diagnose a loop.
+
+    Args:
+        loop: what trains; it is called with the precision of an arm.
+        options: steps, reference and cures; of their recipe only the seed applies.
+        subject: what the report calls the training; "" for nothing.
+    """
     options.check()
     config = options.config
     conditions = Conditions(
@@ -116,7 +122,16 @@ def report_of(
     notes: Sequence[str] = (),
     left_out: Collection[FaultKind] = (),
 ) -> Diagnosis:
-    """Return what one watched run showed; no cure is sought."""
+    """Return what one watched run showed; no cure is sought.
+
+    Args:
+        observation: of the run.
+        arm: under which it trained.
+        reference: the type in which operations were repeated, float32 or float64; None if they were not.
+        subject: what the report calls the training; "" for nothing.
+        notes: sentences that come first.
+        left_out: kinds of faults that are not looked for.
+    """
     found = Diagnosis(
         arm=str(arm),
         subject=subject,

@@ -23,7 +23,16 @@ LONGER = 4  # times the prefix that is proposed where twins are still far apart
 
 
 def twin_distance(losses: Sequence[float], twin: Sequence[float]) -> float | None:
-    """Return the rms relative difference of the losses of two trainings at the end of a prefix; None if it has none."""
+    """Return how far the losses of two trainings are apart at the end of a prefix.
+
+    Args:
+        losses: of each step of one.
+        twin: of each step of the other, which began with weights changed by one part in 512.
+
+    Returns:
+        The root of the mean square of relative differences, over the last steps; infinite if a loss is not finite or is
+        0, and None if there are too few steps.
+    """
     count = min(len(losses), len(twin))
     last = max(MIN_LOSSES, round(LAST * count))
     if count < last:
@@ -35,7 +44,13 @@ def twin_distance(losses: Sequence[float], twin: Sequence[float]) -> float | Non
 
 
 def outlook_of(arm: Arm, prefix: Prefix, twin: float | None) -> ArmOutlook:
-    """Return what is to be expected of an arm; `twin` is the distance of a twin of the prefix."""
+    """Return what is to be expected of an arm, from the first steps of the training in fp32.
+
+    Args:
+        arm: that is asked about.
+        prefix: what the first steps showed.
+        twin: the distance of a twin of the prefix, by `twin_distance`; None if none was trained.
+    """
     roles = _roles_of(arm, prefix)
     name = str(arm)
     if roles is None:
@@ -93,7 +108,7 @@ def _state(arm: Arm, roles: Roles, prefix: Prefix) -> ArmOutlook | None:
 
 def _roles_of(arm: Arm, prefix: Prefix) -> Roles | None:
     """Return what an arm declares; of the script as it is written, what was seen of its weights."""
-    if arm.backend != "script":
+    if not arm.is_as_written:
         return arm.roles
     held = prefix.weights or "fp32"
     return Roles(weights=held, gradients=held, state=held, step=held)
@@ -114,7 +129,7 @@ def _overflow(roles: Roles, prefix: Prefix) -> str:
 
 def _options_for(arm: Arm, *options: str) -> str:
     """Return those of some options that an arm takes; of a script, those of the arm that takes its place."""
-    place, before = ("half:bf16", "half:bf16 with ") if arm.backend == "script" else (str(arm), "")
+    place, before = ("half:bf16", "half:bf16 with ") if arm.is_as_written else (str(arm), "")
     taken = []
     for option in options:
         with contextlib.suppress(ConfigError):
@@ -130,7 +145,7 @@ def _weights(arm: Arm, roles: Roles, prefix: Prefix) -> ArmOutlook:
     when = f"over the rest of the schedule (now {_percent(share.now)})" if has_schedule else "if the rate stays"
     lost = f"{'at least ' if prefix.is_floor else ''}{_percent(share.rest if has_schedule else share.now)}"
     figures = f"{lost} of the update is below half an ulp {when}"
-    if arm.backend == "script":
+    if arm.is_as_written:
         figures = f"your script loses {lost} of its updates {when}"
     cure = _options_for(arm, "masters=fp32", "kahan", "rounding=stochastic")
     base = {"arm": str(arm), "part": "weights", "share_now": share.now, "share_rest": share.rest}

@@ -196,7 +196,7 @@ def _with_proof(found: Diagnosis, loop: Loop, arm: Arm, conditions: Conditions, 
     name = found.faults[0].place.module
     own = str(arm.options.get("keep", LAST))
     patterns = list(kept) if own == LAST else [] if own == "none" else own.split("|")
-    cured = Arm.make(arm.backend, **{**arm.options, "keep": "|".join(dict.fromkeys([*patterns, name]))})
+    cured = arm.with_options(keep="|".join(dict.fromkeys([*patterns, name])))
     plain = Arm.make(arm.backend, format="bf16", over=arm.options.get("over"), keep="none")
     base = _train(loop, plain, conditions)
     floor = abs(_train(loop, plain, conditions, is_twin=True) - base)

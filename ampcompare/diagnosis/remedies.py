@@ -50,10 +50,10 @@ class Change:
     def applied_to(self, arm: Arm) -> Arm:
         names = [name.rpartition(":")[2] for name in self.modules]  # a pattern is of every model
         kept = [*filter(None, str(arm.options.get("keep_fp32", "")).split("|")), *names]
-        changed = {**arm.options, **dict(self.options)}
+        changed = dict(self.options)
         if self.modules:
             changed["keep_fp32"] = "|".join(kept)
-        return Arm.make(arm.backend, **changed)
+        return arm.with_options(**changed)
 
 
 @dataclass(frozen=True)
@@ -203,23 +203,34 @@ def _scale_to_try(found: Headroom | None) -> float | None:
 
 def _has(arm: Arm, candidate: Change) -> bool:
     """Return whether the arm runs with the options of a candidate as it is, by default too."""
-    scale = arm.options.get("loss_scale")
-    dynamic = scale is None and arm.backend == "apex" and arm.options.get("opt_level") in ("O1", "O2")
-    return all(arm.options.get(name) == value or (value == "dynamic" and dynamic) for name, value in candidate.options)
+    return all(
+        arm.options.get(name) == value or (value == "dynamic" and arm.skips_overflows)
+        for name, value in candidate.options
+    )
 
 
 def _options(arm: Arm, fault: Fault, scale: float | None) -> Iterator[Change]:
     """Yield options of the arm that may remove a fault; those that it lacks are refused when they are tested."""
-    has_no_masters = arm.backend == "half" or arm.options.get("opt_level") == "O3"
-    if fault.kind in ("lost updates", "update") and has_no_masters:
+    if fault.kind in ("lost updates", "update") and _has_masters_as_option(arm):
         yield Change(options=(("master_weights", True),))
         yield Change(options=(("master_weights", True), ("loss_scale", "dynamic")))
     if fault.kind in FROM_GRADIENTS:
-        name = "init_scale" if arm.backend == "native" else "loss_scale"
-        if arm.backend != "native":
-            yield Change(options=((name, "dynamic"),))
+        parsers = arm.spec.parsers or {}
+        always_moves = "init_scale" in parsers and "loss_scale" not in parsers
+        if not always_moves:
+            yield Change(options=(("loss_scale", "dynamic"),))
         if scale is not None:
-            yield Change(options=((name, scale),))
+            yield Change(options=(("init_scale" if always_moves else "loss_scale", scale),))
+
+
+def _has_masters_as_option(arm: Arm) -> bool:
+    """Return whether an arm with 16-bit weights has fp32 masters only if an option asks for them, as O3 and `half`."""
+    if "master_weights" not in (arm.spec.parsers or {}):
+        return False
+    plain = arm.without("master_weights")
+    if plain is None:
+        return True  # other options of the arm need the masters that it asks for
+    return plain.roles is not None and plain.roles.weights != "fp32" and not plain.roles.masters
 
 
 def cure_of(arm: Arm, change: Change, functions: Sequence[str], device: str) -> Cure:
@@ -240,7 +251,7 @@ def _arm_code(arm: Arm, changed: Arm, change: Change) -> list[str]:
     if changed == arm:
         return []
     lines = [f"# as an arm: {changed}"]
-    if arm.backend == "native":
+    if arm.roles is not None and arm.roles.lists == "autocast":
         for name in change.modules:
             lines += [
                 f"# around the call of {name}:",
@@ -289,7 +300,12 @@ def with_cure(
 ) -> Diagnosis:
     """Return a diagnosis with the smallest change that removes its faults; as it is, if it has none.
 
-    `run` trains for some steps under an arm, with lines in fp32.
+    Args:
+        found: the diagnosis.
+        arm: under which the faults are.
+        run: trains for some steps under an arm, with the named lines in fp32, and says what it showed.
+        device_type: such as "cuda", for the lines of code of the cure.
+        most: how many trainings may be tried.
     """
     if not found.faults:
         return found

@@ -236,9 +236,17 @@ def run_comparison(
 
 
 def emit_cells(options: CompareOptions, file: Path) -> int:
-    """Write the command of each cell that has no record, one a line, for any scheduler; return their number.
+    """Write the command of each cell that has no record, for any scheduler; the same comparison reads what they leave.
 
-    The same comparison reads what they leave.
+    Args:
+        options: of the comparison.
+        file: gets one command a line.
+
+    Returns:
+        The number of commands.
+
+    Raises:
+        ConfigError: the number of seeds is decided while they run, or an argument of the script is a secret.
     """
     planned = plan_comparison(options)
     if requested_seeds(options, planned.sources) == "auto":

@@ -75,7 +75,15 @@ class BatchSearch:
 
 
 def configs_of(config: RunConfig, arms: Sequence[str]) -> list[RunConfig]:
-    """Return the configurations of arms that train as `config` says."""
+    """Return the configurations of arms that train as one says.
+
+    Args:
+        config: of the model, the data and the first batch size to try.
+        arms: their texts.
+
+    Raises:
+        ConfigError: the batch size is that of all processes together, and one process is searched.
+    """
     if config.recipe.global_batch_size is not None:
         raise ConfigError(
             "find-batch searches the batch size of one process; leave out --global-batch-size, and give "

@@ -28,6 +28,12 @@ def find_floor(
 ) -> Envelope:
     """Train a script and its twins under the recorder, and return their envelope.
 
+    Args:
+        script: with its arguments.
+        seed: of all these runs.
+        steps: updates after which each is ended; None for all that the script makes.
+        say: gets a line for each run.
+
     Raises:
         LaunchError: the script itself fails, or makes no step.
     """

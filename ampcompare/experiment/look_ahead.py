@@ -54,7 +54,16 @@ class AheadOptions:
 
 
 def look_ahead(options: AheadOptions, say: Callable[[str], None] = lambda line: None) -> Outlook:
-    """Run the first steps of a training in fp32, and say for each arm what is to be expected of it."""
+    """Run the first steps of a training in fp32, and say for each arm what is to be expected of it.
+
+    Args:
+        options: the training, the arms, and how many steps.
+        say: gets a line for each part that begins.
+
+    Raises:
+        ExtraMissing: torch is not installed, or too old.
+        LaunchError: the training cannot run its first steps.
+    """
     options.check()
     require_torch()
     environment = find_places([options.config], None).all[0].gpu_environment

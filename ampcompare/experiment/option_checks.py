@@ -11,7 +11,7 @@ import platform
 from collections.abc import Iterable
 
 from ampcompare.backends.arm import Arm
-from ampcompare.backends.catalog import SCRIPT_BACKENDS
+from ampcompare.backends.script_arms import require_in_script
 from ampcompare.base.environment.extras import require_torch
 from ampcompare.base.environment.ranks import is_rank
 from ampcompare.base.errors import BackendUnavailable, ConfigError, EnvironmentUnfit, UnsupportedCombination
@@ -36,7 +36,7 @@ def check_cells(cells: Iterable[RunConfig]) -> None:
         require_slurm()
     for cell in cells:
         if cell.script is not None:
-            _check_script(cell.parsed_arm)
+            require_in_script(cell.parsed_arm)
             continue
         _check_arm(cell.parsed_arm)
         check_task(cell.recipe)
@@ -54,16 +54,8 @@ def _check_distinct(cells: Iterable[RunConfig]) -> None:
             )
 
 
-def _check_script(arm: Arm) -> None:
-    if arm.backend not in SCRIPT_BACKENDS:
-        raise UnsupportedCombination(
-            f"arm {arm} cannot replace amp in a script: it replaces the training loop or parts of the "
-            f"model; arms for scripts are those of {', '.join(SCRIPT_BACKENDS)}"
-        )
-
-
 def _check_arm(arm: Arm) -> None:
-    if arm.backend == "script":
+    if arm.is_as_written:
         raise UnsupportedCombination(
             "the arm script trains a script as it is written, and there is none: put -- SCRIPT ARGS at the end, or "
             "use fp32"

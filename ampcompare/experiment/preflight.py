@@ -109,7 +109,15 @@ def require_trainable(found: Preflight) -> None:
 
 
 def require_followed_seeds(found: Preflight, seeds: Sequence[int]) -> None:
-    """Check that seeds which were asked for would be runs of their own."""
+    """Check that seeds which were asked for would be runs of their own.
+
+    Args:
+        found: what a few steps of each arm showed.
+        seeds: all that were asked for.
+
+    Raises:
+        ConfigError: the script trains the same under two seeds.
+    """
     if found.copies and len(seeds) > 1:
         raise ConfigError(f"{found.copies_sentence}; or run one seed, --seeds {seeds[0]} {SKIPPED}")
 
@@ -130,7 +138,17 @@ def preflight_of(
     *,
     min_steps: int = 0,
 ) -> None:
-    """Train a few steps under each of some configurations, one for each arm, and say what they show."""
+    """Train a few steps under each of some configurations, and say what they show.
+
+    Args:
+        configs: one for each arm; the seed of the first counts for all.
+        say: gets each line.
+        min_steps: so many updates a script has to make.
+
+    Raises:
+        ConfigError: a script makes fewer updates, or what its metrics have matched cannot be used.
+        AmpCompareError: no arm can train; the error is that of the first.
+    """
     place = find_places(configs[:1], 1).all[0]
     with DispatchingLauncher(place=place) as launcher:
         launcher.on_note = say

@@ -268,7 +268,17 @@ def to_seconds(name: str, value: float | str) -> float:
 def settings_request(
     recipe: Recipe | str | None, size: str | None, config_file: str | Path | None, settings: Mapping[str, Any]
 ) -> SettingsRequest:
-    """Return where settings come from; of pydantic models only the fields that were set count as given."""
+    """Return where the settings of a function of Python come from.
+
+    Args:
+        recipe: the name of one, or an object, of which only the fields that were set count as given; None for none.
+        size: of a named recipe; None for the whole.
+        config_file: a YAML file of settings; None for none.
+        settings: value of each path, which may be a part as a pydantic model.
+
+    Raises:
+        ConfigError: a size is given for a recipe that is an object.
+    """
     values = {
         name: value.model_dump(exclude_unset=True) if isinstance(value, BaseModel) else value
         for name, value in settings.items()
@@ -295,7 +305,16 @@ def with_script(
     mask: Sequence[str] | str = (),
     shift_seeds: str | None = None,
 ) -> dict[str, Any]:
-    """Return the settings, including those of the script if there is one."""
+    """Return the settings, with those of the script if there is one.
+
+    Args:
+        settings: value of each path; of a script `recipe.max_steps` becomes its own.
+        script: the words after `--`; None for none.
+        metrics, mask, shift_seeds: as for `script_config`.
+
+    Raises:
+        ConfigError: one of these is given without a script, or there is no such script.
+    """
     if script is None:
         if mask or metrics or shift_seeds:
             name = "mask" if mask else "metrics" if metrics else "shift_seeds"

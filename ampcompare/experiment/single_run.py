@@ -102,7 +102,7 @@ def _launcher(options: RunOptions, observer: Observer | None) -> tuple[Launcher,
     """Return the launcher, and an observer that is silent in all but the main process."""
     config = options.config
     check_run(options)
-    if config.saving.apex_layout and not config.arm.startswith("apex"):
+    if config.saving.apex_layout and not config.parsed_arm.spec.calls_apex:
         raise ConfigError(f"--save-apex-format is what an Apex script saves, and the arm is {config.arm}; leave it out")
     launcher = options.launch.launcher(config)
     return launcher, observer if observer is not None and launcher.is_main else Observer()

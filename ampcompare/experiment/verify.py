@@ -2,11 +2,14 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,10 +18,14 @@ from typing import Any
 from ampcompare.base.environment.gpus import visible_gpus
 from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, open_sandbox
-from ampcompare.base.processes.start import kill_group, start_command
+from ampcompare.base.processes.start import kill_family, start_command
+from ampcompare.script.legacy.replay import SEED
+from ampcompare.script.legacy.target import CALLS_APEX
+from ampcompare.settings.stack import StackConfig
 from ampcompare.source.migrate.adapter.project import plan_adapters
 from ampcompare.source.migrate.finding import NOTE
 from ampcompare.source.migrate.project import FileMigration, find_mistakes, migrate_file
+from ampcompare.source.project import Project
 
 # Relative; fp16 keeps 11 bits, and some steps of training make more of a rounding.
 ROUNDING = 0.01
@@ -37,6 +44,10 @@ MAX_NAMES = 3  # of files, in a line
 # fp16 apart; and how much it may where the twin is equal. Of losses, and of norms of gradients.
 OF_TWIN, WITHOUT_TWIN, NORMS_WITHOUT_TWIN = 8.0, 2.0**-9, 0.1
 HALVES = ("float16", "bfloat16")
+ENGINE = "on ampcompare's engine"
+STAY = "your files stay as they are"
+UNKNOWN = "unknown"  # what became of `amp.initialize` in a stack
+SUPERVISE = "ampcompare.experiment.launch.script.supervise"
 # Mistakes of the original that make its training different from torch.amp's, whatever few steps show.
 MISTAKES = ("AMP230",)
 TIME_LIMIT = 3600.0  # of a run
@@ -77,6 +88,13 @@ class Run:
         halves: the 16-bit types of what losses were computed from.
         policy: the factors by which a dynamic loss scale grows and backs off, and its interval; empty for a static one.
         clears: whether a `zero_grad` came before each step, behind the one before.
+        clip_norms: `norms`, or what a clipping has found before it clips; where the run is paired with a stack, like
+            the next.
+        batches: hashes of the first ones.
+        draws: hashes of the generators before those forward passes of them that draw random numbers.
+        first_changed: how many first weights were not those of the stack, and are now.
+        place: where it ran, in words; "" for here.
+        is_cut: it was ended behind its last step.
     """
 
     losses: list[float | None]
@@ -98,6 +116,12 @@ class Run:
     halves: tuple[str, ...] = ()
     policy: tuple[float, ...] = ()
     clears: tuple[bool, ...] = ()
+    clip_norms: dict[str, list[float | None]] = field(default_factory=dict)
+    batches: tuple[str, ...] = ()
+    draws: tuple[str, ...] = ()
+    first_changed: int = 0
+    place: str = ""
+    is_cut: bool = False
 
     def sums(self) -> str:
         """Return the counts in words."""
@@ -113,6 +137,7 @@ def verify_script(
     say: Callable[[str], None],
     check: Callable[[], None] = lambda: None,
     adapter: bool = False,
+    stack: StackConfig | None = None,
 ) -> int:
     """Run a script twice and print the comparison; return the exit code.
 
@@ -122,78 +147,204 @@ def verify_script(
         say: prints a line.
         adapter: the script is not rewritten, but imports the adapter in the place of Apex.
         check: called once the rewrite is known to be whole, before the script runs; what it raises is passed on.
+        stack: where the unchanged script runs, with the Apex that is there; both begin with the weights of that run.
 
     Raises:
         ConfigError: there is no such script, or it cannot be rewritten.
+        EnvironmentUnfit: the stack cannot be started, or has no torch.
         LaunchError: one of the runs failed, or trained nothing.
     """
     script = Path(path)
     if not script.is_file():
         raise ConfigError(f"{path} is a folder; name a script" if script.is_dir() else f"there is no script {path}")
-    how = "adapter" if adapter else "torch"
     migrate_whole([script], adapter=adapter)
     check()
-    original = run_script(script, arguments, steps=steps)
-    if not original.applied:
-        raise LaunchError(_why_nothing(original))
-    others = [script.parent / each for each in original.files if each != script.name]
-    migrations = migrate_whole([script, *others], adapter=adapter)
-    say(f"unchanged, on ampcompare's engine: {original.sums()}")
-    if original.limits:
-        say(original.limits)
-    if original.written:
-        names = ", ".join(os.path.relpath(path) for path in original.written[:MAX_NAMES])
-        more = f" and {len(original.written) - MAX_NAMES} more" * (len(original.written) > MAX_NAMES)
-        say(f"the script writes {names}{more}: here into a copy that is gone afterwards; your files stay as they are")
-    rewritten = run_script(script, arguments, steps=steps, rewrite=how)
-    say(f"{'with the adapter' if adapter else 'rewritten'}, on torch: {rewritten.sums()}")
-    if not rewritten.applied and not rewritten.losses:
-        made = f"{rewritten.plain_steps} steps and {len(rewritten.passes)} backward passes"
-        say(f"fp16: {DIFFERENT}; the rewritten script scaled no loss in {made}: its switch for fp16 did not act")
-        say(f"verdict: {DIFFERENT}; keep the original until the first difference above is explained")
-        return 1
-    verdict, lines = _compare(script, arguments, steps, original, rewritten)
-    without = [] if adapter else sorted(WITHOUT_EQUIVALENT.intersection(original.levels))
-    is_of_level = bool(without) and verdict == DIFFERENT
-    of_level = f" of O1; {' and '.join(without)} has no equivalent in torch.amp" * is_of_level
-    for line in lines:
-        say(line)
-    if is_of_level:
-        at_o1 = run_script(script, arguments, steps=steps, opt_level="O1")
-        say(f"unchanged, at O1: {at_o1.sums()}")
-        verdict, lines = _compare(script, arguments, steps, at_o1, rewritten, opt_level="O1")
+    with tempfile.TemporaryDirectory(prefix="ampcompare-verify-") as folder:
+        run: Callable[..., Run] = functools.partial(run_script, script, arguments, steps=steps)
+        if stack is not None:
+            run = functools.partial(run, first_weights=Path(folder, "first.pt"))
+        return _Verification(path, arguments, run, say, adapter=adapter, stack=stack).verify()
+
+
+class _Verification:
+    """The runs of one script that are compared, and what is said of them."""
+
+    def __init__(
+        self,
+        path: str,
+        arguments: list[str],
+        run: Callable[..., Run],
+        say: Callable[[str], None],
+        *,
+        adapter: bool,
+        stack: StackConfig | None,
+    ) -> None:
+        self._script, self._path, self._arguments = Path(path), path, arguments
+        self._run, self._say, self._adapter, self._stack = run, say, adapter, stack
+        self._how = "adapter" if adapter else "torch"
+
+    def verify(self) -> int:
+        """Run and compare; return the exit code."""
+        say, adapter, stack = self._say, self._adapter, self._stack
+        original = self._run() if stack is None else self._run(stack=stack)
+        if not original.applied or (stack is not None and not original.losses):
+            raise LaunchError(_why_nothing(original))
+        files = _files_of_project(self._script) if stack is not None else original.files
+        others = [self._script.parent / each for each in files if each != self._script.name]
+        migrations = migrate_whole([self._script, *others], adapter=adapter)
+        say(f"unchanged, {original.place or ENGINE}: {original.sums()}")
+        if original.limits:
+            say(original.limits)
+        if original.written:
+            names = ", ".join(os.path.relpath(path) for path in original.written[:MAX_NAMES])
+            more = f" and {len(original.written) - MAX_NAMES} more" * (len(original.written) > MAX_NAMES)
+            say(f"the script writes {names}{more}: here into a copy that is gone afterwards; {STAY}")
+        rewritten = self._run(rewrite=self._how)
+        say(f"{'with the adapter' if adapter else 'rewritten'}, on torch: {rewritten.sums()}")
+        if not rewritten.applied and not rewritten.losses:
+            made = f"{rewritten.plain_steps} steps and {len(rewritten.passes)} backward passes"
+            say(f"fp16: {DIFFERENT}; the rewritten script scaled no loss in {made}: its switch for fp16 did not act")
+            return self._end_different()
+        unpaired = ""
+        if stack is not None:
+            unpaired, lines = _compare_starts(original, rewritten)
+            for line in lines:
+                say(line)
+        verdict, lines = self._compare(original, rewritten)
+        without = [] if adapter else sorted(WITHOUT_EQUIVALENT.intersection(original.levels))
+        is_of_level = bool(without) and verdict == DIFFERENT and not unpaired
+        of_level = f" of O1; {' and '.join(without)} has no equivalent in torch.amp" * is_of_level
         for line in lines:
-            say(f"against O1: {line}")
-    for result in migrations if verdict != EQUAL or is_of_level else []:
-        for place, kind, message in result.rows():
-            if kind == NOTE:
-                say(f"known difference, {result.path}:{place}: {message}")
-    mistakes = _known_mistakes(migrations)
-    for line in mistakes:
-        say(line)
-    if mistakes and verdict != DIFFERENT:
-        say(f"verdict: {verdict} in these steps, but the lines above raise an error on a GPU: correct them first")
+            say(line)
+        if is_of_level:
+            at_o1 = self._run(opt_level="O1")
+            say(f"unchanged, at O1{f', {ENGINE}' * (stack is not None)}: {at_o1.sums()}")
+            verdict, lines = self._compare(at_o1, rewritten, opt_level="O1")
+            for line in lines:
+                say(f"against O1: {line}")
+        elif stack is not None and verdict == DIFFERENT and not unpaired:
+            self._say_whose_fault(rewritten)
+        for result in migrations if verdict != EQUAL or is_of_level else []:
+            for place, kind, message in result.rows():
+                if kind == NOTE:
+                    say(f"known difference, {result.path}:{place}: {message}")
+        mistakes = _known_mistakes(migrations)
+        for line in mistakes:
+            say(line)
+        if unpaired and verdict == DIFFERENT:
+            say(f"verdict: cannot tell, since {unpaired}")
+            return 1
+        if mistakes and verdict != DIFFERENT:
+            say(f"verdict: {verdict} in these steps, but the lines above raise an error on a GPU: correct them first")
+            return 1
+        if verdict == DIFFERENT:
+            return self._end_different()
+        if without:
+            where = f"you can go on if torch.amp is as accurate as {without[-1]} in whole trainings"
+            say(f"verdict: {verdict}{of_level}; {where}:")
+            say(f"  {self._compare_command(without[-1])}")
+        else:
+            say(f"verdict: {verdict}; you can go on with the rewritten files:")
+        changed = [str(each.path) for each in migrations if each.changed]
+        say(f"  {shlex.join(['ampcompare', 'migrate', *['--adapter'] * adapter, '--write', *changed])}")
+        return 0
+
+    def _end_different(self) -> int:
+        self._say(f"verdict: {DIFFERENT}; keep the original until the first difference above is explained")
         return 1
-    if verdict == DIFFERENT:
-        say(f"verdict: {verdict}; keep the original until the first difference above is explained")
-        return 1
-    if without:
+
+    def _compare(self, original: Run, rewritten: Run, *, opt_level: str | None = None) -> tuple[str, list[str]]:
+        """Return the verdict and its lines; where roundings differ, a twin shows what they make.
+
+        The twin is that of the original, or of the rewritten script where the original ran in another stack.
+        """
+        is_there = bool(original.place)
+        if is_there:
+            original, rewritten = _meet(original, rewritten)
+        verdict, lines = compare_runs(original, rewritten)
+        if verdict == WITHIN or (verdict == DIFFERENT and _differ_in_weights_alone(original, rewritten)):
+            twin = self._run(rewrite=self._how, twin=True) if is_there else self._run(opt_level=opt_level, twin=True)
+            of = rewritten if is_there else original
+            if is_there:
+                twin = dataclasses.replace(twin, norms=twin.clip_norms)
+            verdict, lines = compare_runs(original, rewritten, twin, of)
+            beyond = differ_more_than_twin(original, rewritten, twin, of)
+            if beyond:
+                return DIFFERENT, [*lines, *beyond]
+        return verdict, lines
+
+    def _say_whose_fault(self, rewritten: Run) -> None:
+        """Compare with the unchanged script here: where that trains as the rewritten one, the stacks are apart."""
+        assert self._stack is not None
+        here = self._run()
+        verdict, _ = self._compare(here, rewritten)
+        self._say(f"unchanged, {ENGINE} here: {here.sums()}; against it, the rewritten script is {verdict}")
+        if verdict != DIFFERENT:
+            replay = f"ampcompare replay capsule.pt --stack {self._stack.text()}"
+            self._say(f"so the stacks are apart, not the rewrite; exec --capsule and {replay} name the module")
+
+    def _compare_command(self, level: str) -> str:
+        """Return the command that compares whole trainings."""
         device = [] if visible_gpus() else ["--device", "cpu"]
-        compare = ["ampcompare", "compare", "--reference", without[-1], "--arm", "fp16", *device, "--", path]
-        where = f"you can go on if torch.amp is as accurate as {without[-1]} in whole trainings"
-        say(f"verdict: {verdict}{of_level}; {where}:")
-        say(f"  {shlex.join([*compare, *arguments])}")
-    else:
-        say(f"verdict: {verdict}; you can go on with the rewritten files:")
-    write = [
-        "ampcompare",
-        "migrate",
-        *["--adapter"] * adapter,
-        "--write",
-        *(str(each.path) for each in migrations if each.changed),
+        arms = ["--reference", level, "--arm", "fp16"]
+        if self._stack is not None:
+            at = f"script@{self._stack.name}"
+            arms = ["--stack", self._stack.text(), "--reference", at, "--arm", f"{at},fp16"]
+            device = []
+        return shlex.join(["ampcompare", "compare", *arms, *device, "--", self._path, *self._arguments])
+
+
+def _files_of_project(script: Path) -> list[str]:
+    """Return a script and the files that it imports, from its folder, if they use Apex."""
+    project, path = Project(script), Path(os.path.abspath(script))
+    waiting, found = [path], [path]
+    while waiting:
+        each = waiting.pop()
+        module = project.module(each)
+        new = [] if module is None else [other for other in project.imported_by(module, each) if other not in found]
+        found += new
+        waiting += new
+    return [
+        str(each.relative_to(path.parent))
+        for each in found
+        if each.is_relative_to(path.parent) and CALLS_APEX.search(each.read_bytes())
     ]
-    say(f"  {shlex.join(write)}")
-    return 0
+
+
+def _compare_starts(original: Run, rewritten: Run) -> tuple[str, list[str]]:
+    """Return why two runs of two stacks are no pair, "" if they are one, and what they begin with, in words."""
+    lines = ["first weights: equal in both"]
+    if rewritten.first_changed:
+        count = rewritten.first_changed
+        are = "tensor differs" if count == 1 else "tensors differ"
+        lines = [f"first weights: {count} {are} between the stacks; both runs begin with those of {original.place}"]
+    pairs = list(zip(original.batches, rewritten.batches, strict=False))
+    other = next((number for number, (first, second) in enumerate(pairs, 1) if first != second), None)
+    if other is not None:
+        why = f"batch {other} is not the same in both stacks; generators of a GPU and of a CPU give other numbers"
+        return why, [*lines, f"batches: {why}"]
+    lines.append(f"batches: the first {len(pairs)} are equal")
+    if original.draws != rewritten.draws:
+        why = "the generators differ where the forward pass draws, as for dropout"
+        return why, [*lines, f"random numbers: {why}"]
+    return "", lines
+
+
+def _meet(original: Run, rewritten: Run) -> tuple[Run, Run]:
+    """Return two runs of two stacks as far as both were followed: they may end between the steps of two optimizers."""
+    counts = [Counter(number for number, _ in run.applied) for run in (original, rewritten)]
+    equal = {str(number) for number in counts[0] if counts[0][number] == counts[1][number]}
+    weights = {key: value for key, value in original.weights.items() if key.partition(".")[0] in equal}
+    ends = [len(run.applied) for run in (original, rewritten)]
+    if original.is_cut and ends[1] > ends[0]:
+        rewritten = dataclasses.replace(rewritten, applied=rewritten.applied[: ends[0]])
+    elif rewritten.is_cut and ends[0] > ends[1]:
+        original = dataclasses.replace(original, applied=original.applied[: ends[1]])
+    names = rewritten.names
+    return (
+        dataclasses.replace(original, norms=original.clip_norms, names=names, weights=weights),
+        dataclasses.replace(rewritten, norms=rewritten.clip_norms),
+    )
 
 
 def _why_nothing(run: Run) -> str:
@@ -203,23 +354,10 @@ def _why_nothing(run: Run) -> str:
         "": "never called amp.initialize: pass the argument that switches mixed precision on, as in -- --fp16",
         "disabled": "called amp.initialize with enabled=False: pass the argument that switches mixed precision on",
         "called": "called amp.initialize, but no scale_loss or no step came before its end",
+        UNKNOWN: "did not switch mixed precision on: pass the argument that does, as in -- --fp16",
     }
     unseen = "took no step that a loss scaler or apex.amp saw"
     return f"there is nothing to compare: the unchanged script {did}, and {unseen}. It {amp[run.initialize]}"
-
-
-def _compare(
-    script: Path, arguments: list[str], steps: int, original: Run, rewritten: Run, *, opt_level: str | None = None
-) -> tuple[str, list[str]]:
-    """Return the verdict and its lines; where roundings differ, a twin of the original shows what they make."""
-    verdict, lines = compare_runs(original, rewritten)
-    if verdict == WITHIN or (verdict == DIFFERENT and _differ_in_weights_alone(original, rewritten)):
-        twin = run_script(script, arguments, steps=steps, opt_level=opt_level, twin=True)
-        verdict, lines = compare_runs(original, rewritten, twin)
-        beyond = differ_more_than_twin(original, rewritten, twin)
-        if beyond:
-            return DIFFERENT, [*lines, *beyond]
-    return verdict, lines
 
 
 def _known_mistakes(migrations: list[FileMigration]) -> list[str]:
@@ -264,32 +402,52 @@ def run_script(
     rewrite: str | None = None,
     opt_level: str | None = None,
     twin: bool = False,
+    stack: StackConfig | None = None,
+    first_weights: Path | None = None,
 ) -> Run:
-    """Run a script in a child process on the CPU.
+    """Run a script in a child process: on the CPU, or in a stack, on the device that the script takes there.
 
     Args:
         rewrite: how it is rewritten, with the files that it imports: for "torch" or the "adapter"; None as it is.
         opt_level: instead of the script's.
         twin: whether its weights change by a unit in the last place of fp16 behind the first step.
+        stack: where it runs; None for here.
+        first_weights: the file from which it begins, and that a run in a stack makes.
 
     Raises:
+        EnvironmentUnfit: the stack cannot be started, or has no torch.
         LaunchError: it failed.
     """
     with tempfile.TemporaryDirectory(prefix="ampcompare-verify-") as outer:
         folder = Path(outer, "run")
         folder.mkdir()
+        made = folder / "first.pt"
         request = {
             "arguments": arguments,
             "steps": steps,
             "rewrite": rewrite,
             "opt_level": opt_level,
             "twin": twin,
+            "folder": str(folder),
+            "first_weights": first_weights if stack is None or first_weights is None else str(made),
         }
         with open_sandbox(Path(outer, "store"), shared=[folder], roots=[script.parent]) as sandbox:
-            words = json.dumps({**request, "script": sandbox.at(str(script)), "folder": str(folder)})
+            at = sandbox.at(str(script))
+            words, place = json.dumps({**request, "script": at}, default=str), ""
             environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", **sandbox.environment}
-            code, text = wait_for(start_command("ampcompare.script.legacy.replay", words), environment)
+            if stack is None:
+                command = start_command("ampcompare.script.legacy.replay", words)
+            else:
+                from ampcompare.experiment.launch.script.stacks import OTHER_PYTHON, traced_command  # it imports torch
+
+                command, found = traced_command(stack, at, arguments, folder, seed=SEED, steps=steps, request=words)
+                place = f"in the stack {stack.name} ({found.versions})"
+                if found.has_ampcompare and not found.apex:
+                    place = f"{ENGINE} {place}"
+                environment = {name: value for name, value in environment.items() if name not in OTHER_PYTHON}
+            code, text = wait_for(command, environment)
         which = "the rewritten script" if rewrite else f"the unchanged script{f' at {opt_level}' * bool(opt_level)}"
+        which += f" in the stack {stack.name}" if stack is not None else ""
         last = [line for line in text.splitlines() if line.strip()]
         errors = [line for line in last if not line.startswith("ampcompare:")] or last
         if code is None:
@@ -297,9 +455,12 @@ def run_script(
         if code:
             why = _read_error(folder) or (errors[-1] if errors else "")
             raise LaunchError(f"{which} ended with exit code {code}: {why}")
-        run = _read_run(folder)
+        if stack is not None and first_weights is not None and made.exists():
+            shutil.move(made, first_weights)
+        run = _read_run(folder) if (folder / "trace.json").exists() else _read_recording(folder, steps)
         limits = WITHOUT_OVERLAYS if sandbox.is_partial else ""
-        return dataclasses.replace(run, written=[one.path for one in sandbox.written], limits=limits)
+        written = [one.path for one in sandbox.written]
+        return dataclasses.replace(run, written=written, limits=limits, place=place)
 
 
 def wait_for(command: list[str], environment: dict[str, str]) -> tuple[int | None, str]:
@@ -308,16 +469,20 @@ def wait_for(command: list[str], environment: dict[str, str]) -> tuple[int | Non
     They go to a file: what a script leaves behind, which is ended as well, would hold a pipe open.
     """
     null, code = subprocess.DEVNULL, None
+    # What supervises a stack ends with its input, and gives the script none.
+    start = subprocess.PIPE if SUPERVISE in command else null
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
-            command, stdin=null, stdout=null, stderr=errors, env=environment, start_new_session=True
+            command, stdin=start, stdout=null, stderr=errors, env=environment, start_new_session=True
         )
         try:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 code = process.wait(TIME_LIMIT)
         finally:
-            kill_group(process.pid)
+            kill_family(process.pid)
             process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
         errors.seek(0)
         return code, errors.read().decode("utf-8", "replace")
 
@@ -330,44 +495,34 @@ def _read_error(folder: Path) -> str:
     return str(ends[-1]["error"] or "") if ends else ""
 
 
-def _read_run(folder: Path) -> Run:
-    trace = json.loads((folder / "trace.json").read_text(encoding="utf-8"))
+def _read_rows(folder: Path) -> list[dict[str, Any]]:
     record = folder / "record.jsonl"  # missing where nothing was recorded
     lines = record.read_text(encoding="utf-8").splitlines() if record.exists() else []
-    rows = [json.loads(line) for line in lines]
+    return [json.loads(line) for line in lines]
+
+
+def _read_run(folder: Path) -> Run:
+    trace = json.loads((folder / "trace.json").read_text(encoding="utf-8"))
+    rows = _read_rows(folder)
     count = max((len(each) for each in trace["digests"].values()), default=0)
     stepped = [number for number, row in enumerate(rows) if row.get("kind") == "step" and row["step"] < count]
-    steps = [rows[number] for number in stepped]
     # A run that is cut ends at the step after the last one, whose backward passes are there or not by chance.
     end = len(rows) if not trace["is_cut"] else stepped[-1] if stepped else 0
-    backwards = [row for row in rows[:end] if row.get("kind") == "backward"]
     weights: dict[str, Any] = {}
     if (folder / "weights.npz").exists():
         import numpy
 
         with numpy.load(folder / "weights.npz") as data:
             weights = {key: data[key] for key in data.files}
-    # An optimizer is known by its first step: Apex sees all at once, a scaler each at its step.
-    order = {number: str(place) for place, number in enumerate(dict.fromkeys(row["optimizer"] for row in steps))}
-
-    def by_step(values: dict[str, Any]) -> dict[str, Any]:
-        parts = ((*key.partition("."), value) for key, value in values.items())
-        return {f"{order.get(int(number), number)}{dot}{rest}": value for number, dot, rest, value in parts}
-
-    losses, scales = (
-        [None if row[key] is None else float(row[key]) for row in backwards] for key in ("loss", "scale_before")
-    )
-    return Run(
-        losses,
-        scales,
-        [(int(order[row["optimizer"]]), row["applied"]) for row in steps],
-        by_step(trace["digests"]),
-        by_step(weights),
-        by_step(trace["names"]),
-        tuple(row["opt_level"] for row in rows if row.get("kind") == "initialize"),
-        by_step(trace["norms"]),
-        [{name: (half, wide) for name, (half, wide) in each.items()} for each in trace["passes"]],
-        tuple(trace["files"]),
+    by_step = _order_of([rows[number] for number in stepped])
+    return dataclasses.replace(
+        _run_of(rows[:end], [rows[number] for number in stepped], rows),
+        digests=by_step(trace["digests"]),
+        weights=by_step(weights),
+        names=by_step(trace["names"]),
+        norms=by_step(trace["norms"]),
+        passes=[{name: (half, wide) for name, (half, wide) in each.items()} for each in trace["passes"]],
+        files=tuple(trace["files"]),
         plain_steps=trace["plain_steps"],
         initialize=trace["initialize"],
         evaluations=tuple(trace["evaluations"]),
@@ -375,7 +530,74 @@ def _read_run(folder: Path) -> Run:
         halves=tuple(trace["halves"]),
         policy=tuple(trace["policy"]),
         clears=tuple(trace["clears"]),
+        clip_norms=by_step(trace["clip_norms"]),
+        batches=tuple(trace["batches"]),
+        draws=tuple(trace["draws"]),
+        first_changed=trace["first_changed"],
+        is_cut=trace["is_cut"],
     )
+
+
+def _read_recording(folder: Path, steps: int) -> Run:
+    """Return what the recorder of a stack has written: of the optimizers whose loss was scaled."""
+    rows = _read_rows(folder)
+    scaled = {number for row in rows if row.get("kind") == "backward" for number in row["optimizers"]}
+    stepped = [row for row in rows if row.get("kind") == "step" and (row["optimizer"] in scaled or not scaled)]
+    is_cut = any(row["step"] + 1 >= steps for row in stepped)
+    by_step = _order_of(stepped)
+    norms: dict[str, list[float | None]] = {}
+    for row in stepped:
+        norm = row["grad_norm"]
+        norms.setdefault(str(row["optimizer"]), []).append(None if norm is None else float(norm))
+    weights: dict[str, Any] = {}
+    if (folder / "last.pt").exists():
+        import torch
+
+        last = torch.load(folder / "last.pt", map_location="cpu", weights_only=True)
+        numbers = {row["optimizer"] for row in stepped}
+        held = [(number, each) for number, each in enumerate(last) if number in numbers]
+        weights = {f"{number}.{place}": one.numpy() for number, each in held for place, one in enumerate(each)}
+    none: dict[str, Any] = {"sha256": [], "draws": []}
+    batches = next((row for row in rows if row.get("kind") == "batches"), none)
+    run = _run_of(rows, stepped, rows)
+    return dataclasses.replace(
+        run,
+        weights=by_step(weights),
+        norms=by_step(norms),
+        clip_norms=by_step(norms),
+        passes=[{} for row in rows if row.get("kind") in ("backward", "plain_backward")],
+        plain_steps=len(stepped),
+        initialize=UNKNOWN if not run.levels else "called",
+        batches=tuple(batches["sha256"]),
+        draws=tuple(batches["draws"]),
+        is_cut=is_cut,
+    )
+
+
+def _order_of(steps: list[dict[str, Any]]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Return what renames the optimizers of values: by their first step.
+
+    Apex sees all at once, a scaler each at its step.
+    """
+    order = {number: str(place) for place, number in enumerate(dict.fromkeys(row["optimizer"] for row in steps))}
+
+    def by_step(values: dict[str, Any]) -> dict[str, Any]:
+        parts = ((*key.partition("."), value) for key, value in values.items())
+        return {f"{order.get(int(number), number)}{dot}{rest}": value for number, dot, rest, value in parts}
+
+    return by_step
+
+
+def _run_of(rows: list[dict[str, Any]], steps: list[dict[str, Any]], all_rows: list[dict[str, Any]]) -> Run:
+    """Return what the rows of a record say: backward passes of `rows`, and the steps."""
+    backwards = [row for row in rows if row.get("kind") == "backward"]
+    losses, scales = (
+        [None if row[key] is None else float(row[key]) for row in backwards] for key in ("loss", "scale_before")
+    )
+    order = {number: place for place, number in enumerate(dict.fromkeys(row["optimizer"] for row in steps))}
+    applied = [(order[row["optimizer"]], row["applied"]) for row in steps]
+    levels = tuple(row["opt_level"] for row in all_rows if row.get("kind") == "initialize")
+    return Run(losses, scales, applied, {}, levels=levels)
 
 
 def _differ_in_weights_alone(original: Run, rewritten: Run) -> bool:
@@ -383,20 +605,27 @@ def _differ_in_weights_alone(original: Run, rewritten: Run) -> bool:
 
     Such as a bias in front of a batch norm: a twin shows how far roundings take it.
     """
-    return compare_runs(original, dataclasses.replace(rewritten, weights=original.weights))[0] == WITHIN
+    return compare_runs(original, dataclasses.replace(rewritten, weights=original.weights))[0] != DIFFERENT
 
 
-def compare_runs(original: Run, rewritten: Run, twin: Run | None = None) -> tuple[str, list[str]]:
+def compare_runs(
+    original: Run, rewritten: Run, twin: Run | None = None, of: Run | None = None
+) -> tuple[str, list[str]]:
     """Return how the rewritten script trained against the original: the verdict, and what was compared, in words.
 
     Args:
-        twin: of the original; weights that are apart in it may be apart in the result.
+        twin: weights that are apart in it may be apart in the result.
+        of: the run whose twin it is; None for the original.
     """
+    apart: dict[str, float] = {}
+    if twin is not None:
+        base = (of or original).weights
+        apart = {key: _largest_apart(base[key], twin.weights[key]) for key in base.keys() & twin.weights.keys()}
     compared = [
         _compare_losses(original, rewritten),
         _compare_scales(original, rewritten),
         _compare_steps(original, rewritten),
-        _compare_weights(original, rewritten, {} if twin is None else twin.weights),
+        _compare_weights(original, rewritten, apart),
     ]
     compared += _compare_types(original, rewritten)
     # Different whatever roundings do: gradients that are not unscaled, no autocast.
@@ -422,33 +651,39 @@ def _compare_types(original: Run, rewritten: Run) -> list[tuple[str, str]]:
     return found
 
 
-def differ_more_than_twin(original: Run, rewritten: Run, twin: Run) -> list[str]:
-    """Return where a rewrite differs by more than roundings make, as a twin of the original shows them."""
+def differ_more_than_twin(original: Run, rewritten: Run, twin: Run, of: Run | None = None) -> list[str]:
+    """Return where a rewrite differs by more than roundings make, as a twin shows them: `of` the original, if not said.
+
+    A twin of another run is the rewritten one's.
+    """
     lines = []
     largest = 0.0
-    apart = _differences(original, twin)
+    base = of or original
+    whose = "unchanged" if base is original else "rewritten"
+    apart = _differences(base, twin)
     for number, difference in enumerate(_differences(original, rewritten), 1):
         largest = max(largest, apart[number - 1] if number <= len(apart) else float("inf"))
         if difference > max(OF_TWIN * largest, WITHOUT_TWIN):
-            lines.append(_beyond(f"losses: {DIFFERENT}; at backward pass {number}", difference, largest))
+            lines.append(_beyond(f"losses: {DIFFERENT}; at backward pass {number}", difference, largest, whose))
             break
     for name, norms in original.norms.items():
         largest = 0.0
-        others = zip(norms, rewritten.norms.get(name, []), twin.norms.get(name, []), strict=False)
-        for number, (first, second, third) in enumerate(others, 1):
-            if first is None or second is None or third is None or max(first, second) < MIN_NORM:
+        runs = (rewritten, twin, base)
+        others = zip(norms, *(run.norms.get(name, []) for run in runs), strict=False)
+        for number, (first, second, third, fourth) in enumerate(others, 1):
+            if None in (first, second, third, fourth) or max(first or 0.0, second or 0.0) < MIN_NORM:
                 continue
-            largest = max(largest, _difference(first, third))
+            largest = max(largest, _difference(fourth, third))
             if _difference(first, second) > max(OF_TWIN * largest, NORMS_WITHOUT_TWIN):
                 where = f"gradients: {DIFFERENT}; their norm at step {number} of optimizer {int(name) + 1}"
-                lines.append(_beyond(where, _difference(first, second), largest))
+                lines.append(_beyond(where, _difference(first, second), largest, whose))
                 break
     return lines
 
 
-def _beyond(where: str, difference: float, largest: float) -> str:
+def _beyond(where: str, difference: float, largest: float, whose: str) -> str:
     return (
-        f"{where} by {difference:.2g}, where a twin of the unchanged script, its weights moved by one unit in the last "
+        f"{where} by {difference:.2g}, where a twin of the {whose} script, its weights moved by one unit in the last "
         f"place of fp16, differs by {largest:.2g}"
     )
 
@@ -589,9 +824,14 @@ def _other_precision(original: Run, rewritten: Run) -> str:
     return ""
 
 
-def _compare_weights(original: Run, rewritten: Run, twins: Mapping[str, Any]) -> tuple[str, str]:
+def _compare_weights(original: Run, rewritten: Run, apart: Mapping[str, float]) -> tuple[str, str]:
+    """Return the verdict on weights, of every step where both were followed, else of the last one.
+
+    Args:
+        apart: how far a twin is from its run.
+    """
     place = _first_weight_apart(original, rewritten)
-    if place is None:
+    if place is None and original.digests:
         return EQUAL, f"weights: {EQUAL} after every step"
     # Where losses have parted in later steps, so have weights.
     parted = _first_above(_differences(original, rewritten), ROUNDING) is not None
@@ -608,16 +848,21 @@ def _compare_weights(original: Run, rewritten: Run, twins: Mapping[str, Any]) ->
         if difference > ROUNDING and _distance(first, second) <= (OF_SMALL if is_small or parted else OF_LENGTH):
             by_length = f"; more in single weights such as those of {_name(original, key)}"
             continue
-        if difference > ROUNDING and key in twins and difference <= OF_TWIN * _largest_apart(first, twins[key]):
+        if difference > ROUNDING and difference <= OF_TWIN * apart.get(key, 0.0):
             by_length = f"; more in {_name(original, key)}, which roundings take as far"
             continue
         verdict = verdict if difference <= ROUNDING else DIFFERENT
         if not difference <= worst:
             worst, where = difference, key
-    step, key = place
+    if place is None and not keys:
+        return EQUAL, "weights: not compared, since the runs end between the steps of their optimizers"
+    if place is None and not worst and not by_length:
+        return EQUAL, f"weights: {EQUAL} after the last step"
+    begin = "" if place is None else f"first at step {place[0]} in {_name(original, place[1])}; "
+    key = place[1] if place is not None else keys[0]
     return verdict, (
-        f"weights: {verdict}; first at step {step} in {_name(original, key)}; at the end by {worst:.2g} of the largest "
-        f"weight at most, in {_name(original, where or key)}{by_length}"
+        f"weights: {verdict}; {begin}at the end by {worst:.2g} of the largest weight at most, in "
+        f"{_name(original, where or key)}{by_length}"
     )
 
 

@@ -115,9 +115,9 @@ class AmpComparePrecision(_PrecisionPlugin):  # type: ignore[misc]
         if guards not in GUARDS:
             raise ConfigError(f"guards={guards!r} is none of {', '.join(GUARDS)}")
         self.arm = Arm.parse(arm)
-        if self.arm.backend == "fabric":
+        if loop := self.arm.spec.loop:
             raise UnsupportedCombination(
-                f"{arm} sets a model up for a loop of Fabric, and a Trainer has its own; use {self.arm.runs}"
+                f"{arm} sets a model up for a loop of {loop}, and a Trainer has its own; use {self.arm.runs}"
             )
         self.steps = StepLog()
         self._mode, self._record = guards, record
@@ -220,7 +220,7 @@ class AmpComparePrecision(_PrecisionPlugin):  # type: ignore[misc]
         self.steps.close()
         if self._arm_precision is not None and self.steps.total:
             self._last_state = self._arm_precision.state_dict()
-        if self._arm_precision is not None and self.arm.backend == "apex":
+        if self._arm_precision is not None and self.arm.spec.calls_apex:
             importlib.import_module("ampcompare.apex.amp")._amp_state.close()
         self._arm_precision = None
         if self._guards is not None:

@@ -31,6 +31,7 @@ from ampcompare.base.errors import PreparationError, ScalingError
 from ampcompare.base.tensors.tree import cast_floating, tensors_in
 from ampcompare.guards.location import here
 from ampcompare.script.recording.recorder import Rows
+from ampcompare.script.torch_amp.autocast_and_scaler import acts_if_off
 from ampcompare.script.torch_amp.gradient_stages import GradientStages
 from ampcompare.script.torch_amp.plain_script import PlainScript
 from ampcompare.training.precision.base import owned_params
@@ -74,7 +75,7 @@ class ScriptAmp:
         self, models: Any, optimizers: Any = None, enabled: bool = True, opt_level: str = "O1", **options: Any
     ) -> Any:
         """Prepare models and optimizers for the arm, in place; the arguments and the result are those of Apex."""
-        if not enabled and self._arm.backend != "fp32":
+        if not enabled and not acts_if_off(self._arm):
             raise PreparationError(
                 here(f"amp.initialize has enabled=False, so {self._arm} has no effect; run the script with amp enabled")
             )

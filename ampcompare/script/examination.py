@@ -106,8 +106,8 @@ def _profile(request: ProfileRequest, rank: int) -> int:
     from ampcompare.backends.arm import Arm
     from ampcompare.diagnosis.profiling.measure import profile_of
     from ampcompare.diagnosis.profiling.step_profiler import StepProfiler, Steps
-    from ampcompare.script.stand_in import half_dtype
     from ampcompare.script.watch import EnoughSteps
+    from ampcompare.training.precision.base import half_dtype_of
     from ampcompare.training.precision.cpu_half import cpu_half
 
     arm = Arm.parse(str(request.settings["arm"]))
@@ -140,7 +140,7 @@ def _profile(request: ProfileRequest, rank: int) -> int:
     measured = profiler.measured
     if is_child or not measured.account.steps:
         return status
-    half = half_dtype(arm)
+    half = half_dtype_of(arm)
     mode, _ = cpu_half("auto", half, device)
     found = profile_of(arm, profiler, half, mode)
     request.answer(rank).write_text(found.model_dump_json(), encoding="utf-8")

@@ -31,9 +31,10 @@ from ampcompare.script.legacy.stderr import note
 from ampcompare.script.legacy.target import Target
 from ampcompare.script.recording.recorder import Rows
 from ampcompare.script.seeding import Seeding
-from ampcompare.script.stand_in import StandIn, half_dtype
+from ampcompare.script.stand_in import StandIn
 from ampcompare.script.watch import Watch
 from ampcompare.settings.script import SEED_STRIDE
+from ampcompare.training.precision.base import half_dtype_of
 from ampcompare.training.precision.cpu_half import cpu_half
 from ampcompare.training.twin import change_optimized_weights
 
@@ -48,7 +49,16 @@ _seedings: list[Seeding] = []
 def run_script(
     target: Target, settings: ExecSettings, prepare: Callable[[ExecSettings], Prepared] | None = None
 ) -> int:
-    """Run a script under `settings.arm`, and return its exit code."""
+    """Run a script under an arm in this process, which belongs to the script from then on.
+
+    Args:
+        target: the script or module with its arguments.
+        settings: arm, seed, record, guards and what else `exec` takes.
+        prepare: makes the process ready; None for `prepare_script`.
+
+    Returns:
+        The exit code of the script; 3 if it has ended well and trained nothing.
+    """
     if CELL_FOLDER in os.environ:
         _end_with_parent()
     status = execute(target, settings, prepare=prepare or prepare_script, explain=_explain)
@@ -114,7 +124,7 @@ def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepa
             rows.recorder.before_close(CodeWatch(Path(cell), base).end)
         if rows is not None:
             # Before the watch, which may end the script at a row.
-            under = "" if arm.backend == "script" else str(arm)
+            under = "" if arm.is_as_written else str(arm)
             _ledgers.append(
                 ScriptLedger(rows, under, emulated_type(half), lambda one: _stand_ins[-1].torch_amp.masters(one))
             )
@@ -123,10 +133,10 @@ def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepa
             watch = Watch(rows.recorder, settings.max_steps, half)
         for_cuda = settings.device == "cpu"
         _stand_ins.append(StandIn(arm, rows, engine=settings.engine, watch=watch, for_cuda=for_cuda))
-        return arm.backend in ("apex", "script")
+        return arm.is_as_written or arm.spec.calls_apex
 
     # The guards know Apex and torch.amp as they are, not what stands behind them.
-    guards = settings.guards if arm.backend == "apex" else "off"
+    guards = settings.guards if arm.spec.calls_apex else "off"
     prepared = prepare_process(dataclasses.replace(settings, guards=guards), child=child, stand_in=stand_in)
     if settings.seed is not None:
         seed_all(settings.seed)
@@ -152,7 +162,7 @@ def _follow_seeds(settings: ExecSettings, prepared: Prepared) -> None:
 
 def _cpu_half(arm: Arm, settings: ExecSettings) -> tuple[str | None, AbstractContextManager[Any]]:
     """Return how this process computes 16-bit types, and the context for it: a CPU's own kernels are slow on fp16."""
-    dtype = half_dtype(arm)
+    dtype = half_dtype_of(arm)
     if settings.device == "cpu":  # the replaced device computes so already
         return (None if dtype is None else f"{'bf16' if dtype is torch.bfloat16 else 'fp16'} emulated"), nullcontext()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

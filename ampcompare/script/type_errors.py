@@ -1,9 +1,10 @@
 """What an error of torch about types means where an arm has brought the types about."""
 
 import dataclasses
+import enum
 import re
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -34,6 +35,9 @@ PRODUCT = re.compile(r"\bmat[12]\b|\bm1 and m2\b|\bbatch[12]\b|^Input type .* ty
 ATTENTION = re.compile("query, key")
 DENSE = re.compile(r"does not support dense gradients")
 BEYOND_RANGE = re.compile(r"converted to type (?:c10|at)::(Half|BFloat16) without overflow")
+COMPLEX = re.compile("Complex")
+HALF_TYPE = re.compile("BFloat16|bfloat16|Half|half|float16")
+ANY = re.compile("")
 NUMPY_LACKS = re.compile(r"unsupported ScalarType BFloat16")
 
 
@@ -48,75 +52,202 @@ def explain_types(
     return next((found for found in explained if found is not None), None)
 
 
+class _Stands(enum.Enum):
+    """What of an arm stands behind `torch.amp`, as far as types go."""
+
+    WEIGHTS = "weights in 16 bits"
+    O1 = "Apex's casts of functions"
+    AUTOCAST = "autocast"
+    NO_CASTS = "nothing, where the script has autocast"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Failure:
+    """An exception that a script has met under an arm.
+
+    Attributes:
+        casts: the arm computes in 16 bits, and has acted on the script.
+        lifted: 16-bit types of the script's own weights, which the arm has made fp32.
+    """
+
+    error: BaseException
+    arm: Arm
+    stands: _Stands
+    casts: bool
+    lifted: Sequence[str]
+
+    @property
+    def message(self) -> str:
+        """The first line of what it says."""
+        return str(self.error).partition("\n")[0]
+
+    @property
+    def is_of_types(self) -> bool:
+        """Whether torch refuses types, at a place where those of the arm may be the reason."""
+        may_be = self.casts or bool(self.lifted) or self.stands is _Stands.NO_CASTS
+        if not may_be or not isinstance(self.error, RuntimeError) or not TYPES.search(self.message):
+            return False
+        return self.casts or not BEYOND_RANGE.search(self.message)  # else of a type that the script has chosen itself
+
+
+@dataclasses.dataclass(frozen=True)
+class _Row:
+    """A kind of failure, and what is said of it.
+
+    Attributes:
+        pattern: of the message.
+        why: what is wrong under the arm; a function gets the failure.
+        advice: what to do.
+        applies: which failures with that message are of the kind.
+        shown: in the place of the message; "" for the message.
+    """
+
+    pattern: re.Pattern[str]
+    why: str | Callable[[_Failure], str]
+    advice: str | Callable[[_Failure], str]
+    applies: Callable[[_Failure], bool] = lambda failure: True
+    shown: str = ""
+
+    def is_of(self, failure: _Failure) -> bool:
+        return bool(self.pattern.search(failure.message)) and self.applies(failure)
+
+    def text(self, failure: _Failure) -> str:
+        why, advice = (one if isinstance(one, str) else one(failure) for one in (self.why, self.advice))
+        return f"under {failure.arm} {why} ({self.shown or failure.message}); {advice}"
+
+
 def _explain(
     error: BaseException, arm: Arm, names: TorchAmpStandIn, *, casts: bool, lifted: Sequence[str]
 ) -> UnsupportedCombination | None:
-    line = raised_at(error) or "the script"
-    if casts and isinstance(error, TypeError) and NUMPY_LACKS.search(str(error)):
-        return UnsupportedCombination(
-            f"{line}: under {arm} the script passes a bfloat16 tensor to NumPy, which has no such type "
-            f"({error}); write .float() before .numpy() there, or compare an arm of fp16"
-        )
-    if casts and isinstance(error, RuntimeError) and DENSE.search(str(error)):
-        return UnsupportedCombination(
-            f"{line}: the masters of {arm} get dense gradients, as those of Apex, "
-            f"and the optimizer takes sparse ones alone ({error}); compare native:fp16 or half:masters=fp32"
-        )
+    failure = _Failure(error, arm, _what_stands(arm, names), casts, lifted)
+    rows = (*OTHER_ERRORS, *TYPE_ERRORS) if failure.is_of_types else OTHER_ERRORS
+    row = next((row for row in rows if row.is_of(failure)), None)
+    return None if row is None else UnsupportedCombination(f"{raised_at(error) or 'the script'}: {row.text(failure)}")
+
+
+def _what_stands(arm: Arm, names: TorchAmpStandIn) -> _Stands:
+    if isinstance(names, HalfWeights):
+        return _Stands.WEIGHTS
+    if isinstance(names, O1BehindTorch):
+        return _Stands.O1
     lacks_casts = names.has_autocast and arm.roles is not None and arm.roles.operands == "fp32"
-    fits = not casts and not lifted and not lacks_casts
-    if fits or not isinstance(error, RuntimeError) or not TYPES.search(said := str(error).partition("\n")[0]):
-        return None
-    if beyond := BEYOND_RANGE.search(said):
-        if not casts:  # a type that the script has chosen itself
-            return None
-        kind = beyond[1]
-        most = torch.finfo(torch.float16 if kind == "Half" else torch.bfloat16).max
-        return UnsupportedCombination(
-            f"{line}: under {arm} a tensor there is {'fp16' if kind == 'Half' else 'bf16'}, whose largest number is "
-            f"{most:g}, and the script puts a larger one into it ({said}); use torch.finfo(tensor.dtype).min or max "
-            f"there{', or compare native:bf16' if kind == 'Half' else ''}"
-        )
-    is_whole, is_o1 = (isinstance(names, kind) for kind in (HalfWeights, O1BehindTorch))
-    # Only arms that can compute what has failed here.
-    others = "" if is_whole or is_o1 else "compare fp32, or "
-    if ATTENTION.search(said) and (is_whole or is_o1):
-        others = "compare native:bf16 or native:fp16, or "
-    elif PRODUCT.search(said) and is_whole:
-        others = "compare native:bf16, native:fp16 or apex:O1, or "
-    advice = f"{others}give it tensors of one type there, for example with .to(other.dtype)"
-    kept = _module_to_keep(error.__traceback__) if is_whole else ""
-    if kept:
-        advice = f"compare {_with_kept(arm, kept)}, {advice.removeprefix('compare ')}"
-    if is_whole:
-        why = "the script makes or keeps fp32 tensors of its own, which do not fit the 16-bit weights"
-    elif is_o1:
-        why = "an operation gets tensors of both types, and Apex's lists of functions to cast lack it"
-        if inside := _module_of_torch(error.__traceback__):  # no line of the user could be changed
-            why = f"code of torch itself in {inside} computes with both types, which Apex's lists do not cast"
-            advice = f"compare {_with_kept(arm, inside)}, which computes that module in fp32, or native:fp16"
-    elif lacks_casts:
-        why = "an operation gets tensors of both types, which autocast would cast, and this arm does not"
-        advice = "give it tensors of one type there, for example with .to(other.dtype)"
-    else:
-        why = "an operation gets tensors of both types, and torch.autocast does not cast it"
-    if lifted and any(name in said for name in ("BFloat16", "bfloat16", "Half", "half", "float16")):
-        types = " and ".join(lifted)
-        if not casts or not is_whole:
-            why = f"the script casts tensors to {types} itself, and its weights, which were that, are fp32"
-            advice = "compare script, or cast to the type of the weight there"
-    if BANNED.search(said):
-        why = f"{'Apex' if is_o1 else 'torch.autocast'} refuses BCELoss, as rounding makes it infinite"
-        said = "binary_cross_entropy after sigmoid"
-        advice = "compare fp32, or let the model return logits and use BCEWithLogitsLoss"
-    elif "Complex" in said:
-        why, advice = "torch cannot unscale the gradients of complex weights", "compare native:bf16"
-    elif FP32_WANTED.search(said) and _are_all_16_bit(error.__traceback__):
-        why = "an operation takes fp32 alone, and gets 16-bit tensors"
-        advice = "compare fp32, or cast its inputs to fp32 and its result back there"
-    elif NO_KERNEL.search(said):
-        why = "torch cannot compute this in 16 bits on this device"
-        advice = "compare fp32, or cast its inputs to fp32 there"
-    return UnsupportedCombination(f"{line}: under {arm} {why} ({said}); {advice}")
+    return _Stands.NO_CASTS if lacks_casts else _Stands.AUTOCAST
+
+
+def _beyond_range(failure: _Failure) -> str:
+    is_fp16 = _is_beyond_fp16(failure)
+    most = torch.finfo(torch.float16 if is_fp16 else torch.bfloat16).max
+    return (
+        f"a tensor there is {'fp16' if is_fp16 else 'bf16'}, whose largest number is {most:g}, and the script puts a "
+        "larger one into it"
+    )
+
+
+def _is_beyond_fp16(failure: _Failure) -> bool:
+    found = BEYOND_RANGE.search(failure.message)
+    return found is not None and found[1] == "Half"
+
+
+def _within_range(failure: _Failure) -> str:
+    other = ", or compare native:bf16" if _is_beyond_fp16(failure) else ""
+    return f"use torch.finfo(tensor.dtype).min or max there{other}"
+
+
+def _is_of_lifted(failure: _Failure) -> bool:
+    return bool(failure.lifted) and (not failure.casts or failure.stands is not _Stands.WEIGHTS)
+
+
+def _fit_weights(failure: _Failure) -> str:
+    """Return the arms that can compute what does not fit 16-bit weights, and how a script makes it fit."""
+    arms = []
+    if kept := _module_to_keep(failure.error.__traceback__):
+        arms.append(str(_with_kept(failure.arm, kept)))
+    if ATTENTION.search(failure.message):
+        arms.append("native:bf16 or native:fp16")
+    elif PRODUCT.search(failure.message):
+        arms.append("native:bf16, native:fp16 or apex:O1")
+    return (f"compare {', '.join(arms)}, or " if arms else "") + ONE_TYPE
+
+
+def _fit_o1(failure: _Failure) -> str:
+    if inside := _module_of_torch(failure.error.__traceback__):  # no line of the user could be changed
+        return f"compare {_with_kept(failure.arm, inside)}, which computes that module in fp32, or native:fp16"
+    return ("compare native:bf16 or native:fp16, or " if ATTENTION.search(failure.message) else "") + ONE_TYPE
+
+
+def _lacks_o1(failure: _Failure) -> str:
+    if inside := _module_of_torch(failure.error.__traceback__):
+        return f"code of torch itself in {inside} computes with both types, which Apex's lists do not cast"
+    return "an operation gets tensors of both types, and Apex's lists of functions to cast lack it"
+
+
+ONE_TYPE = "give it tensors of one type there, for example with .to(other.dtype)"
+OTHER_ERRORS = (
+    _Row(
+        NUMPY_LACKS,
+        "the script passes a bfloat16 tensor to NumPy, which has no such type",
+        "write .float() before .numpy() there, or compare an arm of fp16",
+        lambda failure: failure.casts and isinstance(failure.error, TypeError),
+    ),
+    _Row(
+        DENSE,
+        "masters get dense gradients, as those of Apex, and the optimizer takes sparse ones alone",
+        "compare native:fp16 or half:masters=fp32",
+        lambda failure: failure.casts and isinstance(failure.error, RuntimeError),
+    ),
+)
+# The first row that fits: messages that say what is wrong, then what each kind of arm makes of the others.
+TYPE_ERRORS = (
+    _Row(BEYOND_RANGE, _beyond_range, _within_range),
+    _Row(
+        BANNED,
+        lambda failure: (
+            f"{'Apex' if failure.stands is _Stands.O1 else 'torch.autocast'} refuses BCELoss, as rounding makes it "
+            "infinite"
+        ),
+        "compare fp32, or let the model return logits and use BCEWithLogitsLoss",
+        shown="binary_cross_entropy after sigmoid",
+    ),
+    _Row(COMPLEX, "torch cannot unscale the gradients of complex weights", "compare native:bf16"),
+    _Row(
+        FP32_WANTED,
+        "an operation takes fp32 alone, and gets 16-bit tensors",
+        "compare fp32, or cast its inputs to fp32 and its result back there",
+        lambda failure: _are_all_16_bit(failure.error.__traceback__),
+    ),
+    _Row(
+        NO_KERNEL,
+        "torch cannot compute this in 16 bits on this device",
+        "compare fp32, or cast its inputs to fp32 there",
+    ),
+    _Row(
+        HALF_TYPE,
+        lambda failure: (
+            f"the script casts tensors to {' and '.join(failure.lifted)} itself, and its weights, which were that, are "
+            "fp32"
+        ),
+        "compare script, or cast to the type of the weight there",
+        _is_of_lifted,
+    ),
+    _Row(
+        ANY,
+        "the script makes or keeps fp32 tensors of its own, which do not fit the 16-bit weights",
+        _fit_weights,
+        lambda failure: failure.stands is _Stands.WEIGHTS,
+    ),
+    _Row(ANY, _lacks_o1, _fit_o1, lambda failure: failure.stands is _Stands.O1),
+    _Row(
+        ANY,
+        "an operation gets tensors of both types, which autocast would cast, and this arm does not",
+        ONE_TYPE,
+        lambda failure: failure.stands is _Stands.NO_CASTS,
+    ),
+    _Row(
+        ANY,
+        "an operation gets tensors of both types, and torch.autocast does not cast it",
+        f"compare fp32, or {ONE_TYPE}",
+    ),
+)
 
 
 def _module_to_keep(trace: types.TracebackType | None) -> str:

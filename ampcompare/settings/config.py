@@ -500,9 +500,16 @@ def settings_digest(values: Mapping[str, Any]) -> str:
 
 
 def former_autocast_lists(values: Mapping[str, Any], device: str = "") -> str:
-    """Return the value of `autocast_lists` for settings from before it, on a device if it is known.
+    """Return the value of `autocast_lists` for settings from before there was one.
 
     `torch.autocast` cast by the CPU's lists on a CPU. Where it does not act, the default changes nothing.
+
+    Args:
+        values: the settings, as their file has them.
+        device: of the run, such as "cpu"; "" for that of the settings.
+
+    Returns:
+        "cpu" where the run cast by the CPU's own lists, and "cuda" elsewhere.
     """
     device = device or str(values.get("device", "auto"))
     if device != "auto" and device.partition(":")[0] != "cpu":

@@ -58,7 +58,13 @@ def answering_errors(examine: Callable[P, dict[str, Any]]) -> Callable[P, dict[s
 def result_of(answer: Answer, failed: str) -> dict[str, Any]:
     """Return what a function that answers its errors has returned in a child process, or raise its error.
 
-    `failed` begins the error of a process that died or did not end in time.
+    Args:
+        answer: of `call_in_child`.
+        failed: begins the error of a process that died or did not end in time.
+
+    Raises:
+        LaunchError: the process has not answered.
+        AmpCompareError: the error that it answered, by its exit code.
     """
     if not answer.done:
         raise LaunchError(f"{failed}: {answer.failure}")
@@ -76,9 +82,19 @@ def examine_in_child(
     environment: Mapping[str, str] | None = None,
     folders: Sequence[Path] = (),
 ) -> dict[str, Any]:
-    """Return what the program of a room finds about a recipe in a process of its own; errors are those of `result_of`.
+    """Return what the program of a room finds about a recipe in a process of its own.
 
-    `options` are those of its function next to `config`; it writes into `folders`.
+    Args:
+        program: the file that the process runs, with a function that answers its errors.
+        config: what is examined.
+        failed: begins the error of a process that died or did not end in time.
+        options: of the function, next to `config`; plain values, since they travel as JSON.
+        environment: variables of the process; None for those of this one.
+        folders: where it may write, next to what the configuration names.
+
+    Raises:
+        LaunchError: the process died, or took too long.
+        AmpCompareError: the error with which the function answered, by its exit code.
     """
     answer = call_in_child(
         program,

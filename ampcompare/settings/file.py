@@ -96,7 +96,12 @@ class SettingsFile:
 
 
 def join_settings(below: Matrix, above: Matrix) -> Matrix:
-    """Return a matrix in which the values of `above` replace its own; given arms or crossed values replace rows."""
+    """Return a matrix in which the values of one replace those of another; given arms or crossed values replace rows.
+
+    Args:
+        below: such as that of a recipe.
+        above: such as that of a file; only what was set there counts.
+    """
     given = {name: getattr(above, name) for name in above.model_fields_set}
     if given.keys() & {"arms", "vary"} and "rows" not in given:
         given["rows"] = None

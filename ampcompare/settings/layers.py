@@ -63,7 +63,15 @@ def resolve_settings(layers: Sequence[Layer]) -> ResolvedSettings:
 
 
 def parse_assignment(text: str, flag: str) -> tuple[str, Any]:
-    """Read NAME=VALUE, where the value is YAML; it was given with `flag`."""
+    """Read NAME=VALUE, where the value is YAML.
+
+    Args:
+        text: what was given.
+        flag: with which it was given, such as `--set`, for the error.
+
+    Raises:
+        ConfigError: there is no `=`, no name, or the value is no YAML.
+    """
     name, equals, value = text.partition("=")
     if not equals or not name:
         raise ConfigError(f"{flag} {text!r} is not NAME=VALUE")
@@ -74,7 +82,16 @@ def parse_assignment(text: str, flag: str) -> tuple[str, Any]:
 
 
 def set_path(values: dict[str, Any], path: str, value: Any) -> None:
-    """Set a value at a path such as `recipe.optimizer.lr` in nested mappings."""
+    """Set a value in nested mappings.
+
+    Args:
+        values: is changed; mappings on the way are made if they are missing.
+        path: such as `recipe.optimizer.lr`.
+        value: replaces what is there.
+
+    Raises:
+        ConfigError: a part of the path is a value already.
+    """
     *parents, name = path.split(".")
     node = values
     for parent in parents:

@@ -156,8 +156,19 @@ def script_config(
 ) -> ScriptConfig:
     """Return the settings of a script from the words after `--`, in which placeholders stand for secrets.
 
-    They may begin with `python` or a launcher such as torchrun.
-    `mask` has names of further arguments and variables of the environment that are secrets, as patterns.
+    Args:
+        words: the path of a script, or `-m` and a module, with its arguments; `python`, or a launcher such as torchrun,
+            may come first.
+        metrics: patterns of `--metric`, each with the name of a metric and how its value is found in the output.
+        seed_arg: the option of the script that takes a seed; None if it has none.
+        shift_seeds: which calls that seed generators are shifted, "global" or "all"; None if that was not said.
+        max_steps: updates after which the script is ended; None for all that it makes.
+        compat_torch: names that old versions of torch had are there.
+        torchrun: the script is started by torchrun.
+        mask: patterns of names of further arguments and variables of the environment that are secrets.
+
+    Raises:
+        ConfigError: there is no such script or module, or two metrics have one name.
     """
     words = python_words(words)
     is_module = list(words[:1]) == ["-m"]

@@ -26,6 +26,10 @@ class StackConfig(Frozen):
         description="words that start its Python, as in /envs/old/bin/python; {cell} and {cwd} are filled in"
     )
 
+    def text(self) -> str:
+        """Return it as --stack has it."""
+        return f"{self.name}={shlex.join(self.command)}"
+
     def words(self, cell: Path) -> list[str]:
         """Return the words that start its Python for a cell of this folder."""
         values = {"{cell}": str(cell.resolve()), "{cwd}": str(Path.cwd())}
@@ -70,7 +74,18 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def arms_with_stacks(texts: Sequence[str], stacks: Mapping[str, StackConfig]) -> list[tuple[str, StackConfig | None]]:
-    """Read arms of which some are ARM@STACK, each text being one or a list; return their canonical texts and stacks."""
+    """Read arms of which some are ARM@STACK.
+
+    Args:
+        texts: each one arm or a list, such as `fp32,O2@old`.
+        stacks: the environments that are known, by name.
+
+    Returns:
+        The text of each arm in its one spelling, with its stack; None for the environment of this process.
+
+    Raises:
+        ConfigError: an arm cannot be read, or a stack is not known.
+    """
     found: list[tuple[str, StackConfig | None]] = []
     for text in texts:
         begin = 0

@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 
 from ampcompare.base.files.read import FileFault
+from ampcompare.source.amp_names import APEX
 from ampcompare.source.document import parse_document, read_bytes
 from ampcompare.source.find import find_sources
 from ampcompare.source.module import Module
@@ -73,10 +74,10 @@ class Project:
         folders = [importer.parent, *importer.parent.parents][:LEVELS]
         if dots:
             folders = folders[dots - 1 : dots]
+        else:  # a folder of a package is searched last: what is imported by its full name begins above the package
+            folders[1:] = sorted(folders[1:], key=lambda each: "__init__.py" in self._names_in(each))
         for folder in folders:
-            if folder not in self._held:
-                self._held[folder] = _names(folder)
-            if parts and not self._held[folder] & {parts[0], f"{parts[0]}.py"}:
+            if parts and not self._names_in(folder) & {parts[0], f"{parts[0]}.py"}:
                 continue
             place = folder.joinpath(*parts)
             if parts and (module := place.with_name(f"{place.name}.py")).is_file():
@@ -84,6 +85,11 @@ class Project:
             if (module := place / "__init__.py").is_file():
                 return module
         return None
+
+    def _names_in(self, folder: Path) -> set[str]:
+        if folder not in self._held:
+            self._held[folder] = _names(folder)
+        return self._held[folder]
 
     def resolve(self, importer: Path, full: str) -> tuple[Path, str] | None:
         """Return the file in which what an import names is, and its name there; None where it is outside.
@@ -107,28 +113,40 @@ class Project:
 
     def importers(self, path: Path) -> Iterator[Path]:
         """Yield the files of the project that import one, those next to it first."""
-        own = {path.stem, path.parent.name} if path.stem == "__init__" else {path.stem}
-        for other in filter(Path.is_file, self._files_around(path.parent)):  # not a link to nothing, nor a pipe
-            status = other.stat()
-            if own & _imported_words(other, status.st_mtime_ns, status.st_size):
-                module = self.module(other)
-                if module is not None and path in self.imported_by(module, other):
-                    yield other
+        own = frozenset({path.stem, path.parent.name} if path.stem == "__init__" else {path.stem})
+        for other in self._files_with(path, own):
+            module = self.module(other)
+            if module is not None and path in self.imported_by(module, other):
+                yield other
 
     def modules_around(self, path: Path) -> Iterator[tuple[Path, Module]]:
-        """Yield the modules that a file imports and that import it, and in turn theirs, each once, without its own."""
-        seen, waiting = {path}, [path]
+        """Yield the modules that a file imports and that import it, and in turn theirs, each once, without its own.
+
+        Where these are too many, the files of the project that import Apex are among them in any case.
+        """
+        seen, waiting, given = {path}, [path], {path}
         while waiting and len(seen) < MAX_MODULES:
             current = waiting.pop(0)
             module = self.module(current)
             if module is None:
                 continue
             if current != path:
+                given.add(current)
                 yield current, module
             for other in [*self.imported_by(module, current), *self.importers(current)]:
                 if other not in seen:
                     seen.add(other)
                     waiting.append(other)
+        for other in self._files_with(path, frozenset(APEX)) if waiting else ():
+            if other not in given and (module := self.module(other)) is not None:
+                yield other, module
+
+    def _files_with(self, path: Path, words: frozenset[str]) -> Iterator[Path]:
+        """Yield the files around one that have one of some words in their imports, those next to it first."""
+        for other in filter(Path.is_file, self._files_around(path.parent)):  # not a link to nothing, nor a pipe
+            status = other.stat()
+            if words & _imported_words(other, status.st_mtime_ns, status.st_size):
+                yield other
 
     def _files_around(self, folder: Path) -> list[Path]:
         """Return the Python files of the project of a folder, those in it first."""

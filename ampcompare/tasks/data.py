@@ -177,7 +177,15 @@ def spread(num_samples: int, size: int | None, *, what: str, labels: Tensor | No
 
 
 def split(batch: Any, count: int) -> Sequence[Any]:
-    """Return `count` batches of equal size with the structure of `batch`; what is not a tensor is in each of them."""
+    """Split a batch into micro-batches.
+
+    Args:
+        batch: nested mappings and sequences of tensors whose first dimension is that of samples, (batch, ...).
+        count: how many; it divides the number of samples.
+
+    Returns:
+        `count` batches with the structure of `batch`, (batch / count, ...) each. What is no tensor is in each of them.
+    """
     leaves, structure = tree_flatten(batch)
     size = next(len(leaf) for leaf in leaves if isinstance(leaf, Tensor)) // count
     parts = [leaf.split(size) if isinstance(leaf, Tensor) else [leaf] * count for leaf in leaves]

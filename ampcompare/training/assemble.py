@@ -123,7 +123,21 @@ def assemble(
 ) -> Assembly:
     """Assemble a run from its seed, or from a checkpoint: equal recipes start from bitwise equal weights.
 
-    A twin begins with each weight changed by one part in 512.
+    Args:
+        recipe: what is trained, with the seed.
+        task: makes models, optimizers and data.
+        precision: of the arm; prepares the models.
+        device: of this rank.
+        parallel: how ranks share the work; None for one process.
+        workers: processes of the loader.
+        ranks: of the run; None for one process.
+        state: of a checkpoint that the run resumes from; None to begin.
+        is_twin: each weight begins changed by one part in 512.
+
+    Raises:
+        RanksDiffer: ranks have built different models.
+        CheckpointError: the checkpoint does not fit the run.
+        PreparationError: the arm cannot prepare the models.
     """
     ranks, parallel = ranks or Communicator(), parallel or Single()
     torch.manual_seed(recipe.seed)
@@ -388,9 +402,15 @@ def param_groups(config: OptimizerConfig, model: nn.Module) -> list[dict[str, An
 
 
 def make_parallel(config: ParallelConfig, device: torch.device, engine: str | None = None) -> Parallel:
-    """Build what a configuration names; the caller initializes the process group, except for none and dp.
+    """Build the parallelism that a configuration names; for all but none and dp the caller initializes a process group.
 
-    The engine is that of the arm: "nvidia", "compat", or None for arms without Apex.
+    Args:
+        config: kind and options.
+        device: of this rank.
+        engine: of the arm, "nvidia" or "compat"; None for arms without Apex.
+
+    Raises:
+        UnsupportedCombination: dp without a GPU or with the real Apex, or the real Apex's DDP without a GPU.
     """
     if config.kind == "none":
         return Single()

@@ -22,7 +22,14 @@ T = TypeVar("T")
 
 
 def build_loop(recipe: Recipe, assembly: Assembly, precision: Precision, *, drain_every: int) -> Loop:
-    """Return the loop of a run, which trains by the assembly's precision or a wrapper around it."""
+    """Return the loop of a run.
+
+    Args:
+        recipe: for accumulation, clipping and CUDA graphs.
+        assembly: what is trained.
+        precision: the assembly's own, or a wrapper around it that watches.
+        drain_every: steps whose losses stay on the device until they are read together.
+    """
     task, ranks = assembly.task, assembly.ranks
     phases = task.phases(len(assembly.optimizers))
     return Loop(

@@ -480,7 +480,15 @@ def _shares(counts: Counter[str]) -> Types:
 
 
 def second_moment(optimizer: Optimizer, param: Tensor) -> Tensor | None:
-    """Return the state by which an optimizer divides the step of a parameter; None if it has none."""
+    """Return the state by which an optimizer divides the step of a parameter, such as `exp_avg_sq` of Adam.
+
+    Args:
+        optimizer: that has stepped.
+        param: one of its parameters.
+
+    Returns:
+        A tensor of the parameter's shape, in the type in which the optimizer keeps it; None if there is none.
+    """
     state = dict(_entries(optimizer.state.get(param)))
     return next(
         (one for name in SQUARES if isinstance(one := state.get(name), Tensor) and one.shape == param.shape), None

@@ -186,10 +186,17 @@ class Loop:
 def allreduce_share(loop: Loop, batch: tuple[Tensor, ...], ranks: Communicator, step_seconds: float) -> float:
     """Time further steps with and without all-reduce, alternating, and return the share that the all-reduce takes.
 
-    It is 1 - (median step without) / (median step with), the median over ranks, not below 0. Communication that
-    overlaps with the backward pass is not counted; the wait for the slowest rank is. Call it on all ranks after the run
-    is over and recorded: without all-reduce the weights of the ranks diverge. `step_seconds` of the slowest rank
-    decides how many pairs of steps fit into a few seconds.
+    Communication that overlaps with the backward pass is not counted; the wait for the slowest rank is. Call it on all
+    ranks after the run is over and recorded: without all-reduce the weights of the ranks diverge.
+
+    Args:
+        loop: of the run.
+        batch: on which all steps train, (batch, ...) each.
+        ranks: of the run.
+        step_seconds: of the slowest rank, which decide how many pairs of steps fit into a few seconds.
+
+    Returns:
+        1 - (median step without) / (median step with), the median over ranks, not below 0.
     """
     pairs = max(MIN_PAIRS, min(MAX_PAIRS, int(PAIRS_SECONDS / (2 * max(step_seconds, 1e-6)))))
     for model in loop.models:

@@ -30,8 +30,14 @@ ANSWERS, DIFFERING, MOVED = "answers", "differing", "moved"
 def evaluate_in_others(session: Session, compute: AbstractContextManager[Any]) -> list[PrecisionResult]:
     """Evaluate the weights, and their moving average if there is one, in each precision that the configuration names.
 
-    A precision in which the model cannot run has the error as its result. Every rank calls it after the last step;
-    `compute` is the context of the arm's own steps.
+    Every rank calls it after the last step.
+
+    Args:
+        session: that has trained.
+        compute: the context of the arm's own steps.
+
+    Returns:
+        A result for each precision; that of one in which the model cannot run is the error.
     """
     names = session.config.eval_precision
     if not names:

@@ -14,7 +14,11 @@ from ampcompare.training.precision.fp32 import require_tf32
 
 
 def configure_process(config: RunConfig, device: torch.device) -> None:
-    """Set device, threads, determinism, the choice of cuDNN and TF32 as a configuration says.
+    """Set device, threads, determinism, the choice of cuDNN and TF32 for this process, as a configuration says.
+
+    Args:
+        config: of the run.
+        device: on which it trains.
 
     Raises:
         EnvironmentUnfit: `tf32` is "on", and the device has no TF32.

@@ -17,7 +17,15 @@ from ampcompare.training.device import resolve_device
 
 
 def choose_backend(name: str, device: str) -> str:
-    """Return the backend of `torch.distributed` for "auto", "gloo", "nccl" or "mpi"."""
+    """Return the backend of `torch.distributed`.
+
+    Args:
+        name: "gloo", "nccl" or "mpi"; "auto" is nccl between GPUs, if torch has it, and else gloo.
+        device: of this rank, such as "cuda:0".
+
+    Raises:
+        EnvironmentUnfit: torch has no such backend, or nccl is asked for without GPUs.
+    """
     if not dist.is_available():
         raise EnvironmentUnfit("this torch is built without torch.distributed; install another build")
     on_gpu = device.startswith("cuda")
@@ -54,7 +62,15 @@ def own_group(config: RunConfig) -> contextlib.AbstractContextManager[None]:
 
 
 def bound_to(backend: str, device: torch.device) -> dict[str, Any]:
-    """Select the GPU before the first collective, and return the option that binds the group to it."""
+    """Select the GPU before the first collective, and return the option that binds the group to it.
+
+    Args:
+        backend: of `choose_backend`.
+        device: of this rank.
+
+    Returns:
+        Keywords for `init_process_group`; only nccl has one.
+    """
     if device.type == "cuda":
         torch.cuda.set_device(device)  # collectives of objects use the current device, cuda:0 by default
     return {"device_id": device} if backend == "nccl" else {}

@@ -35,6 +35,12 @@ class Session:
 
     A consumer of the events may add its own parts with state to `stateful`, by the name under which each is saved.
     `on_phase` is called with "training", "evaluating" or "saving" when that begins; never between two steps of a block.
+
+    Args:
+        config: of the run.
+        assembly: what is trained.
+        saver: writes checkpoints; None for none.
+        stop: tells when the run is to end early; None for never.
     """
 
     def __init__(

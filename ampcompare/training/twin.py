@@ -15,7 +15,12 @@ PART = 2.0**-9
 
 @torch.no_grad()
 def change_weights(weights: Iterable[Tensor], generator: torch.Generator | None = None) -> None:
-    """Change each number by one part in 512, up or down at random; the generators of the training are not used."""
+    """Change each number by one part in 512, up or down at random, in place.
+
+    Args:
+        weights: those that are not floating stay as they are.
+        generator: of the signs; None for one of its own with seed 0, so that those of the training are not used.
+    """
     generator = generator or torch.Generator().manual_seed(0)
     for weight in weights:
         if weight.is_floating_point():

@@ -189,6 +189,7 @@ def test_every_command_has_a_place() -> None:
     assert CORE.keys() | STATS.keys() | TORCH.keys() | EDITORS.keys() == COMMANDS.keys()
 
 
+@pytest.mark.slow
 def test_the_core_alone(core: Call) -> None:
     """What it is for works, and the rest names its extra; each way of it that trains too."""
     commands = {**CORE, **STATS, **TORCH, **EDITORS}

@@ -157,7 +157,10 @@ def test_a_profile_of_too_few_steps_does_not_begin(call: Any, folder: Path) -> N
     assert "the script makes 8 steps, and" in done.err
 
 
-@pytest.mark.parametrize("what", DOUBTFUL)
+LONGER = ("a metric of each step", "a metric of the end", "a file that is written")
+
+
+@pytest.mark.parametrize("what", [pytest.param(what, marks=[pytest.mark.slow] * (what in LONGER)) for what in DOUBTFUL])
 def test_what_is_doubtful_is_said_and_the_matrix_starts(call: Any, folder: Path, what: str) -> None:
     """Once, before the first cell."""
     text, options, said = DOUBTFUL[what]
@@ -194,6 +197,7 @@ def test_arms_for_which_the_time_does_not_last_are_named(
     assert "  native:bf16, apex:O1 not tried, as that takes long: their first cells show it" in done.out
 
 
+@pytest.mark.slow
 def test_the_plan_is_estimated_from_its_steps(call: Any, folder: Path) -> None:
     """The loop of the script says how many a cell makes; without a preflight nothing is known, and nothing runs."""
     (folder / "train.py").write_text(script())

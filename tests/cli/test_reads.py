@@ -55,7 +55,9 @@ def _reads(forked_python: Any, folder: Path, words: list[str]) -> set[str]:
     return {*answer["reads"]}
 
 
-@pytest.mark.parametrize("name", WATCHING)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "explain")) for name in WATCHING]
+)
 def test_declared_is_observed(name: str, forked_python: Any, tmp_path: Path) -> None:
     """A command trains a recipe in two ways, and reads the settings that it declares, and no other."""
     reads, words = WATCHING[name]

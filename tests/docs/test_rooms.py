@@ -92,3 +92,28 @@ def test_paths_that_pages_name_exist() -> None:
     paths = [(name, path) for name, text in texts.items() for path in re.findall(NAMED, text)]
     assert paths
     assert not [(name, path) for name, path in paths if not any((root / path).is_file() for root in (PACKAGE, ROOT))]
+
+
+NAME_IN_FILE = r"`([A-Za-z_]\w*(?:\.\w+)?)`,?\s+\(`((?:\w+/)+\w+\.py)`\)"  # `summarize` (`results/analysis/summary.py`)
+ROW = r"\| `((?:\w+/)+\w+\.py)` \| `([A-Za-z_]\w*(?:\.\w+)?)` \|"  # of the tables of both pages
+ITEM = r"`((?:\w+/)+\w+\.py)`: `([A-Za-z_]\w*)`"  # of a numbered walk
+
+
+@pytest.mark.parametrize("page", [DESIGN, MAP], ids=lambda page: page.stem)
+def test_names_that_pages_find_in_a_file_are_there(page: Path) -> None:
+    """A name that a page gives with its file is defined in that file."""
+    text = page.read_text(encoding="utf-8")
+    places = [(path, name) for name, path in re.findall(NAME_IN_FILE, text)]
+    places += [*re.findall(ROW, text), *re.findall(ITEM, text)]
+    assert len(places) > 20
+    wrong = []
+    for path, name in places:
+        if not (PACKAGE / path).is_file():
+            continue  # `test_paths_that_pages_name_exist` says so
+        source = (PACKAGE / path).read_text(encoding="utf-8")
+        wrong += [
+            (path, name)
+            for part in name.split(".")
+            if not re.search(rf"^\s*(?:(?:async )?def |class ){part}\b|^\s*{part}\b.*=", source, re.MULTILINE)
+        ]
+    assert wrong == []

@@ -5,6 +5,7 @@ import runpy
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
@@ -16,11 +17,17 @@ SETUP = (ROOT / "setup.py").read_text(encoding="utf-8")
 
 
 @pytest.fixture
-def pairs(monkeypatch: pytest.MonkeyPatch) -> dict[str, tuple[str, str, str]]:
-    """Python, torch and torchvision of each session of nox, which need not be installed."""
+def sessions(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The names of `noxfile.py`; nox need not be installed."""
     nox = SimpleNamespace(options=SimpleNamespace(), session=lambda **_: lambda function: function)
     monkeypatch.setitem(sys.modules, "nox", nox)
-    found: dict[str, tuple[str, str, str]] = runpy.run_path(str(ROOT / "noxfile.py"))["PAIRS"]
+    return runpy.run_path(str(ROOT / "noxfile.py"))
+
+
+@pytest.fixture
+def pairs(sessions: dict[str, Any]) -> dict[str, tuple[str, str, str]]:
+    """Python, torch and torchvision of each session of nox."""
+    found: dict[str, tuple[str, str, str]] = sessions["PAIRS"]
     return found
 
 
@@ -41,6 +48,13 @@ def test_the_workflow_and_the_page_have_every_pair(pairs: dict[str, tuple[str, s
     page = (ROOT / "docs" / "versions.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([\w-]+)` \| (3\.\d+) \| (2\.\d+) ", page, re.MULTILINE)
     assert rows == [(name, python, torch.rpartition(".")[0]) for name, (python, torch, _) in pairs.items()]
+
+
+def test_the_workflow_records_in_every_old_stack(sessions: dict[str, Any]) -> None:
+    job = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))["jobs"]["stacks"]
+    assert job["steps"][-1]["run"].split() == ["scripts/test-versions", *sessions["STACKS"]]
+    installed = str(job["steps"][1]["with"]["python-version"]).split()
+    assert {python for python, _ in sessions["STACKS"].values()} < set(installed)
 
 
 def test_the_lowest_versions_are_those_that_setup_permits() -> None:

@@ -1,6 +1,7 @@
 """`migrate --verify`: comparisons of invented runs, and real runs of small scripts."""
 
 import dataclasses
+import functools
 import os
 import re
 import sys
@@ -125,7 +126,11 @@ def test_settings_that_a_run_does_not_have_are_not_compared() -> None:
     assert compare_runs(dataclasses.replace(FULL, policy=(), clears=(False, False)), other)[0] == EQUAL
 
 
-def test_weights_that_roundings_take_as_far_are_within_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+def _return(run: Run, **_: Any) -> Run:
+    return run
+
+
+def test_weights_that_roundings_take_as_far_are_within_rounding() -> None:
     """A bias in front of a batch norm has gradients that are roundings of nothing; a twin says how far they lead."""
     weights = {"0.0": np.array([1.0, 0.5]), "0.1": np.array([0.2, -0.3])}
     original = dataclasses.replace(RUN, weights=weights)
@@ -134,8 +139,8 @@ def test_weights_that_roundings_take_as_far_are_within_rounding(monkeypatch: pyt
     assert compare_runs(original, rewritten)[0] == DIFFERENT
     for bias, verdict in (([0.25, -0.3], WITHIN), ([0.2001, -0.3], DIFFERENT)):
         twin = dataclasses.replace(original, weights={**weights, "0.1": np.array(bias)})
-        monkeypatch.setattr(verify, "run_script", lambda *args, twin_run=twin, **how: twin_run)
-        assert verify._compare(Path("train.py"), [], 2, original, rewritten)[0] == verdict
+        runs = verify._Verification("train.py", [], functools.partial(_return, twin), print, adapter=False, stack=None)
+        assert runs._compare(original, rewritten)[0] == verdict
 
 
 def grown(factor: float, *, bias: float = 0.0) -> Run:
@@ -164,6 +169,7 @@ def test_losses_that_part_behind_the_first_steps_are_of_a_training_that_amplifie
     assert verdict == DIFFERENT or "rounding up to backward pass 3; first at backward pass 2" in lines[0]
 
 
+@pytest.mark.slow
 def test_a_rewrite_that_trains_as_o1_is_right_where_o2_trains_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,6 +288,7 @@ for _ in range(3):
 
 @pytest.mark.usefixtures("forked_runs")
 @pytest.mark.integration
+@pytest.mark.slow
 def test_optimizers_that_step_in_another_order_than_they_were_initialized(tmp_path: Path) -> None:
     """As in most GANs; Apex sees both at once, a scaler each at its first step."""
     script = tmp_path / "train.py"
@@ -344,6 +351,7 @@ def test_a_rewritten_script_trains_the_same(
 
 @pytest.mark.usefixtures("forked_runs")
 @pytest.mark.integration
+@pytest.mark.slow
 def test_clipping_in_every_micro_batch_trains_the_same(tmp_path: Path) -> None:
     """But for roundings: the norm is of scaled gradients; an overflow skips the same step."""
     script = tmp_path / "train.py"
@@ -379,6 +387,7 @@ with amp.scale_loss(loss, optimizer) as scaled_loss:
 
 @pytest.mark.usefixtures("forked_runs")
 @pytest.mark.integration
+@pytest.mark.slow
 def test_calls_of_apex_in_another_file_and_a_folder_of_PYTHONPATH_are_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -425,6 +434,7 @@ for step in range(3):
 
 @pytest.mark.usefixtures("forked_runs")
 @pytest.mark.integration
+@pytest.mark.slow
 def test_a_cross_entropy_of_probabilities_trains_the_same_outside_of_autocast(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(PROBABILITIES, encoding="utf-8")
@@ -576,7 +586,10 @@ GUARDS = {
 
 @pytest.mark.usefixtures("forked_runs")
 @pytest.mark.integration
-@pytest.mark.parametrize("guard", GUARDS.values(), ids=GUARDS)
+@pytest.mark.parametrize(
+    "guard",
+    [pytest.param(guard, id=name, marks=[pytest.mark.slow] * (name != "except")) for name, guard in GUARDS.items()],
+)
 def test_a_switch_that_asks_for_apex_finds_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, guard: str) -> None:
     """A result that is left with such a switch trains in fp32, without an error."""
     build = "model = torch.nn.Linear(8, 2).cuda()\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"

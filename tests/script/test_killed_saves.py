@@ -27,6 +27,7 @@ def kill(folder: Path, save: Callable[[ChangeWatch], None]) -> list[dict[str, An
     return found
 
 
+@pytest.mark.slow
 def test_a_file_that_is_written_in_place_is_cut(tmp_path: Path) -> None:
     """Compiled code writes it, and the kernel kills the process once it is so large."""
     path = tmp_path / "last.pt"

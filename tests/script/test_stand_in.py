@@ -2,6 +2,8 @@
 
 import re
 from contextlib import nullcontext
+from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -9,10 +11,12 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 
+from ampcompare.backends import fp32, half, native
 from ampcompare.backends.arm import Arm
+from ampcompare.backends.catalog import BUILT_IN
+from ampcompare.backends.script_arms import require_in_script
 from ampcompare.base.errors import ScalingError, UnsupportedCombination
 from ampcompare.script.recording import recorder
-from ampcompare.script.stand_in import check_arm
 
 
 class Rows(recorder.Rows):
@@ -238,7 +242,25 @@ def test_data_are_loaded_without_casts(behind: Any) -> None:
 def test_other_backends_cannot_stand_behind_a_script() -> None:
     """A library that trains by itself is no arm for a script."""
     with pytest.raises(UnsupportedCombination, match="cannot replace amp"):
-        check_arm(Arm.parse("accelerate"))
+        require_in_script(Arm.parse("accelerate"))
+
+
+@pytest.mark.parametrize(("like", "arm"), [(native, "bf16"), (half, "bf16,masters=fp32"), (fp32, "")])
+def test_a_backend_of_another_name_stands_behind_a_script(
+    behind: Any, monkeypatch: pytest.MonkeyPatch, like: ModuleType, arm: str
+) -> None:
+    """What its description says decides, not its name: a script trains as under the backend that says the same."""
+    behind(f"{like.__name__.rpartition('.')[2]}:{arm}".removesuffix(":"))
+    expected = script()
+    behind.end()
+    monkeypatch.setitem(BUILT_IN, "mine", like.SPEC)
+    behind(f"mine:{arm}".removesuffix(":"))
+    found = script()
+    assert found[1] == expected[1]
+    assert all(map(torch.equal, found[0], expected[0]))
+    monkeypatch.setitem(BUILT_IN, "mine", replace(like.SPEC, in_script=None))
+    with pytest.raises(UnsupportedCombination, match="cannot replace amp"):
+        behind("mine")
 
 
 @pytest.mark.parametrize("arm", ["native:fp16", "O1"])

@@ -8,7 +8,6 @@ from ampcompare.api.doctor.apex import INSTALL, REBUILD
 from ampcompare.api.doctor.finding import Check, ask
 from ampcompare.backends.apex_levels import ROCM_LEVELS
 from ampcompare.backends.arm import Arm
-from ampcompare.backends.catalog import BUILT_IN
 
 # What gives an Apex with amp where scripts need none, and so have another remedy.
 BUILDS = {**dict.fromkeys(("no_amp", "grafted", "impostor"), REBUILD), **dict.fromkeys(("absent", "ours"), (INSTALL,))}
@@ -67,9 +66,9 @@ def examine_arm(arm: Arm, facts: MachineFacts) -> ArmNeeds:
     if library is not None and library.missing():
         missing.append(f"{arm.backend} is {library.missing()}")
         remedy.append(library.install)
-    if arm.backend == "apex":
+    if arm.spec.calls_apex:
         _apex(arm, facts, missing, notes, remedy)
-    elif arm.backend not in BUILT_IN:
+    elif arm.is_third_party:
         answer = ask("entry_point", options={"value": arm.spec.implementation})
         if not answer.done:
             missing.append(f"its package cannot be imported: {answer.failure}")

@@ -113,7 +113,12 @@ def _ask(*arguments: str) -> list[str]:
 
 
 def local_cores(bus: str, root: Path = Path("/sys/bus/pci/devices")) -> set[int]:
-    """Return the cores next to a PCI device, as nvidia-smi names it; none where the machine does not say."""
+    """Return the numbers of the cores next to a PCI device; none where the machine does not say.
+
+    Args:
+        bus: address of the device as nvidia-smi writes it, such as "00000000:3B:00.0".
+        root: the folder in which the kernel lists devices.
+    """
     try:
         # nvidia-smi writes eight digits of the domain, the kernel four.
         text = (root / bus[-12:].lower() / "local_cpulist").read_text(encoding="ascii")

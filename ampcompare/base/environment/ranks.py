@@ -74,10 +74,17 @@ def is_rank() -> bool:
 
 
 def world_of(environment: Mapping[str, str] | None = None, *, url: str | None = None) -> DistributedEnv | None:
-    """Read the variables of torchrun, mpirun or srun; None if none of them started this process as one of several.
+    """Read the variables of torchrun, mpirun or srun.
 
-    A `url` of the rendezvous takes the place of MASTER_ADDR and MASTER_PORT. A variable that is missing or is not a
-    number is a ConfigError.
+    Args:
+        environment: the variables; None for those of this process.
+        url: of the rendezvous, in the place of MASTER_ADDR and MASTER_PORT; "env://" and None leave these.
+
+    Returns:
+        Rank, size, and how the ranks find each other; None if nothing has started this process as one of several.
+
+    Raises:
+        ConfigError: a variable is missing, is not a number, or the rank is not below the size.
     """
     environment = os.environ if environment is None else environment
     names = _names_in(environment)

@@ -107,7 +107,12 @@ def _digest_of_variable(value: str | None) -> str:
 
 
 class CodeWatch:
-    """Records at the end of this process what it has used, in the folder of its cell; `base` is that of the script."""
+    """Records at the end of this process what code and files it has used.
+
+    Args:
+        folder: of its cell, which gets the record.
+        base: the folder of the script, below which names are relative.
+    """
 
     def __init__(self, folder: Path, base: Path) -> None:
         self._folder = folder
@@ -257,7 +262,15 @@ def read_loaded(folder: Path) -> LoadedCode:
 
 
 def changed_code(files: Mapping[str, str], base: Path) -> dict[str, str]:
-    """Return the files that are not as they were recorded, each with what happened to it: "changed" or "gone"."""
+    """Return what code is not as it was recorded.
+
+    Args:
+        files: digest of each file by its recorded name; a name such as `$PYTHONPATH` is that of a variable.
+        base: the folder below which names are relative.
+
+    Returns:
+        "changed" or "gone" for the name of each file that is.
+    """
     names = Names(base)
     changed = {}
     for name, digest in files.items():

@@ -36,7 +36,16 @@ def open_regular(path: Path) -> int:
 
 
 def read_text(path: Path, *, most: int = MAX_BYTES, encoding: str = "utf-8") -> str:
-    """Return the text of a regular file of at most `most` bytes."""
+    """Return the text of a regular file.
+
+    Args:
+        path: of the file; a device, a pipe or a folder is refused.
+        most: how many bytes it may have.
+        encoding: such as "utf-8-sig", which skips a byte order mark.
+
+    Raises:
+        FileFault: it cannot be opened, is larger, or is not text in that encoding.
+    """
     try:
         with os.fdopen(open_regular(path), "rb") as file:
             content = file.read(most + 1)

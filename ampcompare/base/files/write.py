@@ -47,13 +47,29 @@ def write_file(
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Replace `path` by text (as UTF-8), without the secrets that are known, or by bytes, as `write_file` does."""
+    """Replace a file in one move, so that a reader finds the old content or the new one.
+
+    Args:
+        path: of the file; folders above it are made.
+        content: text, which is written in UTF-8 and without the secrets that are known, or bytes, written as they are.
+
+    Raises:
+        EnvironmentUnfit: the file cannot be written, or the disk is full.
+    """
     data = mask(content).encode("utf-8") if isinstance(content, str) else content
     write_file(path, lambda file: file.write(data))
 
 
 def append_line(path: Path, line: str) -> None:
-    """Write a line (as UTF-8) behind what a file holds; it is on the disk when this returns."""
+    """Write a line behind what a file holds; it is on the disk when this returns.
+
+    Args:
+        path: of the file, which is made if there is none.
+        line: without its end; it is written in UTF-8 and without the secrets that are known.
+
+    Raises:
+        EnvironmentUnfit: the file cannot be written.
+    """
     with _as_unfit(f"cannot write {path}"), path.open("ab") as file:
         file.write(f"{mask(line)}\n".encode())
         file.flush()

@@ -96,7 +96,17 @@ class _Root:
         return os.path.join(self._stage, "root", path.lstrip("/")).rstrip("/")
 
     def cover(self, path: str) -> None:
-        """Let a folder and all below it appear in the new root, with an overlay on each file system."""
+        """Let a folder and all below it appear in the new root, with an overlay on each file system.
+
+        A mount point that another process has removed meanwhile, as container engines do, is left out.
+        """
+        try:
+            self._cover(path)
+        except FileNotFoundError:
+            if os.path.lexists(path):
+                raise
+
+    def _cover(self, path: str) -> None:
         below = [mount for mount in self._mounts if mount != path and mount.startswith(os.path.join(path, ""))]
         is_machines = path in OF_THE_MACHINE or self._mounts.get(path) in OF_THE_KERNEL
         if is_machines or not os.path.isdir(path):

@@ -663,7 +663,12 @@ def is_casting() -> bool:
 
 
 def as_on_cuda(device_type: str, lists: str) -> AbstractContextManager[None]:
-    """Return a context in which autocast casts as on CUDA: `cuda_casts` on a CPU, unless `lists` is "cpu"."""
+    """Return a context in which autocast casts as on CUDA.
+
+    Args:
+        device_type: of the block, such as "cpu"; on another device nothing changes.
+        lists: "cuda"; "cpu" leaves autocast on a CPU its own lists.
+    """
     return AS_IT_IS if device_type != "cpu" or lists != "cuda" or is_casting() else cuda_casts()
 
 

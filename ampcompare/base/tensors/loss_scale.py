@@ -22,9 +22,16 @@ def moved_scale(
     min_scale: float | None = None,
     max_scale: float = math.inf,
 ) -> tuple[float, int]:
-    """Return the loss scale after a step, and the number of good steps in a row.
+    """Return the loss scale after an update, and the number of good updates in a row.
 
-    Each bound holds in its own direction only: the floor (None or 0 for none) after an overflow, the ceiling in growth.
+    Args:
+        scale: before the update.
+        good_steps: updates without an overflow since the scale moved.
+        overflow: this update had one, so that the scale shrinks.
+        growth_interval: good updates after which the scale grows.
+        growth_factor, backoff_factor: what it is multiplied by when it grows, and at an overflow.
+        min_scale: the floor, which holds after an overflow alone; None or 0 for none.
+        max_scale: the ceiling, which holds in growth alone.
     """
     if overflow:
         shrunk = scale * backoff_factor

@@ -34,7 +34,13 @@ def narrowest(tensors: Iterable[Tensor]) -> str:
 
 
 def product_flops(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int | None:
-    """Return the FLOPs of a matrix product, convolution or attention, two for each multiply-add; None for others."""
+    """Return the FLOPs of a matrix product, convolution or attention, two for each multiply-add; None for others.
+
+    Args:
+        func: an operator such as `torch.ops.aten.mm.default`, as a dispatch mode gets it.
+        args, kwargs: of the call; shapes alone count.
+        result: of the call.
+    """
     formula = flop_registry.get(func._overloadpacket)
     return None if formula is None else int(formula(*args, **kwargs, out_val=result))
 

@@ -11,8 +11,16 @@ from torch import Tensor
 
 
 def map_tree(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return `value` with `change` applied to each tensor in it; mappings, named tuples and dataclasses keep their
-    type, others are kept."""
+    """Apply a function to each tensor of a nested value.
+
+    Args:
+        value: a tensor, or mappings, lists, tuples and dataclasses with tensors at any depth. It is not changed.
+        change: gets a tensor, and returns what takes its place.
+
+    Returns:
+        A copy, in which mappings, named tuples and dataclasses keep their type. Values that are no tensors are the same
+        objects.
+    """
     if isinstance(value, Tensor):
         return change(value)
     if type(value) is dict:
@@ -37,7 +45,15 @@ def map_tree(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
 
 
 def cast_floating(value: Any, dtype: torch.dtype) -> Any:
-    """Return `value` with its floating tensors in `dtype`."""
+    """Cast what is floating in a nested value.
+
+    Args:
+        value: as for `map_tree`.
+        dtype: of each floating tensor in the result; integers and bools keep theirs.
+
+    Returns:
+        A copy; a tensor that has the type is the same object, and a cast one is in the graph of autograd.
+    """
     return map_tree(value, lambda tensor: tensor.to(dtype) if tensor.is_floating_point() else tensor)
 
 
@@ -62,9 +78,15 @@ def first_floating_type(value: Any) -> torch.dtype | None:
 
 
 def first_difference(one: Any, other: Any, *, apart: Collection[str] = (), place: str = "") -> str:
-    """Return the place and kind of the first difference of two states; "" if there is none, and a NaN equals a NaN.
+    """Compare two states, such as those of optimizers.
 
-    Values of the keys `apart` may differ, at any depth.
+    Args:
+        one, other: nested mappings and sequences of tensors and plain values. Tensors may be on different devices.
+        apart: keys whose values may differ, at any depth.
+        place: the path of both in a larger state, with which the answer begins.
+
+    Returns:
+        The place and the kind of the first difference; "" if there is none. A NaN equals a NaN.
     """
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return _of_tensors(one.detach().cpu(), other.detach().cpu(), place)

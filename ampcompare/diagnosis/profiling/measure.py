@@ -338,6 +338,12 @@ def _fastest(call: Callable[[], object], device: torch.device) -> float:
 def profile_loop(loop: Loop, config: RunConfig, *, steps: int, profiled: int) -> tuple[ArmProfile, dict[str, Any]]:
     """Train a loop under the arm of a configuration, and return its profile and trace.
 
+    Args:
+        loop: what trains; it is called with the arm's precision.
+        config: for arm, device, seed, and how 16-bit types are computed on a CPU.
+        steps: that are timed.
+        profiled: further steps under torch's profiler.
+
     Raises:
         ConfigError: it made fewer steps than a profile needs.
     """

@@ -76,7 +76,17 @@ class FloorJudgment:
 def make_envelope(
     rows: Rows, twins: Mapping[str, Rows | None], *, script: str = "", environment: Mapping[str, Any] | None = None
 ) -> Envelope:
-    """Return the envelope of a training from its rows and those of its twins; None for a twin that failed."""
+    """Return how far harmless changes move a training, step by step.
+
+    Args:
+        rows: of the training, one for each update, with the quantities of `QUANTITIES` by name.
+        twins: rows of each twin by the name of its change; None for a twin that failed.
+        script: the name of the script.
+        environment: what the training ran on.
+
+    Returns:
+        The envelope: the floor of a quantity at a step is the largest relative distance of a twin up to there.
+    """
     floors: list[dict[str, float | None]] = []
     largest = dict.fromkeys(QUANTITIES, 0.0)
     known = [twin for twin in twins.values() if twin is not None]
@@ -149,7 +159,15 @@ def _row(raw: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def judge_rows(rows: Rows, envelope: Envelope) -> FloorJudgment:
-    """Judge new steps by the envelope of a training."""
+    """Judge new steps by the envelope of a training.
+
+    Args:
+        rows: of the new training, one for each update.
+        envelope: of the training that they are to repeat.
+
+    Returns:
+        "identical", "within the floor", "outside of the floor" with the first step that is, or "cannot tell".
+    """
     count = min(len(rows), len(envelope.rows))
     pairs = list(zip(rows, envelope.rows, envelope.floors, strict=False))
     if len(rows) == len(envelope.rows) and all(_is_equal(row, base) for row, base, _ in pairs):

@@ -85,7 +85,12 @@ def read_model(path: Path, model: type[Stored], what: str) -> Stored:
 
 
 def read_with_source(path: Path, model: type[Stored], what: str) -> tuple[Stored, dict[str, Any]]:
-    """Read a file that holds one `model`, called `what` in messages, and return its plain content as well.
+    """Read a file that holds one record, and return its plain content as well.
+
+    Args:
+        path: of the file.
+        model: what it holds.
+        what: what to call that in messages, such as "run record".
 
     Raises:
         RecordError: no such file, not JSON, another schema, or a field that is missing or wrong.

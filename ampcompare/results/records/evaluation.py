@@ -93,7 +93,12 @@ def _from_older(old: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def pack_right(right: NDArray[Any], labels: NDArray[Any]) -> SampleResults:
-    """Return which samples were right, in the form that records keep: (samples,) bool, and whole numbers as labels."""
+    """Return which samples were right, in the form that records keep.
+
+    Args:
+        right: (samples,) bool, in the order of the data set.
+        labels: (samples,) whole numbers; their digest tells data sets apart.
+    """
     import numpy as np
 
     packed = np.packbits(right).tobytes()
@@ -101,7 +106,12 @@ def pack_right(right: NDArray[Any], labels: NDArray[Any]) -> SampleResults:
 
 
 def pack_values(values: NDArray[Any], labels: NDArray[Any]) -> SampleResults:
-    """Return the value of the first metric for each sample, (samples,), in the form that records keep: as float32."""
+    """Return the value of the first metric for each sample, in the form that records keep.
+
+    Args:
+        values: (samples,) in any floating type; float32 is kept.
+        labels: (samples,) whole numbers; their digest tells data sets apart.
+    """
     packed = values.astype("<f4").tobytes()
     return SampleResults(
         values=base64.b64encode(packed).decode(), sha256=_hash(packed), labels_sha256=_of_labels(labels)

@@ -129,7 +129,12 @@ def write_reports(comparison: Comparison, folder: Path) -> None:
 
 
 def write_result(result: Any, folder: Path, forms: Sequence[str]) -> list[Path]:
-    """Write a result in some formats, such as `profile.json`, if their packages are installed; return the files.
+    """Write a result in some formats, and return the files; a format whose packages are not installed is left out.
+
+    Args:
+        result: one of those that `document_of` takes.
+        folder: gets a file for each, such as `profile.json`.
+        forms: names of `FORMATS`.
 
     Raises:
         EnvironmentUnfit: the folder cannot be written.

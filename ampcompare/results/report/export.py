@@ -51,7 +51,13 @@ TRACKERS = {
 
 
 def make_exporter(name: str, folder: Path, note: Callable[[str], None], project: str = "") -> Exporter:
-    """Return the exporter to a tracker, one of `TRACKERS`; the other arguments are as for `Exporter`.
+    """Return the exporter to a tracker.
+
+    Args:
+        name: one of `TRACKERS`.
+        folder: gets the files of trackers that write some; it is made if it is missing.
+        note: receives a line about each record that is not written.
+        project: what the tracker calls all runs together; "" for its default.
 
     Raises:
         EnvironmentUnfit: its package is not installed.

@@ -24,8 +24,15 @@ from ampcompare.script.legacy.missing_names import missing_names
 from ampcompare.script.legacy.old_script import COMPAT_HINT, is_of_old_script
 from ampcompare.script.legacy.prepare import Prepared, prepare_process
 from ampcompare.script.legacy.settings import ExecSettings
+from ampcompare.script.legacy.shadowed import explain_shadowing
 from ampcompare.script.legacy.stderr import point_at_migrate, say
-from ampcompare.script.legacy.target import NEEDED_LATER, Target, import_without_first_entry
+from ampcompare.script.legacy.target import (
+    NEEDED_LATER,
+    Target,
+    first_entry_last,
+    forget_shadowed,
+    import_without_first_entry,
+)
 
 if TYPE_CHECKING:
     from ampcompare.script.recording.recorder import Recorder
@@ -63,10 +70,12 @@ def execute(
     atexit.register(_die_if, interrupted)
     if first_path.IS_GONE:  # what follows replaces it, and must not take one of PYTHONPATH for it
         sys.path.insert(0, os.getcwd())
-    if settings.compat_torch or settings.arm is not None:  # which import torch in any case
+    if settings.imports_torch:
         import_without_first_entry(NEEDED_LATER)
     target.set_paths()
-    prepared = prepare(settings)
+    with first_entry_last():
+        prepared = prepare(settings)
+    forget_shadowed()
     code: CodeType | None = None
     status = 0
     error: BaseException | None = None
@@ -105,7 +114,10 @@ def execute(
             )
             if settings.watch:
                 status = EnvironmentUnfit.exit_code
-        if not settings.compat_torch and is_of_old_script(f"{type(error).__name__}: {error}"):
+        if (shadowed := explain_shadowing(error)) is not None:
+            helps = "" if settings.imports_torch else ", or try --compat-torch, which imports torch before it"
+            say(f"{shadowed}{helps}")
+        elif not settings.compat_torch and is_of_old_script(f"{type(error).__name__}: {error}"):
             say(COMPAT_HINT)
         if isinstance(error, KeyboardInterrupt):
             interrupted.append(True)

@@ -28,7 +28,9 @@ from ampcompare.source.migrate.adapter.imports import ADAPTER, TEMPLATE, adapt_t
 from ampcompare.source.migrate.project import migrate_file
 
 if TYPE_CHECKING:
+    from ampcompare.script.first_weights import FirstWeights
     from ampcompare.script.recording.recorder import Rows
+    from ampcompare.script.watch import FirstBatches
 
 SEED = 20250508
 # How a script is rewritten.
@@ -44,7 +46,7 @@ def main() -> int:
     if not sys.flags.safe_path:
         sys.path.insert(0, os.getcwd())  # as `python -m` does; the folder of the script takes its place
     folder = Path(request["folder"])
-    trace = _Trace(request["steps"], twin=request["twin"])
+    trace = _Trace(request["steps"], twin=request["twin"], first_weights=request["first_weights"])
 
     def prepare(given: ExecSettings) -> Prepared:
         prepared = prepare_process(given)
@@ -209,10 +211,18 @@ class _Trace:
     """The parameters of each optimizer after each step, and the types in which values leave the model and the device.
 
     A twin's weights are changed behind its first step, each by a unit in the last place of fp16.
+
+    Args:
+        first_weights: for a run that is compared with one of another stack: the file from which it begins, or that it
+            is to write, if there is none yet.
     """
 
-    def __init__(self, steps: int, *, twin: bool = False) -> None:
+    def __init__(self, steps: int, *, twin: bool = False, first_weights: str | None = None) -> None:
         self._steps = steps
+        self._stored = None if first_weights is None else Path(first_weights)
+        self._first: FirstWeights | None = None
+        self._batches: FirstBatches | None = None
+        self._clipped: float | None = None  # the norm that a clipping of gradients has found, before it clips
         self._is_twin = twin
         self._plain_steps = 0
         self._depth = 0  # of calls of modules
@@ -220,6 +230,7 @@ class _Trace:
         self._reads: list[str] = []
         self._digests: dict[int, list[list[str]]] = {}
         self._norms: dict[int, list[float | None]] = {}
+        self._clip_norms: dict[int, list[float | None]] = {}
         self._given: dict[int, float] = {}  # norms of the gradients of steps, by the id of the optimizer
         self._passes: list[dict[str, tuple[int, int]]] = []
         self._halves: set[str] = set()  # 16-bit types of what losses are computed from
@@ -245,6 +256,13 @@ class _Trace:
             events.wrap(owner, "zero_grad", self._clear)
         register_optimizer_step_pre_hook(self._before_step)
         self._watch_reads()
+        if self._stored is not None:
+            from ampcompare.script.first_weights import FirstWeights
+            from ampcompare.script.watch import FirstBatches
+
+            self._first = FirstWeights(events, self._stored if self._stored.exists() else None)
+            self._batches = FirstBatches(lambda hashes, draws: None)
+            events.wrap(torch.nn.utils, "clip_grad_norm_", self._clip)
 
     def record_adapter(self, adapter: ModuleType) -> None:
         """Record what goes through the adapter."""
@@ -253,7 +271,14 @@ class _Trace:
         assert self._rows is not None
         record_adapter(self._rows, adapter)
 
+    def _clip(self, inner: Any, *args: Any, **options: Any) -> Any:
+        norm = inner(*args, **options)
+        self._clipped = float(norm)
+        return norm
+
     def _before_step(self, optimizer: Any, *_: Any) -> None:
+        if self._first is not None:
+            self._first.check()
         self._plain_steps += 1
         self._given[id(optimizer)] = _norm_of_gradients(optimizer)
 
@@ -313,6 +338,8 @@ class _Trace:
         stepped = [id(each) for each in (optimizer, getattr(optimizer, "optimizer", None))]
         norm = next((self._given[each] for each in stepped if each in self._given), None)
         self._norms.setdefault(number, []).append(norm)
+        self._clip_norms.setdefault(number, []).append(norm if self._clipped is None else self._clipped)
+        self._clipped = None
         self._clears.append(False)
         self._given.clear()
         if len(digests) == self._steps:
@@ -348,6 +375,10 @@ class _Trace:
                 self._keep()
             names = _names(self._rows, list(self._digests))
             numpy.savez(folder / "weights.npz", **self._final)
+        if self._first is not None and self._stored is not None and self._first.kept:
+            import torch
+
+            torch.save(self._first.kept, self._stored)
         content = {
             "is_cut": self._is_cut,
             "plain_steps": self._plain_steps,
@@ -358,6 +389,10 @@ class _Trace:
             "digests": self._digests,
             "names": names,
             "norms": self._norms,
+            "clip_norms": self._clip_norms,
+            "batches": [] if self._batches is None else self._batches.hashes,
+            "draws": [] if self._batches is None else self._batches.draws,
+            "first_changed": 0 if self._first is None else self._first.changed,
             "passes": self._passes,
             "halves": sorted(self._halves),
             "policy": self._policy or _policy_of_amp(),

@@ -44,3 +44,9 @@ class ExecSettings:
     guards: str = "warn"
     name: str = ""
     arguments: tuple[str, ...] = ()
+
+    @property
+    def imports_torch(self) -> bool:
+        """Whether torch is imported before the script starts."""
+        asked = (self.arm, self.opt_level, self.record, self.max_steps, self.device)
+        return self.compat_torch or self.ledger or any(each is not None for each in asked)

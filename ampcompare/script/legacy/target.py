@@ -5,13 +5,14 @@ must get its own, as under plain Python, and torch must get the real modules: it
 optimizer is built, at a time when the folder of the script comes first on the path.
 """
 
+import contextlib
 import importlib
 import importlib.util
 import io
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -59,6 +60,27 @@ def import_without_first_entry(names: Iterable[str]) -> None:
         sys.path[:0] = first
 
 
+@contextlib.contextmanager
+def first_entry_last() -> Iterator[None]:
+    """Look into the first entry of `sys.path`, a folder of the user, behind all others in a block."""
+    if sys.flags.safe_path:
+        yield
+        return
+    folder = sys.path.pop(0)
+    sys.path.append(folder)
+    try:
+        yield
+    finally:
+        del sys.path[len(sys.path) - 1 - sys.path[::-1].index(folder)]
+        sys.path.insert(0, folder)
+
+
+def forget_shadowed() -> None:
+    """Let the script find the files of its folder, also those with names of modules that this process has loaded."""
+    if not sys.flags.safe_path:
+        _forget_shadowed(sys.path[0])
+
+
 def _forget_shadowed(folder: str) -> None:
     """Remove modules that the script finds in its own folder, and that plain Python would not have imported yet.
 
@@ -93,7 +115,6 @@ class Target:
         sys.argv[:] = ["-m" if self.is_module else self.name, *self.arguments]
         if not sys.flags.safe_path:  # under -P the interpreter has added no entry
             sys.path[0] = str(Path.cwd() if self.is_module else Path(self.name).resolve().parent)
-            _forget_shadowed(sys.path[0])
 
     def load(self) -> tuple[CodeType, ModuleType]:
         """Return the code to run and the new `__main__` to run it in."""

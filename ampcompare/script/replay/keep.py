@@ -21,7 +21,20 @@ FAILED = 3
 
 
 def keep_step(target: Target, settings: ExecSettings, step: int, path: Path) -> int:
-    """Run a script, keep one of its steps in a file, and return the exit code of the script; 3 without a file."""
+    """Run a script, and keep one of its steps in a file.
+
+    Args:
+        target: the script or module with its arguments.
+        settings: seed, device, engine and what else `exec` takes.
+        step: the number of the step that is kept.
+        path: of the file.
+
+    Returns:
+        The exit code of the script; 3 if that is 0 and there is no file.
+
+    Raises:
+        UnsupportedCombination: torchrun has started several processes.
+    """
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise UnsupportedCombination("a capsule has a step of one process, and torchrun has started several")
     facts = {

@@ -22,7 +22,7 @@ from ampcompare.base.errors import ScalingError, UnsupportedCombination
 from ampcompare.base.patches import Points, Subscriptions, calling_frame
 from ampcompare.guards.location import here
 from ampcompare.script.recording.recorder import Rows, value_of
-from ampcompare.training.precision.base import NO_CONTEXT
+from ampcompare.training.precision.base import NO_CONTEXT, half_dtype_of
 from ampcompare.training.precision.half import hold_state_in
 
 SCALER = inspect.signature(torch.amp.GradScaler)
@@ -101,13 +101,16 @@ class TorchAmpStandIn:
         casts_loss: casts act on all that the script computes, as O1's do, not on modules alone.
         casts_weights: the arm acts by casting the weights of models, so not on modules whose weights no optimizer has.
         steps_copies: optimizers step other tensors than the weights of models: masters, or copies made for a step.
+        copies_in_steps: those copies last for one step, so that no model has what a step writes before it ends.
+        steps_again: a second step by the gradients of the last one moves these on too, without a step of a scaler.
         widens: the type of the outputs of modules that become fp32; None where the arm does that itself, or not at all.
         in_step: the optimizer whose step evaluates losses by itself at present, with gradients scaled for it.
         outputs: the type that the outputs of models get where the arm casts; None if they keep theirs.
         num_blocks: autocast blocks that were entered, of an arm with `outputs`.
     """
 
-    needs_scaler = casts_loss = casts_weights = steps_copies = False
+    needs_scaler = casts_loss = casts_weights = steps_copies = copies_in_steps = False
+    steps_again = True
     widens: torch.dtype | None = None
     outputs: torch.dtype | None = None
     num_blocks = 0
@@ -221,18 +224,29 @@ class TorchAmpStandIn:
         """End an update of an optimizer without a step."""
 
 
+def losses_on_copies(optimizer: Any, arm: Arm) -> UnsupportedCombination:
+    """Return the refusal of a step that evaluates losses by itself under an arm that makes copies for each step."""
+    return UnsupportedCombination(
+        here(
+            f"the step of {type(optimizer).__name__} evaluates losses by itself, and {arm} steps fp32 copies of the "
+            "weights that it makes for each step, so that the model would not see what the step writes before it ends"
+        )
+    )
+
+
 class TorchAmp(TorchAmpStandIn):
-    """The names of `torch.amp` under an arm in fp32 or of `native`; any other is refused at their first use."""
+    """The names of `torch.amp` under an arm in fp32 or with autocast; any other is refused at their first use."""
 
     def __init__(self, arm: Arm, rows: Rows | None = None, initialized: Callable[[], bool] = lambda: False) -> None:
         super().__init__(initialized)
         self._arm = arm
         self._rows = rows
         self._dtype: torch.dtype | None = None
-        if arm.backend == "native":
-            self._dtype = getattr(torch, arm.options["dtype"])
+        has_autocast = arm.roles is not None and arm.roles.lists == "autocast"
+        if has_autocast:
+            self._dtype = half_dtype_of(arm)
         self.needs_scaler, self.widens = self._dtype is torch.float16, self._dtype
-        state = arm.options.get("state") if arm.backend == "native" else None
+        state = arm.options.get("state") if has_autocast else None
         self._state_dtype: torch.dtype | None = None if state is None else getattr(torch, state)
         self._with_state: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers whose state is held in that type
         self._scales = False
@@ -261,7 +275,7 @@ class TorchAmp(TorchAmpStandIn):
 
     def _note(self, enabled: bool, scaler: Any = None) -> None:
         """Note that the script makes an object of `torch.amp`, which it may have switched off."""
-        if enabled or self._arm.backend == "fp32":
+        if enabled or acts_if_off(self._arm):
             self.use()
         self.note_made(self._arm, enabled, scaler)
 
@@ -271,7 +285,7 @@ class TorchAmp(TorchAmpStandIn):
     def use(self) -> None:
         """Note that the arm acts on the script."""
         if not self.used:
-            if self._arm.backend not in ("fp32", "native") and self._arm.options.get("opt_level") != "O0":
+            if self._dtype is None and self._arm.half:
                 raise UnsupportedCombination(
                     here(
                         f"{self._arm} needs a script that calls apex.amp, and this one does not; compare native:bf16, "
@@ -366,6 +380,11 @@ class TorchAmp(TorchAmpStandIn):
             raise without_autocast(self._arm)
         if self.used and not self._scales and self._dtype is torch.float16:
             raise missing_scale(self._arm)
+
+
+def acts_if_off(arm: Arm) -> bool:
+    """Return whether an arm trains a script whose own mixed precision is switched off."""
+    return arm.spec.in_script is not None and arm.spec.in_script.acts_if_off
 
 
 def present(device_type: str) -> str:

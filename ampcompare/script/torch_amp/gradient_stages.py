@@ -31,7 +31,6 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.amp.grad_scaler import OptState
 
-from ampcompare.backends.apex_levels import apex_level
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ScalingError
 from ampcompare.base.patches import GRADIENT_READS, Subscriptions
@@ -109,6 +108,7 @@ class GradientStages:
 
     def __init__(self, arm: Arm, names: TorchAmpStandIn, optimizers: ScriptOptimizers) -> None:
         self._arm = arm
+        self._skips_overflows = arm.skips_overflows
         self._names = names
         self._optimizers = optimizers
         self._scaler: Any = None
@@ -125,7 +125,7 @@ class GradientStages:
 
     def install(self, events: Subscriptions) -> None:
         """Follow readers of gradients."""
-        if skips_overflows(self._arm):
+        if self._skips_overflows:
             for owner in (nn.utils, nn.utils.clip_grad):
                 for name in NORMS.keys() & vars(owner).keys():
                     events.wrap(owner, name, functools.partial(self._take_norm, NORMS[name]))
@@ -349,7 +349,7 @@ class GradientStages:
                 self._unscale(optimizer)
                 self._compute_again(self._optimizers.weights(optimizer))
             self._stages[optimizer] = _Stage.UNSCALED
-            if self._in_step is not None and skips_overflows(self._arm) and self._found_overflow(optimizer):
+            if self._in_step is not None and self._skips_overflows and self._found_overflow(optimizer):
                 raise OverflowInStep
 
     def _divide(self, tensor: Tensor) -> None:
@@ -397,8 +397,7 @@ class GradientStages:
             self._scale(torch.zeros(()))
         stage = self._stage(optimizer)
         if stage in (_Stage.FOREIGN, _Stage.STEPPED):
-            # Again by the same gradients: under `half` only a step of the scaler moves masters on.
-            if self._names.steps_copies and (stage is _Stage.FOREIGN or self._arm.backend == "half"):
+            if self._names.steps_copies and (stage is _Stage.FOREIGN or not self._names.steps_again):
                 raise ScalingError(
                     here(
                         f"the script sets gradients itself, as with torch.autograd.grad, and {self._arm} steps fp32 "
@@ -482,7 +481,7 @@ class GradientStages:
 
     def _run_undoable(self, optimizer: Any, run: Callable[[], Any]) -> Any:
         before = None
-        if skips_overflows(self._arm):
+        if self._skips_overflows:
             before = StateBefore([optimizer, *self._optimizers.inside_of(optimizer)])
         self._run_inside = None
         try:
@@ -510,12 +509,6 @@ def _state_without_overflow(optimizer: Any) -> dict[str, Any]:
     """Return what a GradScaler notes of an optimizer whose gradients it has found to be finite."""
     device = next((param.device for param in owned_params(optimizer)), torch.device("cpu"))
     return {"stage": OptState.UNSCALED, "found_inf_per_device": {device: torch.zeros((), device=device)}}
-
-
-def skips_overflows(arm: Arm) -> bool:
-    """Return whether an overflow may skip a step."""
-    scale = apex_level(arm.options).loss_scale if arm.backend == "apex" else arm.options.get("loss_scale")
-    return arm.backend == "native" or scale == "dynamic"
 
 
 def _any(flags: Iterable[Tensor]) -> bool:

@@ -49,7 +49,7 @@ from ampcompare.script.data_access import DataAccess
 from ampcompare.script.gradient_mirror import GradientMirror, Pairs
 from ampcompare.script.keep_fp32 import WRAPPERS, bare_model
 from ampcompare.script.lifted_weights import HALF, follow_averages, live_modules
-from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmp, missing_scale, without_autocast
+from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmp, losses_on_copies, missing_scale, without_autocast
 from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers
 from ampcompare.script.torch_amp.script_scaler import ScriptScaler
 from ampcompare.training.precision.base import make_precision, owned_params
@@ -59,8 +59,19 @@ TENSORS = ("parameters", "buffers")
 CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # they hold models, and are never called
 
 
-class _ApexScaling:
-    """O2, O3 or O5 of ampcompare's engine; `needs_scaler` says whether steps go through a GradScaler."""
+class ApexScaling:
+    """O2, O3 or O5 of ampcompare's engine.
+
+    Attributes:
+        steps_copies: optimizers step other tensors than the weights of models.
+        keeps_masters: these tensors are there between steps.
+        needs_scaler: steps go through a GradScaler.
+        takes_closure: the step that an optimizer has once it is prepared takes a closure.
+        steps_again: that of `TorchAmpStandIn`.
+    """
+
+    takes_closure = False
+    steps_again = True
 
     def __init__(self, arm: Arm, device: str) -> None:
         self._level = apex_level(arm.options)
@@ -114,8 +125,11 @@ class _ApexScaling:
         return optimizer.step() if good else None
 
 
-class _HalfScaling:
-    """An arm with `Half`; the methods are those of `_ApexScaling`."""
+class HalfScaling:
+    """An arm with `Half`; attributes and methods are those of `ApexScaling`."""
+
+    takes_closure = True
+    steps_again = False  # only a step of the scaler moves masters on
 
     def __init__(self, arm: Arm, device: str) -> None:
         self._precision = cast(Half, make_precision(arm, device=device))
@@ -144,15 +158,16 @@ class HalfWeights(TorchAmp):
 
     casts_weights = True
 
-    def __init__(self, arm: Arm, *args: Any, wrappers: ParallelWrappers) -> None:
+    def __init__(self, arm: Arm, scaling: ApexScaling | HalfScaling, *args: Any, wrappers: ParallelWrappers) -> None:
         super().__init__(arm, *args)
         self._casts = False
         self._found = _FoundModels(str(arm), self._prepare, lambda: self.is_initialized or self.is_by_apex(), wrappers)
-        scaling = _ApexScaling if arm.backend == "apex" else _HalfScaling
-        self._scaling = scaling(arm, "cuda" if torch.cuda.is_available() else "cpu")
-        self.needs_scaler, self.steps_copies = self._scaling.needs_scaler, self._scaling.steps_copies
-        self._keeps_masters = self._scaling.keeps_masters
-        self._scaler = ScriptScaler(arm, self, runs_closures=not self._scaling.needs_scaler)
+        self._scaling = scaling
+        self.needs_scaler, self.steps_copies = scaling.needs_scaler, scaling.steps_copies
+        self.steps_again = scaling.steps_again
+        self._keeps_masters = scaling.keeps_masters
+        self.copies_in_steps = self.steps_copies and not self._keeps_masters
+        self._scaler = ScriptScaler(arm, self, runs_closures=not scaling.needs_scaler)
         self._gradients = GradientMirror()
         self._stepping: Any = None
         self._is_prepared = False
@@ -228,18 +243,27 @@ class HalfWeights(TorchAmp):
             self._note_given(optimizer, self._scaling.masters(optimizer))
 
     def _refuse_shared(self, optimizers: list[Any]) -> None:
-        """Refuse weights that two optimizers hold, as that of SAM and the one inside of it: each would have masters."""
+        """Refuse weights that two optimizers hold, as that of SAM and the one inside of it: each would have its own."""
         seen: set[int] = set()
         for optimizer in optimizers if self._scaling.needs_scaler else ():
             own = set(map(id, owned_params(optimizer)))
             if own & seen:
                 raise PreparationError(
                     here(
-                        f"two optimizers hold the same weights, and {self._arm} gives each its own master weights; "
-                        "an arm without master weights can train this script"
+                        f"two optimizers hold the same weights, and {self._arm} {self._own_part}; an arm that keeps "
+                        "the script's weights, such as native:bf16, can train this script"
                     )
                 )
             seen |= own
+
+    @property
+    def _own_part(self) -> str:
+        """What the arm does for each optimizer by itself."""
+        if self._keeps_masters:
+            return "gives each its own master weights"
+        if self.steps_copies:
+            return "lets each step fp32 copies of its own"
+        return "unscales the gradients of each"
 
     def masters(self, optimizer: Any) -> list[tuple[Tensor, Tensor]]:
         return self._scaling.masters(optimizer) if any(optimizer is one for one in self._optimizers) else []
@@ -346,20 +370,14 @@ class HalfWeights(TorchAmp):
                 self._scaling.apply(optimizer, good=False)
 
     def step_as_written(self, optimizer: Any, step: Any) -> Any:
-        if self.steps_copies and not self._keeps_masters:
-            raise UnsupportedCombination(
-                here(
-                    f"the step of {type(optimizer).__name__} evaluates losses by itself, and {self._arm} steps fp32 "
-                    "copies of the weights that it makes for each step, so that the model would not see what the step "
-                    "writes before it ends"
-                )
-            )
+        if self.copies_in_steps:
+            raise losses_on_copies(optimizer, self._arm)
         # Before the weights are kept, so that nothing that the arm makes is undone.
         self._found.look_for_all()
         if any(optimizer is one for one in self._optimizers):
             self._scaling.before_backward([optimizer])
         self._give_written()
-        if self._arm.backend == "apex":  # whose step takes no closure
+        if not self._scaling.takes_closure:
             return types.MethodType(type(optimizer).step, optimizer)
         return step
 

@@ -39,8 +39,8 @@ from ampcompare.base.tensors.tree import cast_floating, map_tree
 from ampcompare.guards.location import here, is_installed, is_users
 from ampcompare.script.lifted_weights import HALF, LiftedWeights
 from ampcompare.script.recording.recorder import Rows, value_of
-from ampcompare.script.torch_amp.autocast_and_scaler import Casting, TorchAmpStandIn
-from ampcompare.script.torch_amp.gradient_stages import GradientStages, ScriptOptimizers, skips_overflows
+from ampcompare.script.torch_amp.autocast_and_scaler import Casting, TorchAmpStandIn, losses_on_copies
+from ampcompare.script.torch_amp.gradient_stages import GradientStages, ScriptOptimizers
 from ampcompare.training.precision.base import owned_params, refuse_wrapped
 
 GRADIENTS_ONLY = ("torch.", "ampcompare.", "apex.")  # modules of steps that compute with gradients, and of what
@@ -99,8 +99,8 @@ class PlainScript:
         self._loss: Any = None  # of torch.autograd.grad, since the last step
         self._has_loss = False  # recorded since the last step
         self._mode = _Mode.UNKNOWN
-        self._casts = arm.backend not in ("fp32", "script") and arm.options.get("opt_level") != "O0"
-        self._is_fp32 = not self._casts and arm.backend != "script"
+        self._casts = bool(arm.half)
+        self._is_fp32 = not self._casts and not arm.is_as_written
         self._optimizers = ScriptOptimizers(names)
         self.stages = GradientStages(arm, names, self._optimizers)
         self._trained: dict[int, tuple[weakref.ref[nn.Module], bool]] = {}  # by the id of a module
@@ -115,6 +115,7 @@ class PlainScript:
         self._device_type = "cpu"  # of the last one
         self._has_graph = False  # a forward pass with gradients has cast weights, and no backward pass came since
         self._stepping = self._repeats = False
+        self._copied: Any = None  # the optimizer that steps copies of the weights of models, made for this step
         self._passes_in_step = 0
         self._evaluates: dict[type, bool] = {}  # losses, in a step without arguments: by the class of an optimizer
         self._noted: set[type] = set()  # optimizers whose weights and state are copied for a step
@@ -160,7 +161,7 @@ class PlainScript:
 
     def _lift(self, optimizer: Any) -> None:
         has_cast = self._names.casts_weights and self._names.casts_now()  # then 16 bits may be those of the arm
-        if self._arm.backend != "script" and not has_cast:
+        if not self._arm.is_as_written and not has_cast:
             self._lifted.lift(optimizer)
 
     def _is_trained(self, module: nn.Module) -> bool:
@@ -169,7 +170,7 @@ class PlainScript:
         if known is not None and known[0]() is module:
             return known[1]
         trained = any(self._optimizers.owner(param) is not None for param in module.parameters())
-        if not trained and self._arm.backend != "script" and torch.is_grad_enabled():
+        if not trained and not self._arm.is_as_written and torch.is_grad_enabled():
             self._refuse_own_masters(module)
         self._trained[id(module)] = weakref.ref(module), trained
         return trained
@@ -302,6 +303,8 @@ class PlainScript:
                 args, kwargs = self._lifted.fit(module, (args, kwargs), narrows=True, widens=True)
             return original(module, *args, **kwargs)
         mode = self._decide()
+        if self._stepping and self._copied is not None and not self._backwards:
+            raise losses_on_copies(self._copied, self._arm)
         if self._lifted.types:  # by now
             args, kwargs = self._fitting(module, args, kwargs)
         if self._backwards:  # a checkpoint computes again what it did in the forward pass
@@ -562,14 +565,15 @@ class PlainScript:
         if isinstance(optimizer, torch.optim.LBFGS):
             kind = type(optimizer)
             name = "LBFGS" if kind is torch.optim.LBFGS else f"{kind.__name__}, a subclass of LBFGS,"
-            why = "scales the loss" if skips_overflows(self._arm) else "gives the model weights after a step"
+            why = "scales the loss" if self._arm.skips_overflows else "gives the model weights after a step"
             raise UnsupportedCombination(
                 here(
                     f"{name} runs its closure several times in one step, and {self._arm} {why}; an arm that scales no "
                     "loss and has no master weights can train this script"
                 )
             )
-        if may_evaluate:
+        self._copied = optimizer if self._names.copies_in_steps else None
+        if may_evaluate and (has_arguments or self._copied is None):
             return self._step_with_passes(optimizer, step, args, kwargs)
         loss = None
         if closure is not None:
@@ -618,7 +622,7 @@ class PlainScript:
         self._refuse_without_effect()
         if not has_arguments:
             self._evaluates[type(optimizer)] = bool(passes)
-        if passes and skips_overflows(self._arm):
+        if passes and self._arm.skips_overflows:
             self._note_copies(optimizer)
         return result
 

@@ -22,7 +22,7 @@ class TrainerContext:
         self._rows = rows
         self._notes: set[str] = set()
         self.through = through
-        self.is_script = arm.backend == "script"
+        self.is_script = arm.is_as_written
         self.half = half
 
     def replaces(self, setting: str) -> None:

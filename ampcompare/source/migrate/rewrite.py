@@ -21,7 +21,7 @@ from ampcompare.source.migrate.replacement_table import IMPORTED, LAYERS, REMOVE
 from ampcompare.source.migrate.replacements import Replacements
 from ampcompare.source.module import Block, Module
 from ampcompare.source.object_kinds import ObjectKinds
-from ampcompare.source.syntax import SourceInvalid, argument, last_name
+from ampcompare.source.syntax import SourceInvalid, argument, is_literal, last_name
 from ampcompare.source.versions import LATEST, Versions
 
 WORD = re.compile(r"\bapex\b|\bamp_C\b|\bapex_C\b|\bamp\.scale_loss\(")
@@ -138,8 +138,9 @@ def migrate_text(
                 findings.append(Finding.at(call, BY_HAND, MAY_BE_APEX.format("scale_loss")))
         if not findings and not alone and _is_of_whole_project(around, module):
             findings += answer_guards(module, edits)
+        whole = all(each.kind == NOTE for each in findings)
         _mark(module, edits, findings)
-        return Migration(edits.result() if edits else text, findings, whole=not findings or bool(edits))
+        return Migration(edits.result() if edits else text, findings, whole=whole)
     torch, above = _torch_name(module)
     try:
         if refused:
@@ -257,11 +258,19 @@ def _probes(module: Module, names: Names, edits: Edits) -> list[Finding]:
     found = []
     for statement in dict.fromkeys(each for each, _ in names.imports):
         around = module.parent(statement)
-        answers = (ast.Assign, ast.Return)
-        if isinstance(around, ast.Try) and any(isinstance(each, answers) for each in (*around.body, *around.orelse)):
-            if edits.is_removed(statement):
-                found.append(Finding.at(statement, NOTE, PROBE))
+        if isinstance(around, ast.Try) and _is_answer(around) and edits.is_removed(statement):
+            found.append(Finding.at(statement, NOTE, PROBE))
     return found
+
+
+def _is_answer(node: ast.Try) -> bool:
+    """Return whether a `try` binds or returns something where its imports succeed, or a flag where they do not."""
+    if any(isinstance(each, (ast.Assign, ast.Return)) for each in (*node.body, *node.orelse)):
+        return True
+    otherwise = [
+        each for handler in node.handlers for each in handler.body if isinstance(each, (ast.Assign, ast.Return))
+    ]
+    return any(is_literal(each.value, False) for each in otherwise)
 
 
 def _is_of_amp(meaning: str) -> bool:
@@ -303,7 +312,7 @@ def _is_of_whole_project(around: Around, module: Module) -> bool:
 
 
 def _left_around(around: Around, module: Module) -> str:
-    """Return the name of a file that asks a module whether Apex is there, and is left by hand; empty if none is."""
+    """Return the name of a file that is left by hand and may ask a module whether Apex is there; empty if none is."""
     for other, theirs in around.modules_that_ask(module):
         try:
             if not _is_whole(other, theirs):
@@ -464,11 +473,9 @@ def _keep_for_others(
     }
     lists = (each for each in module.top.values.get("__all__", []) if isinstance(each, (ast.List, ast.Tuple)))
     listed = {one.value for each in lists for one in each.elts if isinstance(one, ast.Constant)}
-    is_amp = {name for name in waiting if {"apex", "apex.amp"} & set(module.top.imports.get(name, ()))}
     found = {
         **{name: Path("__all__") for name in waiting & listed},
-        **around.importers(module, waiting - is_amp, star=True),
-        **around.importers(module, is_amp, star=False),
+        **around.importers(module, waiting),
     }
     findings = []
     for name, other in found.items():

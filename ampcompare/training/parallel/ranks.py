@@ -120,7 +120,17 @@ def _unpack(message: Tensor) -> Any:
 
 
 def require_equal(ranks: Communicator, what: str, value: Any, remedy: str) -> None:
-    """Check that all ranks hold the same value, or items of a mapping; the error, on every rank, names what differs."""
+    """Check that all ranks hold the same value; every rank calls it.
+
+    Args:
+        ranks: of the run.
+        what: the name of the value, for the error.
+        value: of this rank; of a mapping each item is compared.
+        remedy: ends the error.
+
+    Raises:
+        RanksDiffer: on every rank; it names the ranks and what differs.
+    """
     values = ranks.gather(value)
     different = [rank for rank, other in enumerate(values) if other != values[0]]
     if not different:

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import require_unique
+from ampcompare.backends.options import DTYPES
 from ampcompare.base.errors import BackendUnavailable, ConfigError, PreparationError
 from ampcompare.results.records.run import EngineInfo
 
@@ -53,7 +54,12 @@ class FixedOutcome(StepOutcome):
 
 @functools.lru_cache(maxsize=64)
 def all_applied(count: int, loss_scales: tuple[float, ...] = ()) -> StepOutcome:
-    """Return the outcome of an update that is never skipped; equal steps share one object."""
+    """Return the outcome of an update that is never skipped; equal updates share one object.
+
+    Args:
+        count: how many optimizers it stepped.
+        loss_scales: one for each loss scaler; none without one.
+    """
     return FixedOutcome((True,) * count, loss_scales)
 
 
@@ -369,6 +375,12 @@ class _LateOutcome(StepOutcome):
         return self._read()[1]
 
 
+def half_dtype_of(arm: Arm) -> torch.dtype | None:
+    """Return the 16-bit type that an arm declares to compute in, as torch has it; None if it declares none."""
+    dtype: torch.dtype | None = getattr(torch, DTYPES[arm.half]) if arm.half else None
+    return dtype
+
+
 def make_precision(arm: str | Arm, *, device: str = "cpu", autocast_lists: str = "cuda", **options: Any) -> Precision:
     """Build the precision of an arm.
 
@@ -384,7 +396,7 @@ def make_precision(arm: str | Arm, *, device: str = "cpu", autocast_lists: str =
     """
     arm = Arm.parse(arm) if isinstance(arm, str) else arm
     if options:
-        arm = Arm.make(arm.backend, **{**arm.options, **options})
+        arm = arm.with_options(**options)
     factory = _implementation(arm)
     if autocast_lists not in ("cuda", "cpu"):
         raise ConfigError(f"autocast_lists is {autocast_lists!r}; it is cuda or cpu")

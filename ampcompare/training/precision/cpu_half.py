@@ -111,8 +111,14 @@ def cpu_half(
 ) -> tuple[str | None, AbstractContextManager[Any]]:
     """Return how 16-bit arithmetic is computed, such as "fp16 emulated", and the context to train in.
 
-    "auto" emulates fp16, and bf16 where this CPU has no instructions for it. An arm in fp32 has None. In the context
-    `torch.autocast` on a CPU casts by the `lists` of "cuda", or by the "cpu"'s own.
+    Args:
+        choice: "native", "emulated", or "auto": fp16 is emulated, and bf16 where this CPU has no instructions for it.
+        half_dtype: the 16-bit type of the arm; None if it has none, for which the answer is None and an empty context.
+        device: where it trains; only a CPU emulates.
+        lists: "cuda" lets `torch.autocast` on a CPU cast what it casts on CUDA; "cpu" leaves it its own lists.
+
+    Returns:
+        The words that records keep, and a context for forward passes, backward passes and steps.
     """
     if half_dtype is None:
         return None, nullcontext()

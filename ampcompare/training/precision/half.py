@@ -613,7 +613,12 @@ class StochasticRounding:
 
 
 def hold_state_in(optimizer: Optimizer, dtype: torch.dtype) -> None:
-    """Hold the state of `optimizer` in `dtype` between steps; a step widens it to fp32, and rounds what it leaves."""
+    """Hold the state of an optimizer in a type between its steps; a step widens it to fp32, and rounds what it leaves.
+
+    Args:
+        optimizer: gets hooks around its step.
+        dtype: of the state of each floating parameter.
+    """
 
     def cast_all(target: torch.dtype) -> None:
         for param in owned_params(optimizer):

@@ -30,12 +30,18 @@ def kept_in_fp32(
     half_dtype: torch.dtype | None,
     context: Callable[[], AbstractContextManager[Any]] | None = None,
 ) -> Iterator[tuple[str, ...]]:
-    """Keep modules of `models` in fp32, while the block casts the models and replaces their own `forward`.
+    """Keep modules of models in fp32, while the block casts the models and replaces their own `forward`.
 
-    A pattern, of those joined by `|`, is one of the shell, for the dotted name of a module or the name of its type. A
-    module that shares a weight with a kept one is kept too. Yields the names of the kept modules, without those that
-    run inside of another one. They run in what `context` makes. Outputs of a kept module without floating inputs get
-    the type `half_dtype`; None if they stay in fp32.
+    A module that shares a weight with a kept one is kept too.
+
+    Args:
+        models: before they are cast.
+        patterns: of the shell, joined by `|`, each for the dotted name of a module or the name of its type.
+        half_dtype: of the outputs of a kept module without floating inputs; None if they stay in fp32.
+        context: makes what kept modules run in, such as a block without autocast; None for nothing.
+
+    Yields:
+        The names of the kept modules, without those that run inside of another one.
     """
     if not patterns:
         yield ()

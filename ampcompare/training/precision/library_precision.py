@@ -10,10 +10,16 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ampcompare.backends.arm import Arm
-from ampcompare.backends.options import DTYPES
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.base.tensors.cuda_casts import as_on_cuda
-from ampcompare.training.precision.base import FixedOutcome, LateOutcomes, StepOutcome, UnscaleOnce, all_applied
+from ampcompare.training.precision.base import (
+    FixedOutcome,
+    LateOutcomes,
+    StepOutcome,
+    UnscaleOnce,
+    all_applied,
+    half_dtype_of,
+)
 
 
 class LibraryPrecision(UnscaleOnce):
@@ -26,8 +32,7 @@ class LibraryPrecision(UnscaleOnce):
 
     def __init__(self, arm: str, packages: Mapping[str, str], scaler: torch.amp.GradScaler | None = None) -> None:
         super().__init__()
-        roles = Arm.parse(arm).roles
-        self.half_dtype = getattr(torch, DTYPES[roles.half]) if roles is not None and roles.half else None
+        self.half_dtype = half_dtype_of(Arm.parse(arm))
         self.packages = dict(packages)
         self._use(scaler)
 

@@ -145,6 +145,27 @@ def test_bytecode_and_temporary_files_are_not_listed(tmp_path: Path, project: Pa
     assert not sandbox.written
 
 
+# Mount points that are gone when an overlay is laid on them, and one that stays.
+VANISHED = """
+import os, sys
+from ampcompare.base.processes import overlay
+mount_points = overlay._mount_points
+overlay._mount_points = lambda: mount_points() | {os.path.join(os.getcwd(), "gone"): "overlay", "/gone/merged": "ext4"}
+overlay.enter_if_asked()
+open("checkpoint.pt", "w").write("x")
+"""
+
+
+@pytest.mark.parametrize("by", ["overlays"], indirect=True)
+def test_a_mount_that_vanishes_meanwhile_is_left_out(tmp_path: Path, project: Path) -> None:
+    """As those of containers that other processes build and remove."""
+    with open_sandbox(tmp_path / "store", target=tmp_path / "target") as sandbox:
+        environment = {**os.environ, **sandbox.environment, "PYTHONPATH": os.pathsep.join(sys.path)}
+        assert subprocess.run([sys.executable, "-c", VANISHED], env=environment, check=False).returncode == 0
+    assert [one.how for one in sandbox.written] == ["changed"]
+    assert (project / "checkpoint.pt").read_text() == "the user's"
+
+
 @pytest.mark.parametrize("by", ["copies"], indirect=True)
 def test_a_file_system_that_does_not_answer_allows_no_overlays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PROBE_SECONDS", 0.2)

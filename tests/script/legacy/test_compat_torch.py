@@ -115,7 +115,7 @@ def test_masks_of_bytes(write, legacy) -> None:
     assert done.stderr.count("verbose of a learning rate scheduler was removed") == 1
 
 
-@pytest.mark.parametrize("options", [["--compat-torch"], ["--arm", "bf16"]])
+@pytest.mark.parametrize("options", [["--compat-torch"], ["--arm", "bf16"], ["--device", "cpu"]])
 def test_files_with_the_names_of_modules(write, legacy, options: list[str]) -> None:
     """Torch gets the modules that it imports late, the script the files of these names that lie in its folder."""
     for name in ("triton/__init__.py", "profile.py", "statistics.py", "sympy.py"):

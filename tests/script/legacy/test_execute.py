@@ -1,6 +1,7 @@
 """A script under `ampcompare exec` sees, prints and ends as it does under plain Python."""
 
 import os
+import re
 from importlib.util import find_spec
 
 import pytest
@@ -125,6 +126,45 @@ def test_a_name_that_torch_lacks(write, legacy) -> None:
     done = legacy("train.py")
     assert done.returncode == 4
     assert "lacks torch._amp_foreach_non_finite_check_and_unscale_" in done.stderr.splitlines()[-1]
+
+
+TRAINS = """
+    import torch
+
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.ones(3, 4)).sum().backward()
+    optimizer.step()
+    print("done")
+"""
+
+
+@pytest.mark.slow  # each imports torch four times
+@pytest.mark.parametrize("name", ["cuda.py", "inspect.py", "profile.py"])
+def test_a_script_with_the_name_of_a_module(name: str, write, python) -> None:
+    """It ends as under plain Python, and a line says why; where torch is imported before it, it trains."""
+    write(name, TRAINS)
+    plain = python(name)
+    done = python("-m", "ampcompare", "exec", name)
+    assert plain.returncode == done.returncode == 1
+    *_, message, said = done.stderr.splitlines()
+    assert message == plain.stderr.splitlines()[-1]
+    assert re.fullmatch(f"ampcompare: {name} was imported by (torch|cProfile) in place of .*try --compat-torch.*", said)
+    for options in (["--device", "cpu"], ["--record", "steps.jsonl"]):
+        done = python("-m", "ampcompare", "exec", *options, name)
+        assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
+def test_a_file_in_place_of_a_module_is_named(write, forked) -> None:
+    """A file next to the script that lacks what a library wants; and one whose own mistake it is."""
+    write("socket.py", "")
+    write("mine.py", "")
+    write("train.py", "import ftplib")
+    write("own.py", "import mine; mine.absent")
+    done = forked("-m", "ampcompare", "exec", "train.py")
+    assert done.returncode == 1
+    assert "socket.py was imported in place of a module with that name; rename the file" in done.stderr
+    assert "in place of" not in forked("-m", "ampcompare", "exec", "own.py").stderr
 
 
 def test_a_torchvision_for_another_torch_can_be_imported(write, forked) -> None:

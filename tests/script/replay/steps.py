@@ -141,6 +141,32 @@ IN_TF32 = (
     "conv = net.conv2\n"
     "conv.forward = lambda x: nn.functional.conv2d(cut(x), cut(conv.weight), conv.bias, 1, 1, 1, 2)\n"
 )
+EPSILON_OUTSIDE = (
+    "net = Net()\nnorm = net.norm2\n"
+    "def normalize(x):\n"
+    "    parts = x.unflatten(1, (2, -1)).flatten(2)\n"
+    "    parts = parts - parts.mean(-1, keepdim=True)\n"
+    "    parts = parts / (parts.square().mean(-1, keepdim=True).sqrt() + norm.eps)\n"
+    "    return parts.view_as(x) * norm.weight[:, None, None] + norm.bias[:, None, None]\n"
+    "norm.forward = normalize\n"
+)
+UNCORRECTED = """class Uncorrected(torch.optim.AdamW):
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for param in group["params"]:
+                state = self.state[param]
+                if not state:
+                    state["step"] = torch.tensor(0.0)
+                    state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(param), torch.zeros_like(param)
+                state["step"] += 1
+                state["exp_avg"].lerp_(param.grad, 0.1)
+                state["exp_avg_sq"].mul_(0.999).addcmul_(param.grad, param.grad, value=0.001)
+                param.mul_(1 - group["lr"] * 0.01)
+                param.addcdiv_(state["exp_avg"], state["exp_avg_sq"].sqrt() + 1e-8, value=-group["lr"])
+
+
+optimizer = Uncorrected("""
 MISTAKES = [
     Mistake("eps of a norm", T, OF_NET, "net = Net()\nnet.blocks[0].norm2.eps = 1e-6\n",
             "blocks.0.norm2", OTHER, "fwd"),
@@ -175,6 +201,12 @@ MISTAKES = [
             "CrossEntropyLoss", OTHER, "fwd"),
     Mistake("dampening", C, "momentum=0.9)", "momentum=0.9, dampening=0.1)", "(SGD)", OTHER, "update"),
     Mistake("a residual of double weight", C, "x = x + self.act", "x = 2 * x + self.act", "Net", OTHER, "fwd"),
+    Mistake("a loss that counts twice", T, "loss.backward()", "(loss + loss).backward()", "(loss)", OTHER, "fwd"),
+    Mistake("no bias correction", T, "optimizer = torch.optim.AdamW(", UNCORRECTED, "(Uncorrected)", OTHER, "update"),
+    Mistake("epsilon outside of the root", C, OF_NET, EPSILON_OUTSIDE, "norm2", OTHER, "fwd"),
+    Mistake("a cast too much", T, OF_NET, "net = Net()\nnorm = net.blocks[0].norm1\nnorm.forward = lambda x: "
+            "F.layer_norm(x.bfloat16().to(x.dtype), norm.normalized_shape, norm.weight, norm.bias, norm.eps)\n",
+            "blocks.0.norm1", LESS, "fwd"),
     Mistake("a gate in other words", C, "nn.SiLU()", "nn.Hardswish()", "act", OTHER, "fwd"),
 ]  # fmt: skip
 # What a script says in another way, by the script.
@@ -185,6 +217,10 @@ REWRITES = {
                                    "(q * (width // self.heads) ** -0.5) @ k.transpose(-1, -2)"),
     "torch's own attention": (T, "(scores.softmax(-1) @ v)", "F.scaled_dot_product_attention(q, k, v, is_causal=True)"),
     "a product by einsum": (T, "q @ k.transpose(-1, -2) /", "torch.einsum('bhid,bhjd->bhij', q, k) /"),
+    "gradients that are set to zero": (T, "optimizer.zero_grad()", "optimizer.zero_grad(set_to_none=False)"),
+    "a cross entropy in two steps": (T, "F.cross_entropy(logits[:, :-1].reshape(-1, 32), ",
+                                     "F.nll_loss(F.log_softmax(logits[:, :-1].reshape(-1, 32), -1), "),
+    "a mean by hand": (C, ".flatten(2)).mean(1))", ".flatten(2)).sum(1) / x.shape[2])"),
     "a step without foreach": (T, "lr=1e-3)", "lr=1e-3, foreach=False)"),
     "channels last": (C, OF_NET, "net = Net().to(memory_format=torch.channels_last)\n"),
     "a fused optimizer": (C, "momentum=0.9)", "momentum=0.9, fused=True)"),

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ampcompare.base.errors import PreparationError, ScalingError, UnsupportedCombination
 from ampcompare.training.precision.base import owned_params
+from tests.covering import covering
 from tests.script.small_script import batch, network, two_networks
 from tests.script.test_stand_in import Rows
 from tests.script.trainings import Apex, Gan, Plain, Program, TorchAmp, assert_equal, has_bits, train, train_gan
@@ -259,6 +260,18 @@ def test_gradients_that_the_script_sets_itself(behind: Any) -> None:
         behind.end()
 
 
+@pytest.mark.parametrize("arm", ["half:bf16,masters=fp32", "native:bf16,weights=bf16,masters=fp32"])
+def test_a_second_step_by_the_same_gradients(behind: Any, arm: str) -> None:
+    """Masters move by steps that follow a backward pass alone, so it is refused, and not lost."""
+    behind(arm)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss_of(model).backward()
+    optimizer.step()
+    with pytest.raises(ScalingError, match="steps fp32 copies of the weights"):
+        optimizer.step()
+
+
 @pytest.mark.parametrize("arm", ["fp32", "native:fp16", "native:bf16", "O1", "O4"])
 def test_losses_with_a_gradient_of_their_own(behind: Any, arm: str) -> None:
     behind(arm)
@@ -491,9 +504,7 @@ def half_of_them(model: nn.Module, _optimizer: Any) -> None:
 CLEAR = [none_of_the_model, none_of_the_groups, zeros_of_the_groups, other_zeros, half_of_them, lambda *_: None]
 
 
-@pytest.mark.parametrize("reads", [False, True])
-@pytest.mark.parametrize("clear", CLEAR)
-@pytest.mark.parametrize("arm", ["native:fp16", "O1", "O2", "half:bf16,masters=fp32"])
+@covering({"arm": ["native:fp16", "O1", "O2", "half:bf16,masters=fp32"], "clear": CLEAR, "reads": [False, True]})
 def test_gradients_are_cleared_in_any_way(behind: Any, arm: str, clear: Callable[..., None], reads: bool) -> None:
     """Or kept, so that those of the next steps add to them; and read between the passes of a step."""
 

@@ -14,6 +14,7 @@ from ampcompare.base.errors import PreparationError, UnsupportedCombination
 from ampcompare.base.patches import Layer, Subscriptions
 from ampcompare.script.recording.scaled_steps import record_grad_scalers
 from ampcompare.training.precision.base import owned_params
+from tests.covering import covering
 from tests.script.small_script import batch
 from tests.script.test_stand_in import Rows
 
@@ -266,11 +267,10 @@ def under(behind: Any, arm: str, rows: Any = None) -> Iterator[None]:
         behind.end()
 
 
-@pytest.mark.parametrize("overflow", [(-1, 0), (0, 0), (2, 0), (0, 1), (2, 1)])
-@pytest.mark.parametrize(
-    ("arm", "kind"),
-    [*((arm, kind) for arm in ("native:fp16", *MASTERS) for kind in KINDS), ("native:fp16", SharpAround)],
-)
+OVERFLOWS = [(-1, 0), (0, 0), (2, 0), (0, 1), (2, 1)]
+
+
+@covering({"arm": ["native:fp16", *MASTERS], "kind": KINDS, "overflow": OVERFLOWS})
 def test_steps_with_several_passes_train_as_by_hand(
     behind: Any, arm: str, kind: Any, overflow: tuple[int, int]
 ) -> None:
@@ -280,6 +280,11 @@ def test_steps_with_several_passes_train_as_by_hand(
         ours = train(kind, Script(), overflow)
     assert all(map(torch.equal, ours, expected))
     assert not torch.equal(ours[0], train(kind, ByHand(masters=arm in MASTERS), (1, 0))[0])
+
+
+@pytest.mark.parametrize("overflow", OVERFLOWS)
+def test_an_optimizer_inside_of_another_trains_as_by_hand(behind: Any, overflow: tuple[int, int]) -> None:
+    test_steps_with_several_passes_train_as_by_hand(behind, "native:fp16", SharpAround, overflow)
 
 
 @pytest.mark.parametrize("kind", [Sharp, Extragradient, MovesFirst, Stored])  # a line search may end elsewhere
@@ -319,10 +324,98 @@ def test_an_optimizer_inside_of_another_trains_near_fp32(behind: Any, arm: str) 
     test_steps_with_several_passes_train_near_fp32(behind, arm, SharpAround)
 
 
-@pytest.mark.parametrize("arm", [*MASTERS, "O5", "half:bf16,masters=fp32"])
-def test_two_optimizers_of_the_same_weights_have_no_masters(behind: Any, arm: str) -> None:
-    with under(behind, arm), pytest.raises(PreparationError, match="two optimizers hold the same weights"):
-        train(SharpAround, Script(), (-1, 0))
+@pytest.mark.parametrize(
+    ("arm", "why"),
+    [
+        *((arm, "its own master weights") for arm in (*MASTERS, "O5", "half:bf16,masters=fp32")),
+        *((f"half:bf16,{option}", "fp32 copies of its own") for option in ("kahan", "rounding=stochastic")),
+        ("half:loss_scale=128", "unscales the gradients of each"),
+    ],
+)
+def test_two_optimizers_of_the_same_weights_are_refused(behind: Any, arm: str, why: str) -> None:
+    with under(behind, arm):
+        model = nn.Linear(6, 3)
+        optimizer = SharpAround(model.parameters())
+        with pytest.raises(PreparationError, match=f"two optimizers hold the same weights, .* {why}"):
+            model(batch(0)[0])
+        del optimizer
+
+
+class Signs(Base):
+    """Steps by the sign of a mean, which it writes in one of several ways."""
+
+    def __init__(self, params: Any, write: str) -> None:
+        super().__init__(params, lr=0.002)
+        self.write = write
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for param in self.weights:
+            mean = self.state[param].setdefault("mean", torch.zeros_like(param))
+            new = param - self.param_groups[0]["lr"] * (0.9 * mean + 0.1 * param.grad).sign()
+            mean.lerp_(param.grad, 0.01)
+            if self.write == "data":
+                param.data = new
+            elif self.write == "set":
+                param.set_(new)
+            elif self.write == "numpy":
+                param.detach().numpy()[...] = new.numpy()
+            else:
+                param.data.copy_(new)
+
+
+COPIES = ("half:bf16,kahan", "half:bf16,rounding=stochastic", "half:bf16,state=fp32", "native:bf16,weights=bf16,kahan")
+
+
+@pytest.mark.parametrize("write", ["data", "set", "numpy", "copy"])
+@pytest.mark.parametrize("arm", [*(arm for arm in COPIES if "state" not in arm), "half:kahan,loss_scale=128"])
+def test_steps_that_write_weights_themselves_train_on_copies(behind: Any, arm: str, write: str) -> None:
+    """Updates of 0.002 that bf16 weights alone lose reach the model by what the arm keeps of them."""
+
+    def trained(steps: int) -> Tensor:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+        with torch.no_grad():
+            for param in model.parameters():
+                param.fill_(1.0).add_(torch.rand_like(param))
+        optimizer = Signs(model.parameters(), write)
+        for step in range(steps):
+            nn.functional.cross_entropy(model(batch(step)[0]).float(), batch(step)[1]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return torch.cat([param.detach().float().flatten() for param in model.parameters()])
+
+    with under(behind, arm):
+        ours = trained(12)
+    moved = trained(12) - trained(0)
+    assert 0.7 < float((ours - trained(0)) @ moved / moved.square().sum()) < 1.3  # 0 where updates are lost
+
+
+@pytest.mark.parametrize("backward", [True, False])
+@pytest.mark.parametrize("arm", COPIES)
+def test_steps_that_evaluate_losses_are_refused_on_copies(behind: Any, arm: str, backward: bool) -> None:
+    """Also by a function that the optimizer has had before, and in a trial without gradients."""
+
+    class Stores(Base):
+        function: Any = None
+
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> Any:
+            self.descend()
+            with torch.enable_grad():
+                self.function()
+
+    with under(behind, arm):
+        model = nn.Linear(6, 3)
+        optimizer = Stores(model.parameters())
+
+        def loss() -> Tensor:
+            return nn.functional.cross_entropy(model(batch(0)[0]).float(), batch(0)[1])
+
+        loss().backward()
+        optimizer.function = (lambda: loss().backward()) if backward else loss
+        with pytest.raises(UnsupportedCombination, match=r"the step of Stores evaluates losses by .*copies"):
+            optimizer.step()
 
 
 class OwnLBFGS(torch.optim.LBFGS):

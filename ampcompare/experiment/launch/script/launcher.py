@@ -496,7 +496,7 @@ def _timed_seconds(config: RunConfig, steps: Sequence[StepRecord]) -> list[float
 
 
 def _engine(config: RunConfig, rows: ScriptRows) -> EngineInfo | None:
-    if config.parsed_arm.backend != "apex":
+    if not config.parsed_arm.spec.calls_apex:
         return None
     version = str(rows.header.get("engine_version", "unknown"))
     name: Literal["nvidia", "compat"] = "nvidia" if rows.header.get("engine") == "nvidia" else "compat"

@@ -86,6 +86,12 @@ class Stack:
         """The version of the genuine Apex there; "" if there is none."""
         return str(self.facts.get("apex") or "")
 
+    @property
+    def versions(self) -> str:
+        """What is there, in words."""
+        found = [f"Python {self.facts.get('python')}", f"torch {self.facts.get('torch')}"]
+        return ", ".join([*found, *[f"the genuine Apex {self.apex}"] * bool(self.apex)])
+
     def records_by_itself(self, config: RunConfig) -> bool:
         """Return whether its own ampcompare trains a cell; a script for the genuine Apex runs as it does today."""
         return self.has_ampcompare and not (self.apex and _script_as_written(config))
@@ -93,7 +99,7 @@ class Stack:
 
 def _script_as_written(config: RunConfig) -> ScriptConfig | None:
     """Return the script of a cell under the arm `script`, which changes nothing of it; None for any other cell."""
-    return config.script if config.parsed_arm.backend == "script" else None
+    return config.script if config.parsed_arm.is_as_written else None
 
 
 def look_at(stack: StackConfig, folder: Path) -> Stack:
@@ -308,6 +314,31 @@ class StackLauncher(ScriptLauncher):
         write_config(config, folder)
         write_record(record, folder)
         return record
+
+
+def traced_command(
+    stack: StackConfig, script: str, arguments: Sequence[str], folder: Path, *, seed: int, steps: int, request: str
+) -> tuple[list[str], Stack]:
+    """Return the command that runs a script for some steps in a stack and leaves what it trained in a folder.
+
+    Where the stack has this ampcompare, and no genuine Apex, that is what `request` asks `script.legacy.replay` for.
+    Else the recorder writes `record.jsonl`, `first.pt` and `last.pt`.
+
+    Raises:
+        EnvironmentUnfit: the stack cannot be started, or has no torch.
+    """
+    copy_recorder(folder)
+    found = look_at(stack, folder)
+    if found.fault:
+        raise EnvironmentUnfit(found.fault)
+    if found.has_ampcompare and not found.apex:
+        words = ["-m", "ampcompare.script.legacy.replay", request]
+    else:
+        files = {"record": "record.jsonl", "save-weights": "first.pt", "save-last": "last.pt"}
+        options = [word for name, file in files.items() for word in (f"--{name}", str(folder / file))]
+        limits = ["--seed", str(seed), "--max-steps", str(steps)]
+        words = [str(folder / CellFile.RECORDER), *options, *limits, script, *arguments]
+    return start_command(f"{__package__}.supervise", *stack.words(folder), *words), found
 
 
 def run_in_stack(

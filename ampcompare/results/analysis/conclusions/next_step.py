@@ -31,7 +31,12 @@ PROGRAM = ["ampcompare", "compare"]
 
 
 def next_steps(comparison: Comparison, next_error_rate: float) -> list[NextStep]:
-    """Return what to do next, the most useful first; `next_error_rate` is 0 where no look is left."""
+    """Return what to do next, the most useful first, and each command once.
+
+    Args:
+        comparison: what there is.
+        next_error_rate: what the next look may spend; 0 where no look is left.
+    """
     typed = TypedCommand.parse(comparison.command)
     steps = list(_steps(comparison, comparison.by_arm(), typed, next_error_rate))
     return list({step.command: step for step in reversed(steps)}.values())[::-1][:MAX_STEPS]

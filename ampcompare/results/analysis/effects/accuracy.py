@@ -121,7 +121,14 @@ def failure_verdict(records: Sequence[RunRecord]) -> Verdict:
 def accuracy_effects(
     records: Sequence[RunRecord], arms: Sequence[str], reference: str, error_share: float = 0.0
 ) -> dict[str, Effect]:
-    """Return the effect on the scores of every arm that has pairs with the reference."""
+    """Return the effect on the scores of every arm that has pairs with the reference.
+
+    Args:
+        records: of all arms.
+        arms: their texts; the reference among them is left out.
+        reference: the text of the arm that others are compared with.
+        error_share: share of the reference's errors that the margin is, where it moves with them; 0 elsewhere.
+    """
     theirs = [record for record in records if record.arm == reference]
     found = {
         arm: accuracy_effect(pairs_by_seed([record for record in records if record.arm == arm], theirs), error_share)

@@ -18,11 +18,18 @@ PLANNED_SHARE = 0.9
 
 
 def error_rate_of_next(looks: Sequence[Look], planned: int | None) -> float:
-    """Return what the look after these may spend; all together spend at most `ERROR_RATE`.
+    """Return what the next look may spend; all together spend at most `ERROR_RATE`.
 
     Left open, the first look spends 80 % of it, since most comparisons are looked at once, and each later one half of
     what is left. A single planned look spends all; of several the last spends most, by the square of the share of looks
     that are done. Source: error spending of the power family (Kim and DeMets 1987).
+
+    Args:
+        looks: those before, with what each has spent.
+        planned: how many looks were announced; None if that was left open.
+
+    Returns:
+        An error rate, such as 0.04; 0 where no look is left.
     """
     spent = [look.error_rate for look in looks if look.number]
     number, left = len(spent) + 1, max(0.0, ERROR_RATE - math.fsum(spent))

@@ -146,7 +146,15 @@ def parse_margin(value: float | str) -> MarginRule:
 
 
 def check_margin(rule: MarginRule, metric: Metric) -> None:
-    """Refuse a share of errors of a metric that counts none, and percentage points of one that has none."""
+    """Refuse a margin that means nothing for a metric.
+
+    Args:
+        rule: how the margin is given.
+        metric: that it is for.
+
+    Raises:
+        ConfigError: it is a share of errors of a metric that counts none, or percentage points of one that has none.
+    """
     if rule.kind == "errors" and not metric.has_errors and metric.difference == "points":
         why = f"is a share of the reference's errors, and {metric.name} counts none"
     elif rule.unit and metric.difference_unit != rule.unit:

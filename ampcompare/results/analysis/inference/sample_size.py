@@ -77,9 +77,16 @@ def _pairs_for_any_mean(spread: float, margin: float, alpha: float) -> int:
 
 
 def stein_pairs(spread: float, freedom: float, distance: float, alpha: float) -> int:
-    """Return how many pairs a one-sided test of Stein's needs to see `distance` with a power of 80 %.
+    """Return how many pairs a one-sided test of Stein's needs to see a distance with a power of 80 %.
 
-    The spread is that of a pilot, and so is that of the test; the pilot's pairs count among those that are returned.
+    Args:
+        spread: the standard deviation of differences in the pilot, which is that of the test as well.
+        freedom: degrees of freedom of the spread.
+        distance: between the true difference and the margin, in the unit of the spread; above 0.
+        alpha: the error rate of the test.
+
+    Returns:
+        The number of pairs, with those of the pilot, up to `MAX_PAIRS`.
 
     Source: Stein 1945, "A two-sample test for a linear hypothesis whose power is independent of the variance".
     """

@@ -52,7 +52,11 @@ def settings(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def changed_settings(one: RunConfig, other: RunConfig) -> list[str]:
-    """Return the settings in which two configurations differ, except arm, seed, and how they were saved."""
+    """Return the paths of the settings in which two configurations differ, such as `recipe.optimizer.lr`.
+
+    Args:
+        one, other: configurations; their arms, their seeds, and how they were saved do not count.
+    """
     first, second = _settings_of(one), _settings_of(other)
     if first == second:
         return []

@@ -87,7 +87,12 @@ def update_options(arm: Arm) -> dict[str, tuple[Roles, set[str]]]:
 
 
 def options_without_effect(arm: Arm, ledger: Ledger) -> list[str]:
-    """Return a sentence for each option of updates without which the arm declares what ran, too."""
+    """Return a sentence for each option about updates that has had no effect on a training.
+
+    Args:
+        arm: under which it trained.
+        ledger: the types that really ran.
+    """
     sentences = []
     if not ledger.groups or _is_all_skipped(ledger):
         return []

@@ -36,7 +36,11 @@ class Pairing:
 
 
 def pairs_by_seed(arm: Sequence[RunRecord], reference: Sequence[RunRecord]) -> list[Pair]:
-    """Return the completed runs of one seed of both arms."""
+    """Return the completed runs of one seed of both arms, as (run of the arm, run of the reference).
+
+    Args:
+        arm, reference: all runs of each.
+    """
     partners = {record.config.recipe.seed: record for record in reference if record.status == "completed"}
     return [
         (record, partners[record.config.recipe.seed])

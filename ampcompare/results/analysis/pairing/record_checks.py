@@ -35,10 +35,15 @@ def read_checked(path: Path) -> RunRecord:
 
 
 def check_record(path: Path, raw: Mapping[str, Any], record: RunRecord) -> None:
-    """Check a record against its folder and its checksum, by the `raw` content of its file.
+    """Check a record against its folder and its checksum.
+
+    Args:
+        path: of its file, which tells the cell if it is in a run directory.
+        raw: the plain content of the file.
+        record: what was read from it.
 
     Raises:
-        RecordError: it has a fault.
+        RecordError: it was changed after it was written, or is the record of another cell.
     """
     folder = path.absolute().parent
     if folder.parent.name == RunFile.CELLS and folder.name != record.cell:

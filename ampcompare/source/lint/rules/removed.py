@@ -204,7 +204,7 @@ with torch.autocast("cuda"):  # right
         "custom-function-deprecated",
         "`custom_fwd` or `custom_bwd` of `torch.cuda.amp`",
         "deprecated since torch 2.4: a FutureWarning now, later an error",
-        'write `torch.amp.custom_fwd(device_type="cuda")`',
+        'write `torch.amp.custom_fwd(device_type="cuda")`, or `custom_bwd` so',
         """
 import torch
 

@@ -14,11 +14,21 @@ from ampcompare.source.syntax import dotted_name, elements, is_literal, last_nam
 if TYPE_CHECKING:
     from ampcompare.source.migrate.core.context import Core
 
-COPIES = re.compile(r"deepcopy|\bDataParallel\b|\b(?:[Ee]ma|EMA)\b|ModelEma|ExponentialMovingAverage|AveragedModel")
+REPLICAS = r"(?<!Distributed)DataParallel|\b(?:[Ee]ma|EMA)\b|ModelEma|ExponentialMovingAverage|AveragedModel"
+COPIES = re.compile(rf"deepcopy|{REPLICAS}")
+# In another file, to which the model may go: calls alone, and copies of what is called a model.
+COPIES_ELSEWHERE = re.compile(rf"deepcopy\(\s*[\w.]*(?:model|net)\w*\s*\)|(?:{REPLICAS})\w*\(")
 PLURAL = re.compile(r"(?:optimizers|optims|opts)$", re.IGNORECASE)
 UNSCALED = (
     "no file calls scale_loss, so the loss is not scaled, as with Apex: the scaler only says whether autocast is on; "
     "gradients below 2**-24 become 0"
+)
+ELSEWHERE = (
+    f"scale_loss is called in another file: the optimizer carries the scaler there, as {CARRIED}; migrate that file too"
+)
+CARRIED_ON = (
+    f"functions of another file may step or save this optimizer, so it carries the scaler, as {CARRIED}; migrate that "
+    "file too"
 )
 SUBCLASS = (
     "copies and replicas of a model share no wrapped forward, so the model gets a subclass of its class; torch.save of "
@@ -62,11 +72,7 @@ def carried_keys(core: Core, initialize: Initialize) -> list[str]:
     if any(is_list(core.module, each) for each in given):
         raise Unsure(initialize.call, "the optimizers are in a list, which cannot carry the scaler to scale_loss")
     if found:
-        core.note(
-            initialize.call,
-            f"scale_loss is called in another file: the optimizer carries the scaler there, as {CARRIED}; migrate that "
-            "file too",
-        )
+        core.note(initialize.call, ELSEWHERE if _trains_elsewhere(core) else CARRIED_ON)
     return found
 
 
@@ -108,7 +114,9 @@ def wrapped_models(core: Core, initialize: Initialize) -> list[str]:
     given = [] if models is None else elements(models)
     lines: list[str] = []
     # A copy or a replica would call the forward pass of the model that it is a copy of.
-    is_copied = COPIES.search(module.text) is not None
+    is_copied = COPIES.search(module.text) is not None or any(
+        COPIES_ELSEWHERE.search(each.text) is not None for each in core.index.modules if each is not module
+    )
     enabled = "" if core.always else f", enabled={core.planned.expression}.is_enabled()"
     target = initialize.statement.targets[0] if isinstance(initialize.statement, ast.Assign) else None
     if len(given) == 1 and isinstance(target, ast.Name):

@@ -40,6 +40,9 @@ CLIPPED_INSIDE = (
     "gradients are still scaled inside the block of scale_loss, so this clips almost everything; move it "
     "below the block"
 )
+CHANGED_INSIDE = (
+    "{0} reads or changes gradients inside the block of scale_loss, where they are scaled; move it below the block"
+)
 HANDED_ON = (
     "{0} gets the loss and the optimizer, and is no function of this file; if it scales the loss, the forward pass "
     "must run under torch.autocast here, or in the model"
@@ -47,6 +50,10 @@ HANDED_ON = (
 CARRIED_HERE = (
     f"the optimizer carries the scaler here, as {CARRIED}; no file that initializes was found that imports this one, "
     "so set that attribute where it is made"
+)
+STATE_OF_NOBODY = (
+    "no file that initializes was found that leads here, so nothing says which optimizer carries the scaler of this "
+    "state, nor whether there is one"
 )
 MAY_BE_APEX = "{0} is called on something that may be apex.amp or not"
 MISSING = (
@@ -65,7 +72,7 @@ HALF_GIVEN = (
 )
 # Methods of torch.nn.Module, and what is called so on models, none of which computes.
 NO_COMPUTATION = re.compile(
-    r"^_?(?:load|save|set|get|add|register|freeze|unfreeze|remove|named|init|reset|print|summary|export|apply|update|"
+    r"^_?(?:load|save|set|get|add|register|freeze|unfreeze|remove|named|init|initialize|reset|print|summary|export|apply|update|"
     r"zero_grad|parameters|modules|children|buffers|state_dict|train|eval|to|cpu|cuda|half|float|double|bfloat16|type|"
     r"requires_grad|share_memory|module|append|extend|insert|items|keys|values|copy|pop|format|join|no_sync|backward|"
     r"step|num|is|has|with|make|build|create|config|resize|tie|hook|log)(?:_|$)"
@@ -102,8 +109,11 @@ def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, around:
     core.handed_on = list(find_handed_on(core))
     create_scalers(core)
     _name_carried(core)
-    if planned.home == "optimizer" and not sites.initializes and sites.backwards and not around.is_given(module):
-        core.note(sites.backwards[0].statement, CARRIED_HERE)
+    if planned.home == "optimizer" and not sites.initializes and not around.is_given(module):
+        if sites.backwards:
+            core.note(sites.backwards[0].statement, CARRIED_HERE)
+        for state in (*sites.saves, *sites.loads):
+            raise Unsure(state, STATE_OF_NOBODY)
     if not sites.initializes:  # where the model is made it casts by itself
         for each in forward.missing:
             if planned.home != "optimizer" or not around.is_given(module):
@@ -115,7 +125,7 @@ def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, around:
             edits.wrap(first, last, core.autocast(first, optimizer_near(core, first)))
     for call in forward.apart if sites.initializes and not casts_itself(core) else ():
         core.note(call, OUTSIDE.format(f"{ast.unparse(call.func)}()"))
-    _refuse_half_outside(core, _cast_evaluation(core))
+    _refuse_half_outside(core, _cast_evaluation(core) | _cast_own_forward(core))
     for place, node in order.named.items():
         core.note(node, NAMED.format(place))
     place_unscale(core)
@@ -204,6 +214,44 @@ def _cast_evaluation(core: Core) -> set[ast.AST]:
     return wrapped
 
 
+def _cast_own_forward(core: Core) -> set[ast.AST]:
+    """Put `forward` of a class that trains under autocast, where it is called by another file, before the loss.
+
+    Returns:
+        The statements that have autocast now.
+    """
+    if casts_itself(core) or core.planned.home != "self" or not core.sites.initializes:
+        return set()
+    module = core.module
+    tails = {last_part(key) for key in model_keys(module, core.sites)}
+    trained = {each.function for each in core.sites.backwards if each.block}
+    holders = {module.class_of(each) for each in trained} - {None}
+    wrapped: set[ast.AST] = set()
+    for function in (each for each in module.scope_from if isinstance(each, ast.FunctionDef)):
+        if function.name != "forward" or function in trained or module.class_of(function) not in holders:
+            continue
+        inside = [each for each in function.body if any(_computes(call, tails) for call in _calls_in(each))]
+        if inside and _reaches(core, inside[0]):
+            core.edits.wrap(inside[0], inside[-1], core.autocast(inside[0], None))
+            first, last = (function.body.index(each) for each in (inside[0], inside[-1]))
+            wrapped.update(function.body[first : last + 1])
+    return wrapped
+
+
+def _calls_in(node: ast.AST) -> list[ast.Call]:
+    return [each for each in walk(node) if isinstance(each, ast.Call)]
+
+
+def _computes(call: ast.Call, tails: set[str]) -> bool:
+    """Return whether a call is one of a model, or of a method of a model that may compute."""
+    name = last_name(call.func)
+    if name in tails:
+        return True
+    if not isinstance(call.func, ast.Attribute) or NO_COMPUTATION.search(name) or not (call.args or call.keywords):
+        return False
+    return last_part((dotted_name(call.func.value) or "").removesuffix(".module")) in tails
+
+
 def _refuse_half_outside(core: Core, wrapped: set[ast.AST]) -> None:
     """Refuse calls of a model that stay outside of autocast and may get fp16 tensors, and note those of methods.
 
@@ -217,14 +265,12 @@ def _refuse_half_outside(core: Core, wrapped: set[ast.AST]) -> None:
     halves = [node for node in module.nodes if _makes_half(core, node)]
     noted: set[str] = set()
     for call in module.calls if core.sites.initializes else ():
-        name, owner = last_name(call.func), ""
-        if isinstance(call.func, ast.Attribute) and not NO_COMPUTATION.search(name):
-            owner = last_part((dotted_name(call.func.value) or "").removesuffix(".module"))
-        is_method = owner in tails and (bool(call.args) or bool(call.keywords))
+        name = last_name(call.func)
+        is_method = name not in tails and _computes(call, tails)
         if not is_method and (name not in tails or casts_itself(core)):
             continue
         statement = module.statement(call)
-        if any(each in wrapped for each in module.ancestors(call)) or any(
+        if any(each in wrapped for each in (statement, *module.ancestors(call))) or any(
             first.lineno <= statement.lineno <= last.lineno for first, last in core.forward.regions
         ):
             continue
@@ -232,9 +278,20 @@ def _refuse_half_outside(core: Core, wrapped: set[ast.AST]) -> None:
         for node in halves:
             if module.function(node) is function and module.statement(node).lineno < statement.lineno:
                 raise Unsure(call, HALF_GIVEN.format(module.statement(node).lineno))
-        if is_method and casts_itself(core) and name not in noted:
+        if is_method and casts_itself(core) and name not in noted and not _runs_before(core, statement):
             noted.add(name)
             core.note(call, METHOD.format(f"{ast.unparse(call.func)}()"))
+
+
+def _runs_before(core: Core, statement: ast.stmt) -> bool:
+    """Return whether a statement runs before `amp.initialize` alone, so that Apex casts nothing in it."""
+    module = core.module
+    if any(isinstance(each, (ast.For, ast.AsyncFor, ast.While)) for each in module.within_function(statement)):
+        return False
+    function = module.function(statement)
+    return any(
+        each.function is function and each.statement.lineno > statement.lineno for each in core.sites.initializes
+    )
 
 
 def _makes_half(core: Core, node: ast.AST) -> bool:
@@ -428,7 +485,8 @@ def _refuse_inside(core: Core, statement: ast.With) -> None:
             raise Unsure(each, "the caller of this generator runs in the block of scale_loss, and cannot be seen")
     for read in core.sites.reads:
         if statement in core.module.ancestors(read.statement) and isinstance(read.node, ast.Call):
-            raise Unsure(read.node, CLIPPED_INSIDE)
+            name = ast.unparse(read.node.func)
+            raise Unsure(read.node, CLIPPED_INSIDE if "clip" in name else CHANGED_INSIDE.format(f"{name}()"))
     for step in core.sites.steps:
         if statement in core.module.ancestors(step.statement):
             raise Unsure(step.call, "the step is inside the block of scale_loss, where gradients are still scaled")

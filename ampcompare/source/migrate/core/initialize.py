@@ -35,7 +35,7 @@ AT_TIMES = "amp.initialize runs here in some rounds or calls only, or again; mak
 def create_scalers(core: Core) -> None:
     """Rewrite every `amp.initialize`."""
     initializes = core.sites.initializes
-    single = len(initializes) == 1
+    single = len(initializes) == 1 and not core.across and any(each.block for each in core.sites.backwards)
     made = [(each, _scaler_settings(core.module, each, single=single)) for each in initializes]
     for each in initializes:
         _refuse_in_expression(core, each)
@@ -253,9 +253,10 @@ def _read_scale(module: Module, given: dict[str, ast.expr], settings: _ScalerSet
         settings.arguments.append(f"init_scale={text}")
         if single:
             settings.update = f"new_scale={text}"
-        else:
+            settings.notes.append("a static scale: GradScaler skips a step whose gradients overflow; Apex takes it")
+        else:  # what updates the scale in another place does not know it
             settings.arguments.append(NO_GROWTH)
-        settings.notes.append("a static scale: GradScaler skips a step whose gradients overflow; Apex takes it")
+            settings.notes.append("a static scale halves after an overflow, where Apex takes the step")
         return
     if isinstance(scale, ast.IfExp) and isinstance(scale.body, ast.Constant) and scale.body.value == "dynamic":
         dynamic, text = module.source(scale.test), module.source(scale.orelse)

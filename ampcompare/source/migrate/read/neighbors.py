@@ -64,20 +64,25 @@ class Around:
         return needs_scaler(module) and _is_imported_by_script(project)
 
     def is_given(self, module: Module) -> bool:
-        """Return whether a module around that imports a module, or that it imports, initializes."""
+        """Return whether a module around that imports a module, or that it imports, initializes.
+
+        So does one that it is linked to through others, where that scales no loss itself.
+        """
         if self.path is None:
             return True
         project = self.project(module)
         assert project.path is not None
         importing = (project.module(each) for each in project.importers(project.path))
-        return any(map(initializes, _modules_imported_by(project, module))) or any(
-            each is not None and initializes(each) for each in importing
-        )
+        if any(map(initializes, _modules_imported_by(project, module))):
+            return True
+        if any(each is not None and initializes(each) for each in importing):
+            return True
+        return any(initializes(each) and not _scales(each) for _, each in self.modules_linked_to(module))
 
     def modules_linked_to(self, module: Module) -> Iterator[tuple[Path, Module]]:
         """Yield the other modules with a part of Apex's core through which the same training may go.
 
-        One imports the other, or a third one both.
+        One imports the other, or a third one both; where a file imports too many to look at, it may import any.
         """
         if self.path is None:
             return
@@ -88,17 +93,24 @@ class Around:
         for path, other in around.items():
             if initializes(other) or needs_scaler(other):
                 both = {path, project.path}
-                if any(both <= {one, *theirs} for one, theirs in reached.items()):
+                if any(_may_reach(both, {one, *theirs}) for one, theirs in reached.items()):
                     yield path, other
 
     def modules_that_ask(self, module: Module) -> Iterator[tuple[Path, Module]]:
-        """Yield the modules with a part of Apex's core that import a module, which may say whether Apex is there."""
-        if self.path is not None:
-            project = self.project(module)
-            assert project.path is not None
-            for path in project.importers(project.path):
-                if (other := project.module(path)) is not None and (initializes(other) or needs_scaler(other)):
-                    yield path, other
+        """Yield the modules with a part of Apex's core that may ask whether Apex is there where a module does.
+
+        They import it, if only through other files, or it imports them, as a test does.
+        """
+        if self.path is None:
+            return
+        project = self.project(module)
+        assert project.path is not None
+        own = _reached_from(project, project.path)
+        for path, other in project.modules_around(project.path):
+            if (initializes(other) or needs_scaler(other)) and (
+                path in own or project.path in _reached_from(project, path)
+            ):
+                yield path, other
 
     def modules_below(self, module: Module) -> Iterator[Module]:
         """Yield the modules of the project that one imports, and in turn those that these do."""
@@ -109,7 +121,7 @@ class Around:
                 if (found := project.module(path)) is not None:
                     yield found
 
-    def importers(self, module: Module, names: Collection[str], *, star: bool) -> dict[str, Path]:
+    def importers(self, module: Module, names: Collection[str]) -> dict[str, Path]:
         """Return which of the names of a module another one has from it, by `import *` too, with the first of these."""
         found: dict[str, Path] = {}
         if self.path is None or not names:
@@ -118,7 +130,7 @@ class Around:
         assert project.path is not None
         for other in project.importers(project.path):
             if (theirs := project.module(other)) is not None:
-                for name in _names_taken(project, other, theirs, names, star=star):
+                for name in _names_taken(project, other, theirs, names):
                     found.setdefault(name, other)
         return found
 
@@ -147,6 +159,10 @@ def needs_scaler(module: Module) -> bool:
     )
 
 
+def _scales(module: Module) -> bool:
+    return any(last_name(call.func) == "scale_loss" and _is_of_amp(module, call) for call in module.calls)
+
+
 def _is_of_amp(module: Module, call: ast.Call) -> bool:
     full = module.resolve(call.func) or ""
     if full.startswith("apex.amp.") and full.removeprefix("apex.amp.") in CORE:
@@ -168,6 +184,11 @@ def _reached_from(project: Project, path: Path) -> set[Path]:
     return found
 
 
+def _may_reach(both: set[Path], reached: set[Path]) -> bool:
+    """Return whether two files are among those that one reaches, or one of them is and the rest was not looked at."""
+    return both <= reached or (len(reached) >= MAX_MODULES and not both.isdisjoint(reached))
+
+
 def _modules_imported_by(project: Project, module: Module) -> Iterator[Module]:
     assert project.path is not None
     for place in project.imported_by(module, project.path):
@@ -185,15 +206,16 @@ def _is_imported_by_script(project: Project) -> bool:
     return False
 
 
-def _names_taken(project: Project, path: Path, module: Module, names: Collection[str], *, star: bool) -> Iterator[str]:
+def _names_taken(project: Project, path: Path, module: Module, names: Collection[str]) -> Iterator[str]:
     """Yield the names of the module of a project that another one imports from it, or reads from it as attributes."""
     own: set[str] = set()  # what the module is called there
     for statement, alias, full in module.imports:
         place, name = project.resolve(path, full) or (None, "")
         if place != project.path:
             continue
-        if name == "*" and star:
-            yield from {node.id for node in module.nodes if isinstance(node, ast.Name)} & set(names)
+        if name == "*":
+            used = [node for node in module.nodes if isinstance(node, ast.Name) and node.id in names]
+            yield from {node.id for node in used if module.resolve(node, follow=False) is None}
         elif name in names:
             yield name
         elif not name:

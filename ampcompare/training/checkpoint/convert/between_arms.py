@@ -41,8 +41,7 @@ def into_arm(state: Mapping[str, Any], arm: str) -> Conversion:
         raise ConversionError("it is not a checkpoint that a run of ampcompare wrote")
     text = str(Arm.parse(arm))
     was, target = _inner(parts.arm), _inner(arm)
-    level = str(target.options.get("opt_level", "O1")) if target.backend == "apex" else None
-    was_level = str(was.options.get("opt_level", "O1")) if was.backend == "apex" else None
+    level, was_level = _opt_level(target), _opt_level(was)
     result = Conversion(copy_containers(state), source_kind(parts.arm), level or was_level, text)
     scalers = _scalers(state, was, was_level, result)
     _drop_compensation(result.state, result)
@@ -89,6 +88,11 @@ def _inner(text: str) -> Arm:
     return arm.inner or arm
 
 
+def _opt_level(arm: Arm) -> str | None:
+    """Return the opt level whose `amp.state_dict` an arm keeps; None if it keeps none."""
+    return arm.spec.checkpoint.opt_level(arm.options) or None
+
+
 def source_kind(arm: str) -> str:
     """Return "apex" or "native" for the arms that convert to each other, and the name of the backend for others."""
     inner = _inner(arm)
@@ -100,9 +104,9 @@ def native_twin(arm: str) -> str:
     inner = _inner(arm)
     if inner.roles is not None and "bf16" in (inner.roles.weights, inner.roles.products):
         return "native:bf16"
-    if inner.backend != "apex":
+    level, scale = _opt_level(inner), inner.options.get("loss_scale")
+    if level is None:
         return "native:fp16"
-    level, scale = inner.options.get("opt_level", "O1"), inner.options.get("loss_scale")
     if level == "O0":
         return "fp32"
     if isinstance(scale, float):

@@ -255,7 +255,20 @@ def convert_file(
 ) -> Conversion:
     """Convert a file. An ampcompare checkpoint stays one; any other keeps the layout of its program.
 
-    The legacy layout is precisely what a legacy script would save, with `to="apex"`.
+    Args:
+        source: is read, and not changed.
+        target: is written, with the suffix .pt.
+        to: "native" or "apex".
+        opt_level: of the side that is Apex's; None to infer it from a source, and for O1 as a result.
+        legacy_layout: write precisely what a legacy script would save, with `to="apex"`.
+        static_scale: the loss scale of an Apex source does not move; None for what the source shows.
+
+    Returns:
+        What was converted, with what was changed, lost and noticed.
+
+    Raises:
+        ConversionError: the state cannot be converted, an argument is for the other direction, or `target` is `source`.
+        CheckpointError: the file cannot be read.
     """
     if legacy_layout and to != "apex":
         raise ConversionError("--save-apex-format is what an Apex script saves; it needs --to apex")

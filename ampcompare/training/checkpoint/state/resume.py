@@ -32,10 +32,17 @@ class FoundCheckpoint(NamedTuple):
 
 
 def find_checkpoint(resume: str, own: Path) -> FoundCheckpoint | None:
-    """Read the checkpoint to resume from: a file, a folder of checkpoints or of a cell, or a run with one such cell.
+    """Read the checkpoint to resume from.
 
-    "auto" searches the folder of the run's own checkpoints; None if it finds none, and the run starts at its first
-    step.
+    Args:
+        resume: a file, a folder of checkpoints or of a cell, or a run with one such cell; "auto" for `own`.
+        own: the folder of the run's own checkpoints.
+
+    Returns:
+        The newest; None if "auto" finds none, so that the run starts at its first step.
+
+    Raises:
+        CheckpointError: the file cannot be read, the folder holds none, or the run has saved several cells.
     """
     from ampcompare.training.checkpoint.store.file import read_checkpoint
     from ampcompare.training.checkpoint.store.folder import CheckpointFolder
@@ -63,7 +70,18 @@ def find_checkpoint(resume: str, own: Path) -> FoundCheckpoint | None:
 def validate_resume(
     checkpoint: FoundCheckpoint, config: RunConfig, world_size: int
 ) -> tuple[dict[str, Any], Resumption]:
-    """Return the state that a run resumes from, converted to another arm if asked for, and the entry for its record."""
+    """Return the state that a run resumes from, converted to another arm if asked for, and the entry for its record.
+
+    Args:
+        checkpoint: of `find_checkpoint`.
+        config: of the run that resumes.
+        world_size: its number of ranks.
+
+    Raises:
+        CheckpointError: the checkpoint is of another arm and no conversion is asked for, or of another recipe or number
+            of samples in an update.
+        ConversionError: its state cannot become that of the arm.
+    """
     path, state, notes = checkpoint
     progress, arm = state["progress"], str(state["arm"])
     if arm != config.arm and not config.saving.resume_into_other_arm:

@@ -22,8 +22,13 @@ BEST_WEIGHTS_FILE = "best-weights.safetensors"
 class Saver:
     """Writes checkpoints when they are due. Use it as a context manager, which waits for pending writes.
 
-    A save that fails is reported and tried again when the next one is due; the last one of a run must succeed. The file
-    with a row for each step that a checkpoint counts is synced to disk before the checkpoint.
+    A save that fails is reported and tried again when the next one is due; the last one of a run must succeed.
+
+    Args:
+        folder: of the checkpoints.
+        config: when to save, and how many are kept.
+        note: gets a sentence about a save that failed.
+        steps: the file with a row for each step that a checkpoint counts, which is synced to disk before it.
     """
 
     def __init__(

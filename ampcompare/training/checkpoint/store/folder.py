@@ -24,9 +24,14 @@ ASIDE = ".aside"
 class CheckpointFolder:
     """Keeps the checkpoints of one run: `step-00000120.pt` by number of updates, and `best.pt`.
 
-    An older one is deleted only after a newer one was read back. `on_written` is called with the state, and whether it
-    is the best, once it is written; it may write more files here. `counted` is flushed to the disk before each
-    checkpoint.
+    An older one is deleted only after a newer one was read back.
+
+    Args:
+        folder: is made with the first checkpoint.
+        keep_last: so many are kept, next to the best.
+        note: gets a sentence about what went wrong and was put right.
+        on_written: called with the state, and whether it is the best, once it is written; it may write more files here.
+        counted: a file that is flushed to the disk before each checkpoint; None for none.
     """
 
     def __init__(

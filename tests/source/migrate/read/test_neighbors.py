@@ -215,3 +215,97 @@ def test_a_function_of_another_file_that_runs_a_backward_pass_is_not_under_autoc
     assert "adds to the gradients of optimizer before they are scaled" in _migrated(tmp_path / "one.py")
     _files(tmp_path, attacks=ATTACKS.replace("    loss.backward()\n", ""), one=text.replace(clears, ""))
     assert f"            x = x + {name}(model, x, 1)\n            loss = model(x)" in _migrated(tmp_path / "one.py")
+
+
+HOOK = """
+
+class Hook:
+    def after_iteration(self, runner):
+        with amp.scale_loss(runner.loss, runner.optimizer) as scaled_loss:
+            scaled_loss.backward()
+        runner.step()
+"""
+SETUP = """
+
+def setup(args, model, optimizer):
+    if args.fp16:
+        model, optimizer = amp.initialize(model, optimizer)
+    return Runner(model, optimizer)
+"""
+
+
+def test_a_project_with_too_many_files_to_look_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of Apex that lies beyond is not taken for one that does not exist."""
+    monkeypatch.setattr("ampcompare.source.project.MAX_MODULES", 4)
+    monkeypatch.setattr("ampcompare.source.migrate.read.neighbors.MAX_MODULES", 4)
+    layers = [f"layer_{number}" for number in range(9)]
+    imports = "".join(f"import {name}\n" for name in [*layers, "hooks"])
+    _files(tmp_path, hooks=HEAD + HOOK, train=HEAD + imports + SETUP, **dict.fromkeys(layers, "import torch\n"))
+    assert "hooks.py is left by hand" in "\n".join(migrate_file(tmp_path / "train.py").lines())
+    _files(tmp_path, hooks=HEAD + HOOK.replace("runner.step()", "runner.optimizer.step()"))
+    assert "optimizer.grad_scaler = scaler" in _migrated(tmp_path / "train.py")
+    assert "runner.optimizer.grad_scaler.step(runner.optimizer)" in _migrated(tmp_path / "hooks.py")
+
+
+def test_a_package_of_tests_with_the_folders_of_the_library(tmp_path: Path) -> None:
+    """An import by the full name means the library, from within the tests too."""
+    (tmp_path / "README.md").touch()
+    for folder in ("lib", "lib/engine", "tests", "tests/lib", "tests/lib/engine"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "__init__.py").touch()
+    (tmp_path / "lib/engine/__init__.py").write_text(HEAD + TRAIN, encoding="utf-8")
+    test = tmp_path / "tests/lib/engine/test_train.py"
+    test.write_text(f"{HEAD}from lib.engine import train\n{MAIN}", encoding="utf-8")
+    assert "optimizer.grad_scaler = scaler" in _migrated(test)
+
+
+@pytest.mark.parametrize(
+    "use", ["DataParallelWithCallback(model, [0])", "copy.deepcopy(model)", "copy.deepcopy(self.model)", "Ema(model)"]
+)
+def test_a_model_that_another_file_copies(tmp_path: Path, use: str) -> None:
+    """Each copy casts in its own forward pass, and does not run that of the first model."""
+    loop = HEAD + TRAIN.replace("    for x in loader", f"    twin = {use}\n    for x in loader")
+    main = HEAD + "from loop import train\n" + MAIN
+    _files(tmp_path, loop=loop, main=main)
+    assert "model.__class__ = Autocast" in _migrated(tmp_path / "main.py")
+    _files(tmp_path, loop=loop.replace(use, "DistributedDataParallel(model)"))
+    assert "model.forward = torch.autocast(" in _migrated(tmp_path / "main.py")
+
+
+def test_amp_and_the_question_for_it_that_a_star_import_passes_on(tmp_path: Path) -> None:
+    question = "def has_apex():\n    try:\n        from apex import amp\n        return True\n    except ImportError:\n"
+    question += "        return False\n"
+    shared = "from question import has_apex\nif has_apex():\n    from apex import amp\n"
+    _files(tmp_path, question=question, shared=shared, loop=f"from shared import *\n{TRAIN}{MAIN}")
+    assert migrate_file(tmp_path / "loop.py").by_hand
+    assert shared.splitlines()[-1] in _migrated(tmp_path / "shared.py").splitlines()
+    assert "apex import" in _migrated(tmp_path / "question.py")
+    _files(tmp_path, loop=f"from shared import *\nfrom apex import amp\n{TRAIN}{MAIN}")
+    assert "amp" not in _migrated(tmp_path / "shared.py")
+    assert "apex import" not in _migrated(tmp_path / "question.py")
+
+
+def test_a_test_that_asks_for_apex_as_long_as_what_it_tests_needs_that(tmp_path: Path) -> None:
+    asks = "    there = True\n    try:\n        import apex\n    except ImportError:\n        there = False\n"
+    test = f"from loop import train\n\n\ndef test_train():\n{asks}    train(amp=there)\n"
+    _files(tmp_path, loop=HEAD + HOOK, test_loop=test)
+    text = _migrated(tmp_path / "test_loop.py")
+    assert "        there = False\n" in text
+    _files(tmp_path, loop=HEAD + TRAIN + MAIN)
+    assert "import apex" not in _migrated(tmp_path / "test_loop.py")
+
+
+def test_a_static_scale_stays_where_another_file_updates_it(tmp_path: Path) -> None:
+    main = MAIN.replace("(model, optimizer)\n", "(model, optimizer, loss_scale=128.0)\n", 1)
+    _files(tmp_path, loop=HEAD + TRAIN, main=HEAD + "from loop import train\n" + main)
+    assert "scaler.update()" in _migrated(tmp_path / "loop.py")
+    assert 'GradScaler("cuda", init_scale=128.0, growth_interval=2**31 - 1)' in _migrated(tmp_path / "main.py")
+    assert "halves after an overflow" in "\n".join(migrate_file(tmp_path / "main.py").lines())
+
+
+def test_a_state_that_no_file_around_initializes_is_left_by_hand(tmp_path: Path) -> None:
+    """Apex saves an empty one there, and an optimizer without a scaler has none."""
+    save = f"{HEAD}\ndef save(optimizer, path):\n    torch.save({{'amp': amp.state_dict()}}, path)\n"
+    _files(tmp_path, checkpoints=save, main="from checkpoints import save\nsave(optimizer, 'last.pt')\n")
+    assert "amp.state_dict()" in _migrated(tmp_path / "checkpoints.py")
+    assert migrate_file(tmp_path / "checkpoints.py").by_hand

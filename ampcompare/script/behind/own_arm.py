@@ -1,0 +1,16 @@
+"""Arms of ampcompare's own: `fp32`, `native`, `half`, and backends of other packages that enter scripts as these do."""
+
+import torch
+
+from ampcompare.backends.arm import Arm
+from ampcompare.script.behind.side import ScriptSide
+from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmp
+from ampcompare.script.torch_amp.half_weights import HalfScaling, HalfWeights
+
+
+def stand_behind(arm: Arm, side: ScriptSide) -> TorchAmp:
+    """Return what stands behind `torch.amp`: autocast, or `HalfWeights` if the arm holds weights in 16 bits."""
+    if arm.roles is None or arm.roles.weights == "fp32":
+        return TorchAmp(arm, side.rows)
+    scaling = HalfScaling(arm, "cuda" if torch.cuda.is_available() else "cpu")
+    return HalfWeights(arm, scaling, side.rows, wrappers=side.wrappers)

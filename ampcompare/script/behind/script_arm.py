@@ -1,0 +1,67 @@
+"""The arm `script`: `apex.amp` and `torch.amp` as the script uses them, followed for the record alone."""
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from ampcompare.backends.arm import Arm
+from ampcompare.base.patches import Points, Subscriptions
+from ampcompare.script.behind.side import ScriptSide, as_list
+from ampcompare.script.fp16_optimizers import fp16_optimizer_classes
+from ampcompare.script.recording.recorder import Rows
+from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmpStandIn
+
+
+def stand_behind(arm: Arm, side: ScriptSide) -> TorchAmpStandIn:
+    """Record the weights that `amp.initialize` gets, and return what follows `torch.amp`."""
+    frontend = importlib.import_module("apex.amp.frontend")
+    side.events.wrap(frontend, "_initialize", functools.partial(_initialize, side))
+    return AsWritten(side.has_initialized, side.rows)
+
+
+def _initialize(side: ScriptSide, original: Any, models: Any, optimizers: Any, *args: Any, **kwargs: Any) -> Any:
+    side.record_weights(as_list(models), as_list(optimizers))
+    return original(models, optimizers, *args, **kwargs)
+
+
+class AsWritten(TorchAmpStandIn):
+    """Follows `torch.autocast` and `GradScaler` of a script; a scaler that is off leaves it one without a scaler."""
+
+    def __init__(self, initialized: Callable[[], bool], rows: Rows | None) -> None:
+        super().__init__(initialized)
+        self._rows = rows
+        self._by_optimizer = False
+
+    def install(self, events: Subscriptions) -> None:
+        """Note uses from now on."""
+        events.wrap(*Points.MAKE_AUTOCAST, self._make_autocast)
+        events.wrap(*Points.MAKE_SCALER, self._make_scaler)
+        events.wrap(torch.amp.GradScaler, "scale", self._scale)
+        for kind in fp16_optimizer_classes():
+            events.wrap(kind, "__init__", self._make_optimizer)
+        events.at_end(register_optimizer_step_pre_hook(lambda *_: self.use()).remove)
+
+    def _make_autocast(self, original: Any, block: Any, *args: Any, **kwargs: Any) -> None:
+        original(block, *args, **kwargs)
+        self.has_autocast = self.has_autocast or block._enabled
+
+    def _make_scaler(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
+        original(scaler, *args, **kwargs)
+        if not scaler.is_enabled() and self._rows is not None:
+            self._rows.ignored.add(scaler)  # its steps are those of the optimizer
+
+    def _scale(self, original: Any, scaler: Any, outputs: Any) -> Any:
+        self.has_scaler = self.has_scaler or scaler.is_enabled()
+        return original(scaler, outputs)
+
+    def _make_optimizer(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        self._by_optimizer = True
+        original(optimizer, *args, **kwargs)
+
+    def is_by_apex(self) -> bool:
+        """Return whether the script trains through Apex, which is recorded there."""
+        return self._initialized() or self._by_optimizer

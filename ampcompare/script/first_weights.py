@@ -1,0 +1,76 @@
+"""The first weights of a script, as its optimizers get them: kept, or taken from a file in place of the script's own.
+
+The file has the tensors that the recorder of a stack stores, matched by their order and shape.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from ampcompare.base.errors import ConfigError
+from ampcompare.base.patches import Subscriptions
+
+
+class FirstWeights:
+    """Follows what optimizers get, each tensor once.
+
+    Args:
+        events: what optimizers get is followed until their end.
+        stored: a file with the weights to begin with; None keeps the script's own.
+
+    Attributes:
+        kept: what the optimizers begin with, on the CPU, where nothing is stored.
+        count: the number of tensors.
+        changed: how many tensors of the script's own were others than the stored ones.
+    """
+
+    def __init__(self, events: Subscriptions, stored: Path | None = None) -> None:
+        self.kept: list[torch.Tensor] = []
+        self.count = self.changed = 0
+        self._stored = None if stored is None else list(torch.load(stored, map_location="cpu", weights_only=True))
+        self._seen: set[int] = set()
+        self._has_stepped = False
+        events.wrap(Optimizer, "add_param_group", self._add_group)
+
+    def check(self) -> None:
+        """Record that a step follows, so that what optimizers get from here on is not first.
+
+        Raises:
+            ConfigError: stored weights are left over.
+        """
+        if not self._has_stepped and self._stored:
+            raise ConfigError(
+                f"the stored first weights do not fit this script: {len(self._stored)} of them are left over"
+            )
+        self._has_stepped = True
+
+    def _add_group(self, inner: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        inner(optimizer, *args, **kwargs)
+        if not self._has_stepped:
+            self._add(optimizer.param_groups[-1]["params"])
+
+    @torch.no_grad()
+    def _add(self, params: list[torch.Tensor]) -> None:
+        for param in params:
+            if id(param) in self._seen:
+                continue
+            self._seen.add(id(param))
+            self.count += 1
+            if self._stored is None:
+                self.kept.append(param.detach().to("cpu", copy=True))
+            else:
+                self._replace(param, self._stored)
+
+    def _replace(self, param: torch.Tensor, stored: list[torch.Tensor]) -> None:
+        shape = tuple(param.shape)
+        if not stored or tuple(stored[0].shape) != shape:
+            found = f"one of {tuple(stored[0].shape)}" if stored else "nothing more"
+            raise ConfigError(
+                f"the stored first weights do not fit this script: weight {self.count} has shape {shape}, and {found} "
+                "is stored"
+            )
+        value = stored.pop(0).to(param.device, param.dtype)
+        self.changed += not torch.equal(value, param)
+        param.copy_(value)

@@ -1,0 +1,72 @@
+"""Name the file of a script's folder that was imported in place of a module of its name: `profile.py`, `cuda.py`.
+
+The folder of the script comes first on the path, so that a library which imports a module of that name gets the file.
+"""
+
+import sys
+from importlib.machinery import PathFinder
+from itertools import pairwise
+from pathlib import Path
+from traceback import walk_tb
+from types import ModuleType
+
+from ampcompare.guards.location import INSTALLED, is_installed, is_users
+
+
+def explain_shadowing(error: BaseException) -> str | None:
+    """Return which file of the script's folder stands in the way of a module, if an error shows that."""
+    folder = Path(sys.path[0] or ".").resolve() if sys.path else None
+    if folder is None or not isinstance(error, AttributeError | ImportError):
+        return None
+    library, file = _imported_by_library(error, folder) or (None, _file_of(error, folder))
+    if file is None:
+        return None
+    by = "" if library is None else f" by {library}"
+    return f"{file} was imported{by} in place of a module with that name; rename the file"
+
+
+def _imported_by_library(error: BaseException, folder: Path) -> tuple[str, str] | None:
+    """Return a library and the file that it imported, which asked for what was not complete yet."""
+    if "partially initialized module" not in str(error):
+        return None
+    codes = [frame.f_code for frame, _ in walk_tb(error.__traceback__)]
+    codes = [code for code in codes if not code.co_filename.startswith("<frozen ")]
+    for outer, inner in pairwise(codes):
+        file = inner.co_filename
+        is_library = not is_users(outer.co_filename) or is_installed(outer.co_filename)
+        if inner.co_name == "<module>" and is_library and (name := _name_in(folder, file)) is not None:
+            return _package_of(outer.co_filename), name
+    return None
+
+
+def _file_of(error: AttributeError | ImportError, folder: Path) -> str | None:
+    """Return the file that lacks a name, if there is another module with its name."""
+    if isinstance(error, AttributeError):
+        file = getattr(error.obj, "__file__", None) if isinstance(error.obj, ModuleType) else None
+    else:
+        file = error.path
+    found = _name_in(folder, file) if isinstance(file, str) else None
+    if found is None:
+        return None
+    name = Path(found).parts[0].removesuffix(".py")
+    others = [entry for entry in sys.path[1:] if Path(entry or ".").resolve() != folder]
+    is_taken = name in sys.stdlib_module_names or PathFinder.find_spec(name, others) is not None
+    return found if is_taken else None
+
+
+def _name_in(folder: Path, file: str) -> str | None:
+    """Return a file below a folder as it is named there: a module, or the first file of a package."""
+    path = Path(file).resolve()
+    if not path.is_relative_to(folder) or is_installed(file):
+        return None
+    name = path.relative_to(folder)
+    is_module = len(name.parts) == 1 or (len(name.parts) == 2 and name.name == "__init__.py")
+    return str(name) if is_module else None
+
+
+def _package_of(file: str) -> str:
+    """Return the name of the installed package that a file belongs to, or of its module."""
+    for root in INSTALLED:
+        if file.startswith(root):
+            return Path(file[len(root) :]).parts[0].removesuffix(".py")
+    return Path(file).stem
