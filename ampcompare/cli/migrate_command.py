@@ -19,10 +19,6 @@ from ampcompare.cli.values import FILE, Choice
     examples=[
         ("What would change?", "ampcompare migrate train.py"),
         ("Does the new script train the same?", "ampcompare migrate --verify train.py -- --epochs 1"),
-        (
-            "Does it train as with the Apex of its own environment?",
-            "ampcompare migrate --verify --stack old=/envs/old/bin/python train.py",
-        ),
         ("Change imports only, and add one file with Apex's functions:", "ampcompare migrate --adapter --write src"),
     ],
     epilog="Exit codes: 0 everything was rewritten; 1 something is left to do by hand; 2 usage, or a file cannot be "
