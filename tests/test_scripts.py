@@ -240,11 +240,13 @@ def test_ci_runs_check_and_tests(frame: Frame) -> None:
     assert frame.run(".ci/run").returncode == 0
     calls = frame.calls()
     needs_packages = [calls.index(call) for call in calls if call == ".ci/containers" or " -m pytest " in call]
-    assert len(needs_packages) == 3  # images, the tests, and those that depend on the processor once more
+    assert (
+        len(needs_packages) == 4
+    )  # images, the collection, the tests, and those that depend on the processor once more
     assert calls.index(".ci/packages") < min(needs_packages)
     asked = [call.split()[2] for call in calls if call.startswith("python")]
     # Some of it at the same time.
-    assert sorted(asked) == ["mkdocs", "mypy", "nox", "nox", "pytest", "pytest", "ruff", "ruff"]
+    assert sorted(asked) == ["mkdocs", "mypy", "nox", "nox", "pytest", "pytest", "pytest", "ruff", "ruff"]
     assert frame.installations() == 1
     tests = "python -m pytest --numprocesses auto --dist loadgroup -m not slow threads=1"
     for failing in ("mypy", "mkdocs", "pytest", "nox"):

@@ -80,6 +80,7 @@ def test_the_extension_adds_the_magic() -> None:
         shell.magics["cell", "ampcompare"]("--armm fp32", "x = 1")
 
 
+@pytest.mark.slow
 def test_a_cell_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_servers: None) -> None:
     """A cell with a variable and a module next to the notebook trains under two arms; limits and failures raise."""
     monkeypatch.chdir(tmp_path)

@@ -19,6 +19,7 @@ PAIR = ("compare", "--arm", "fp32", "--arm", "native:bf16", "--arch", "mlp")
 
 
 @pytest.mark.usefixtures("forked_servers")
+@pytest.mark.slow
 def test_jobs_and_varied_settings(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Two cells at once, each from a server of its own, over two batch sizes: four rows; times and recipes differ."""
     words = [*PAIR, "--seeds", "0", "--jobs", "2", "--sweep", "batch_size=16,32", "--tag", "two <b>", "--json"]
@@ -42,6 +43,7 @@ def test_a_single_seed_above_0_is_noted(call: Call, tmp_path: Path, seeds: str, 
     assert ("--seeds 5 is one seed, the 6th; 5 seeds are --seeds 0-4" in " ".join(done.err.split())) == is_noted
 
 
+@pytest.mark.slow
 def test_an_estimate_before_and_after(call: Call, tmp_path: Path) -> None:
     """A dry run without a preflight knows nothing at first, and goes by the records once there are some."""
     words = [*PAIR, "-o", str(tmp_path / "runs" / "own")]  # no other run directory is next to it

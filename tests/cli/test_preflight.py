@@ -216,6 +216,7 @@ def test_the_plan_is_estimated_from_its_steps(call: Any, folder: Path) -> None:
     assert not (folder / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_plan_with_records_is_not_tried_again(call: Any, folder: Path) -> None:
     """Only an arm that is new is; what the first preflight has seen stays in the plan."""
     (folder / "train.py").write_text(script())

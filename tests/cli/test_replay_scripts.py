@@ -25,6 +25,7 @@ def _capsule(python: Any, folder: Path) -> Path:
     return folder / "capsule.pt"
 
 
+@pytest.mark.slow
 def test_a_setting_and_another_script(
     call: Call, tmp_path: Path, forked_python: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -42,6 +43,7 @@ def test_a_setting_and_another_script(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["capsule.pt", "other.py", "train.py"]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_replayed(
     call: Call, tmp_path: Path, forked_python: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

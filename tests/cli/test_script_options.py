@@ -158,6 +158,7 @@ for step in range(3):
 """
 
 
+@pytest.mark.slow
 def test_exit_codes_where_one_arm_fails(call: Any, tmp_path: Path) -> None:
     """0, unless it must not fail (3) or a gate is on it (1); the table is there each time. 2 where no arm can be."""
     script = tmp_path / "train.py"

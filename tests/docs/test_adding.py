@@ -110,6 +110,7 @@ def test_a_new_option_is_a_flag_a_setting_and_in_the_schema(checkout: Checkout) 
     assert "loss_tail" in checkout.said("config show --set recipe.loss_tail=0", code=2)
 
 
+@pytest.mark.slow
 def test_a_new_model_and_data_set_are_listed_and_trained(checkout: Checkout, trained: list[dict[str, Any]]) -> None:
     """A network and a data set with the lines that the page names are in `list`, and a run takes them by name."""
     assert "one linear layer" in checkout.said("list models")

@@ -42,6 +42,7 @@ def look(forking: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     return run
 
 
+@pytest.mark.slow
 def test_a_script(look: Any) -> None:
     """It runs its first steps only; weights in bf16 lose too much by its own schedule, and master weights cure that."""
     found = look(SCRIPT, "half:bf16", "half:bf16,masters=fp32", "O2")

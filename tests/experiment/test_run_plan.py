@@ -306,6 +306,7 @@ def short_rounds(monkeypatch: pytest.MonkeyPatch) -> int:
     return steps
 
 
+@pytest.mark.slow
 def test_timing_rounds_take_turns(launcher: ForkedLauncher, small: Plan, done: Path, short_rounds: int) -> None:
     """Rounds are timed arm by arm in processes of their own, end before an evaluation, and are kept in the records."""
     plan = dataclasses.replace(small, timing_rounds=2)
@@ -328,6 +329,7 @@ def test_timing_rounds_take_turns(launcher: ForkedLauncher, small: Plan, done: P
 
 
 @pytest.mark.usefixtures("short_rounds")
+@pytest.mark.slow
 def test_a_round_that_one_cell_lacks_runs_again_for_all(launcher: ForkedLauncher, small: Plan, done: Path) -> None:
     """A cell that ran again has no rounds, and those of the others are as old as it: all are timed again together."""
     plan = dataclasses.replace(small, timing_rounds=1)

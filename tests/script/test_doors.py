@@ -13,11 +13,13 @@ from tests.covering import covering
 from tests.script.doors import ARMS, DOORS, LIBRARY_DOORS, OPTIMIZERS, script_of
 
 FEW = [
-    *("apex:O2", "native:fp16", "native:bf16,state=bf16", "half:bf16,masters=fp32,grads=fp32"),
-    "gemm:nvfp4,sr,keep=none",
+    *("apex:O2", "native:fp16", "gemm:nvfp4,sr,keep=none"),
     *(
         pytest.param(arm, marks=pytest.mark.slow)
-        for arm in ("fp32", "apex:O1", "native:bf16,weights=bf16,masters=fp32", "half:bf16,kahan")
+        for arm in (
+            *("fp32", "apex:O1", "native:bf16,state=bf16", "native:bf16,weights=bf16,masters=fp32"),
+            *("half:bf16,kahan", "half:bf16,masters=fp32,grads=fp32"),
+        )
     ),
 ]
 

@@ -46,6 +46,7 @@ def test_the_twin_is_the_measure(noise: float, answer: str, code: int, files: An
     assert (found.answer, found.exit_code) == (answer, code)
 
 
+@pytest.mark.slow
 def test_harmless_changes_are_not_flagged(files: Any) -> None:
     """Of forty twins of equal noise at most two may be called different by chance."""
     first, twin = files("a", 0.0), files("twin", 0.05, 99)

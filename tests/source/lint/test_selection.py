@@ -86,6 +86,7 @@ def run(words: list[str], folder: Path, **environment: str) -> subprocess.Comple
 
 @pytest.mark.skipif(importlib.util.find_spec("pre_commit") is None, reason="pre_commit is not installed")
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+@pytest.mark.slow
 def test_pre_commit_runs_the_hooks(tmp_path: Path) -> None:
     """The hooks report and fix; here without an environment of their own, which would be installed from a registry."""
     hooks: list[dict[str, Any]] = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8"))

@@ -158,6 +158,7 @@ def test_a_file_that_initializes_is_found_in_another_folder_of_the_project(tmp_p
     assert [each for each in migrate_file(path).migration.findings if "no file that" in each.message] == []
 
 
+@pytest.mark.slow
 def test_a_question_for_apex_stays_where_a_file_that_asks_it_does(tmp_path: Path) -> None:
     """A file that still imports Apex must not be told that it is there; one that is rewritten must."""
     asked = tmp_path / "settings.py"

@@ -150,6 +150,7 @@ def test_says_what_it_cannot_do(forked_python: Any, tmp_path: Path, code: str, s
 
 
 @pytest.mark.integration
+@pytest.mark.slow
 def test_a_compiled_model_trains(forked_python: Any, tmp_path: Path) -> None:
     """TorchDynamo takes the open autocast block for the state in which it traces."""
     text = HEAD + (
