@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 from collections import Counter
 from dataclasses import dataclass, field
@@ -130,8 +129,7 @@ def read_trace(path: Path) -> Trace:
 
 def error_of(record: Path, text: str = "") -> str:
     """Return the error of a run that failed: of its record, or the last line that it wrote."""
-    rows = [json.loads(line) for line in record.read_text(encoding="utf-8").splitlines()] if record.exists() else []
-    errors = [str(row["error"]) for row in rows if row.get("kind") == "end" and row["error"]]
+    errors = [str(row["error"]) for row in read_rows(record) if row.get("kind") == "end" and row["error"]]
     lines = [line for line in text.splitlines() if line.strip()]
     return next(iter(errors), lines[-1] if lines else "it wrote nothing")
 

@@ -25,7 +25,7 @@ from ampcompare.experiment.resume_comparison import (
     losses_apart,
     read_trace,
 )
-from ampcompare.experiment.verify import TIME_LIMIT, migrate_whole, wait_for
+from ampcompare.experiment.verify import TIME_LIMIT, migrate_whole, require_script, wait_for
 from ampcompare.settings.resume_trace import ResumeRequest
 
 RECORD, TRACE = "record.jsonl", "trace.jsonl"
@@ -309,10 +309,7 @@ def verify_migrated_resume(
         LaunchError: a run failed.
     """
     _refuse_ranks(path, is_module=False)
-    script = Path(path)
-    if not script.is_file():
-        raise ConfigError(f"{path} is a folder; name a script" if script.is_dir() else f"there is no script {path}")
-    migrate_whole([script], adapter=adapter)
+    migrate_whole([require_script(path)], adapter=adapter)
     settings = {"arm": "script", "device": "cpu", "compat_torch": True, "guards": "off", "seed": 0, "name": path}
     check = ResumeCheck(step, resume_args, rewrite="adapter" if adapter else "torch", convert=convert)
     found, _ = resume_script({**settings, "arguments": arguments}, check, is_module=False, say=say)

@@ -21,6 +21,7 @@ from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, open_sandbox
 from ampcompare.base.processes.start import kill_family, start_command
 from ampcompare.script.legacy.replay import SEED
 from ampcompare.script.legacy.target import CALLS_APEX
+from ampcompare.settings.resume_trace import read_rows
 from ampcompare.settings.stack import StackConfig
 from ampcompare.source.migrate.adapter.project import plan_adapters
 from ampcompare.source.migrate.finding import NOTE
@@ -47,6 +48,7 @@ HALVES = ("float16", "bfloat16")
 ENGINE = "on ampcompare's engine"
 STAY = "your files stay as they are"
 UNKNOWN = "unknown"  # what became of `amp.initialize` in a stack
+RECORD = "record.jsonl"  # of the run, in its folder; missing where nothing was recorded
 SUPERVISE = "ampcompare.experiment.launch.script.supervise"
 # Mistakes of the original that make its training different from torch.amp's, whatever few steps show.
 MISTAKES = ("AMP230",)
@@ -154,9 +156,7 @@ def verify_script(
         EnvironmentUnfit: the stack cannot be started, or has no torch.
         LaunchError: one of the runs failed, or trained nothing.
     """
-    script = Path(path)
-    if not script.is_file():
-        raise ConfigError(f"{path} is a folder; name a script" if script.is_dir() else f"there is no script {path}")
+    script = require_script(path)
     migrate_whole([script], adapter=adapter)
     check()
     with tempfile.TemporaryDirectory(prefix="ampcompare-verify-") as folder:
@@ -164,6 +164,18 @@ def verify_script(
         if stack is not None:
             run = functools.partial(run, first_weights=Path(folder, "first.pt"))
         return _Verification(path, arguments, run, say, adapter=adapter, stack=stack).verify()
+
+
+def require_script(path: str) -> Path:
+    """Return the path of a script.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    script = Path(path)
+    if not script.is_file():
+        raise ConfigError(f"{path} is a folder; name a script" if script.is_dir() else f"there is no script {path}")
+    return script
 
 
 class _Verification:
@@ -489,21 +501,13 @@ def wait_for(command: list[str], environment: dict[str, str]) -> tuple[int | Non
 
 def _read_error(folder: Path) -> str:
     """Return the error that ended a run, with its line; "" where it was not recorded."""
-    record = folder / "record.jsonl"
-    lines = record.read_text(encoding="utf-8").splitlines() if record.exists() else []
-    ends = [row for row in map(json.loads, lines) if row.get("kind") == "end"]
+    ends = [row for row in read_rows(folder / RECORD) if row.get("kind") == "end"]
     return str(ends[-1]["error"] or "") if ends else ""
-
-
-def _read_rows(folder: Path) -> list[dict[str, Any]]:
-    record = folder / "record.jsonl"  # missing where nothing was recorded
-    lines = record.read_text(encoding="utf-8").splitlines() if record.exists() else []
-    return [json.loads(line) for line in lines]
 
 
 def _read_run(folder: Path) -> Run:
     trace = json.loads((folder / "trace.json").read_text(encoding="utf-8"))
-    rows = _read_rows(folder)
+    rows = read_rows(folder / RECORD)
     count = max((len(each) for each in trace["digests"].values()), default=0)
     stepped = [number for number, row in enumerate(rows) if row.get("kind") == "step" and row["step"] < count]
     # A run that is cut ends at the step after the last one, whose backward passes are there or not by chance.
@@ -540,7 +544,7 @@ def _read_run(folder: Path) -> Run:
 
 def _read_recording(folder: Path, steps: int) -> Run:
     """Return what the recorder of a stack has written: of the optimizers whose loss was scaled."""
-    rows = _read_rows(folder)
+    rows = read_rows(folder / RECORD)
     scaled = {number for row in rows if row.get("kind") == "backward" for number in row["optimizers"]}
     stepped = [row for row in rows if row.get("kind") == "step" and (row["optimizer"] in scaled or not scaled)]
     is_cut = any(row["step"] + 1 >= steps for row in stepped)

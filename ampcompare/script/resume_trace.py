@@ -235,9 +235,7 @@ class ResumeTrace:
                 ]:
                     masters[name + tail] = state.pop(key)
                 moments[name + tail] = state
-        owned = {
-            id(each) for one in self._living(self._optimizers) for group in one.param_groups for each in group["params"]
-        }
+        owned = {id(each) for each in self._parameters_of_optimizers()}
         return {
             "weights": weights,
             "buffers": buffers,
@@ -249,11 +247,15 @@ class ResumeTrace:
             "generators": _generators(),
         }
 
-    def _find_models(self) -> None:
-        """Add models that the step has not called yet: those with parameters of an optimizer."""
-        given = [
+    def _parameters_of_optimizers(self) -> list[Tensor]:
+        """Return the parameters of all optimizers."""
+        return [
             each for one in self._living(self._optimizers) for group in one.param_groups for each in group["params"]
         ]
+
+    def _find_models(self) -> None:
+        """Add models that the step has not called yet: those with parameters of an optimizer."""
+        given = self._parameters_of_optimizers()
         known = {id(each) for model in self._models for each in model.parameters()}
         left = {id(each) for each in given} - known
         if not left:

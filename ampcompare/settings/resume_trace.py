@@ -52,9 +52,8 @@ class Row:
     BATCH = "batch"  # of a forward pass: a digest
     LOSS = "loss"
     STEP = "step"  # its end
-    SAVE = (
-        "save"  # of a file: `path`, `line`, what it `holds`, the optimizer `behind` whose step, and `counts` of steps
-    )
+    # Of a file: `path`, `line`, what it `holds`, the optimizer `behind` whose step it was, and `counts` of steps.
+    SAVE = "save"
     MOVE = "move"  # of a file or folder, from `path` to `to`
     LOAD = "load"
     RESTORE = "restore"  # of `what`: a load_state_dict, or a generator; of an optimizer also its `number`

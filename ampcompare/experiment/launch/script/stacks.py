@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit, LaunchError, UnsupportedCombination
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.files.write import write_atomically
@@ -361,7 +362,7 @@ def run_in_stack(
         if found.fault:
             raise EnvironmentUnfit(found.fault)
         target = str(Path(place, CellFile.SCRIPT) if record is None else os.path.abspath(record))
-        if found.has_ampcompare and not (arm == "script" and found.apex):
+        if found.has_ampcompare and not (Arm.parse(arm).is_as_written and found.apex):
             start = ["-m", "ampcompare", "exec", "--arm", arm, *(["--record", target] if record is not None else [])]
             start += ["--ledger"] * ledger
         else:
