@@ -188,7 +188,13 @@ def examine(arms: Sequence[Arm] = (), scripts: Sequence[Path] = (), *, seconds: 
 
 
 def render(examination: Examination, *, width: int, style: Callable[[str, Verdict], str]) -> str:
-    """Return the report, wrapped to `width` columns; a line to be pasted is never wrapped."""
+    """Return the report, wrapped to `width` columns; a line to be pasted is never wrapped.
+
+    Args:
+        examination: what was found.
+        width: of a line, in characters.
+        style: returns a text in the color of a verdict, or as it is.
+    """
     lines: list[str] = []
     checks = [*examination.findings, *map(_check_of_arm, examination.arms)]
     for group, its in itertools.groupby(checks, lambda check: check.group):
