@@ -57,7 +57,7 @@ class MasterPairs:
             self._farthest = max(self._farthest, self._distance(written))
 
     def params_apart(self) -> int:
-        """Return how many weights of the model were written, and differ from the masters that a step overwrites them by.
+        """Return how many weights of the model were written, and differ from the masters that overwrite them in a step.
 
         What rounding leaves of weights that were moved for a pass and moved back does not count, nor that between a
         weight and a master that were both written.

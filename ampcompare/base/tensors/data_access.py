@@ -12,7 +12,7 @@ _DATA: Any = vars(torch._C.TensorBase)["data"]
 
 
 class DataAccess:
-    """Notes for which of some tensors `data` was read or replaced; while nobody follows any, `tensor.data` is torch's own.
+    """Notes for which of some tensors `data` was read or replaced; without any, `tensor.data` is torch's own.
 
     Args:
         before: gets a tensor before the first access since `take`.

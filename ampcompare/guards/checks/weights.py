@@ -20,8 +20,8 @@ MAX_READS = 32  # steps that only read `data`, each of which makes the guard wai
 class WeightsApart(Detector):
     """Weights of a model, or their masters, that something other than the step of their optimizer has written.
 
-    A write is seen by the version of a tensor; by its bits where the script accessed its `data`. What is put back before
-    the next step is none.
+    A write is seen by the version of a tensor; by its bits where the script accessed its `data`. What is put back
+    before the next step is none.
     """
 
     guard = guard_of("weights-apart")

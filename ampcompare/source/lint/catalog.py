@@ -48,8 +48,8 @@ SEEN_BY_GUARDS = (
     Mistake(
         "",
         "weights-apart",
-        "under O2 a script writes the weights of the model, or their master weights, outside of the optimizer's `step()`",
-        "the next step overwrites what the model got; what the masters got reaches the model at that step only, or never",
+        "under O2 a script writes weights of the model, or their master weights, outside of the optimizer's `step()`",
+        "the next step overwrites what the model got; what masters got reaches the model at that step only, or never",
         "write the same values into the model and into `amp.master_params(optimizer)`, or train with `torch.amp`, which "
         "has one set of weights",
     ),
