@@ -25,7 +25,8 @@ from ampcompare.experiment.resume_comparison import (
     losses_apart,
     read_trace,
 )
-from ampcompare.experiment.verify import TIME_LIMIT, migrate_whole, require_script, wait_for
+from ampcompare.experiment.script_process import TIME_LIMIT, require_script, wait_for
+from ampcompare.experiment.verify import migrate_whole
 from ampcompare.settings.resume_trace import ResumeRequest
 
 RECORD, TRACE = "record.jsonl", "trace.jsonl"

@@ -174,7 +174,9 @@ def examine(arms: Sequence[Arm] = (), scripts: Sequence[Path] = (), *, seconds: 
     devices = gpus.value.get("devices", ()) if gpus and gpus.done else ()
     python = Check("Software", "python", f"{platform.python_version()} ({sys.executable})", "ok")
     findings = [python, torch_check, vision_check]
-    findings += examine_gpus(gpus, driver=driver_version(), hip=build["hip"] if build else None)
+    findings += examine_gpus(
+        gpus, driver=driver_version(), hip=build["hip"] if build else None, build_known=build is not None
+    )
     findings += examine_accelerators(others) if others and torch.done else []
     findings += examine_processor(build)
     findings += examine_numerics(build, os.environ)

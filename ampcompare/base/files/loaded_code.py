@@ -17,7 +17,6 @@ import os
 import re
 import sys
 import sysconfig
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +24,7 @@ from pathlib import Path
 from ampcompare.base.environment.packages import versions_since
 from ampcompare.base.files.run_files import CellFile, RunFile
 from ampcompare.base.files.snapshot import files_below, is_of_tools, state_of
+from ampcompare.base.files.temporary import temporary_root
 from ampcompare.base.secrets import is_secret_name, mask
 
 CODE = (
@@ -158,7 +158,7 @@ class CodeWatch:
         return state_of(str(path))[0]
 
     def _is_users(self, path: str) -> bool:
-        is_temporary = path.startswith(os.path.join(tempfile.gettempdir(), "tmp")) and not self._root_of(path)
+        is_temporary = bool(temporary_root(path)) and not self._root_of(path)
         return is_users_code(path) and not path.startswith(self._own) and not is_temporary
 
     def _root_of(self, path: str) -> str:
