@@ -218,7 +218,8 @@ LEGACY = {
                     param.copy_(old)
         """,
     "a checkpoint loaded behind initialize, weights set before the first step, and spectral norm": """
-        model = nn.Sequential(nn.utils.spectral_norm(nn.Linear(4, 8)), nn.utils.parametrizations.weight_norm(nn.Linear(8, 3)))
+        last = nn.utils.parametrizations.weight_norm(nn.Linear(8, 3))
+        model = nn.Sequential(nn.utils.spectral_norm(nn.Linear(4, 8)), last)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         state = model.state_dict()
         model, optimizer = amp.initialize(model, optimizer, opt_level="O2", verbosity=0)

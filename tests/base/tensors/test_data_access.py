@@ -7,7 +7,7 @@ from ampcompare.base.tensors.data_access import DataAccess
 
 
 def test_each_follower_notes_its_own_tensors() -> None:
-    """Reads and assignments count for whoever follows the tensor, until it is taken; the last follower leaves nothing."""
+    """Reads and assignments count for each follower of a tensor, until taken; the last one leaves nothing."""
     one, other = torch.zeros(2), torch.zeros(2)
     before: list[list[float]] = []
     first, second = DataAccess(), DataAccess(lambda tensor: before.append(tensor.tolist()))
