@@ -86,7 +86,7 @@ class CallFollower(abc.ABC):
         """Return what is to be known of a context of a `with` inside of it."""
         return None
 
-    def after_statement(self, statement: ast.stmt, frame: Frame) -> None:
+    def after_statement(self, statement: ast.stmt, frame: Frame) -> None:  # noqa: B027 - most need expressions alone
         """Do what is to be done behind a simple statement."""
 
     def bind_arguments(self, function: Function, call: ast.Call, frame: Frame) -> dict[str, str]:
