@@ -270,7 +270,7 @@ def forked_servers(forking: types.SimpleNamespace, monkeypatch: pytest.MonkeyPat
 @pytest.fixture
 def forked_runs(forking: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `migrate --verify` run scripts in processes that have torch loaded."""
-    monkeypatch.setattr("ampcompare.experiment.verify.subprocess", forking)
+    monkeypatch.setattr("ampcompare.experiment.script_process.subprocess", forking)
 
 
 @pytest.fixture

@@ -81,6 +81,12 @@ class Detector:
     def initialize(self, models: Sequence[nn.Module], optimizers: Sequence[Any], properties: Any) -> None:
         """`amp.initialize` gets these."""
 
+    def masters_made(self, optimizer: Any) -> None:
+        """Apex has made the master weights of an optimizer that `amp.initialize` has prepared."""
+
+    def masters_copied(self, optimizer: Any) -> None:
+        """The step of such an optimizer has given the model its master weights."""
+
     def wrap(self, module: nn.Module) -> None:
         """A parallel wrapper is built around `module`."""
 
@@ -89,6 +95,9 @@ class Detector:
 
     def cuda(self, module: nn.Module) -> None:
         """A module is moved to a GPU."""
+
+    def end(self) -> None:
+        """The guards are removed."""
 
 
 EVENTS = tuple(

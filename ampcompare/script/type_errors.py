@@ -16,9 +16,9 @@ from ampcompare.base.tensors.tree import tensors_in
 from ampcompare.guards.location import is_users, raised_at
 from ampcompare.script.banned_loss import BANNED
 from ampcompare.script.keep_fp32 import bare_model
-from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmpStandIn
 from ampcompare.script.torch_amp.half_weights import HalfWeights
 from ampcompare.script.torch_amp.o1 import O1BehindTorch
+from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
 
 TYPES = re.compile(
     rf"{BANNED.pattern}|dtype|scalar type|[^a-z](Half|BFloat16)\b|should be the same|unscale.*Complex", re.IGNORECASE
@@ -130,7 +130,7 @@ def _what_stands(arm: Arm, names: TorchAmpStandIn) -> _Stands:
         return _Stands.WEIGHTS
     if isinstance(names, O1BehindTorch):
         return _Stands.O1
-    lacks_casts = names.has_autocast and arm.roles is not None and arm.roles.operands == "fp32"
+    lacks_casts = names.script.has_autocast and arm.roles is not None and arm.roles.operands == "fp32"
     return _Stands.NO_CASTS if lacks_casts else _Stands.AUTOCAST
 
 

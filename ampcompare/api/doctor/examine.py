@@ -174,7 +174,9 @@ def examine(arms: Sequence[Arm] = (), scripts: Sequence[Path] = (), *, seconds: 
     devices = gpus.value.get("devices", ()) if gpus and gpus.done else ()
     python = Check("Software", "python", f"{platform.python_version()} ({sys.executable})", "ok")
     findings = [python, torch_check, vision_check]
-    findings += examine_gpus(gpus, driver=driver_version(), hip=build["hip"] if build else None)
+    findings += examine_gpus(
+        gpus, driver=driver_version(), hip=build["hip"] if build else None, build_known=build is not None
+    )
     findings += examine_accelerators(others) if others and torch.done else []
     findings += examine_processor(build)
     findings += examine_numerics(build, os.environ)
@@ -186,7 +188,13 @@ def examine(arms: Sequence[Arm] = (), scripts: Sequence[Path] = (), *, seconds: 
 
 
 def render(examination: Examination, *, width: int, style: Callable[[str, Verdict], str]) -> str:
-    """Return the report, wrapped to `width` columns; a line to be pasted is never wrapped."""
+    """Return the report, wrapped to `width` columns; a line to be pasted is never wrapped.
+
+    Args:
+        examination: what was found.
+        width: of a line, in characters.
+        style: returns a text in the color of a verdict, or as it is.
+    """
     lines: list[str] = []
     checks = [*examination.findings, *map(_check_of_arm, examination.arms)]
     for group, its in itertools.groupby(checks, lambda check: check.group):

@@ -37,7 +37,7 @@ from ampcompare.base.patches import GRADIENT_READS, Subscriptions
 from ampcompare.base.tensors.lists import copy_by_dtype
 from ampcompare.guards.location import call_site, here
 from ampcompare.script.recording.recorder import Rows
-from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmpStandIn
+from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
 from ampcompare.script.torch_amp.undoable_step import StateBefore
 from ampcompare.training.precision.base import owned_params
 
@@ -147,7 +147,7 @@ class GradientStages:
     def _make_scaler(self) -> None:
         if self._scaler is None:
             params = [param for optimizer in self._optimizers.live() for param in owned_params(optimizer)]
-            with self._names.on_behalf():
+            with self._names.script.on_behalf():
                 self._scaler = torch.amp.GradScaler(params[0].device.type if params else "cpu")
 
     def scale(self) -> float:
@@ -457,11 +457,11 @@ class GradientStages:
                 result.append(self._run_undoable(optimizer, run))
 
         self._run_inside, self.is_applied = run_inside, False
-        self._names.in_step = self._in_step = optimizer
+        self._names.script.in_step = self._in_step = optimizer
         try:
             self._scaler.step(optimizer)
         finally:
-            self._names.in_step = self._in_step = self._run_inside = None
+            self._names.script.in_step = self._in_step = self._run_inside = None
         if id(optimizer) not in states:
             states[id(optimizer)] = _state_without_overflow(optimizer)
         states[id(optimizer)]["stage"] = OptState.STEPPED

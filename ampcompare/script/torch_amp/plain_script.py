@@ -39,8 +39,9 @@ from ampcompare.base.tensors.tree import cast_floating, map_tree
 from ampcompare.guards.location import here, is_installed, is_users
 from ampcompare.script.lifted_weights import HALF, LiftedWeights
 from ampcompare.script.recording.recorder import Rows, value_of
-from ampcompare.script.torch_amp.autocast_and_scaler import Casting, TorchAmpStandIn, losses_on_copies
+from ampcompare.script.torch_amp.autocast_and_scaler import Casting
 from ampcompare.script.torch_amp.gradient_stages import GradientStages, ScriptOptimizers
+from ampcompare.script.torch_amp.protocol import TorchAmpStandIn, losses_on_copies
 from ampcompare.training.precision.base import owned_params, refuse_wrapped
 
 GRADIENTS_ONLY = ("torch.", "ampcompare.", "apex.")  # modules of steps that compute with gradients, and of what
@@ -197,25 +198,26 @@ class PlainScript:
             self._begin([], self._optimizers.live())
         if self._mode is _Mode.OWN:
             return self._mode
-        names = self._names
-        follows = self._mode is _Mode.UNKNOWN and bool(names.off_scalers) and (names.has_autocast or not self._casts)
-        if names.is_by_apex() or names.has_scaler or (follows and not names.is_initialized):
+        script = self._names.script
+        is_off = self._mode is _Mode.UNKNOWN and bool(script.off_scalers)
+        follows = is_off and (script.has_autocast or not self._casts)
+        if self._names.is_by_apex() or script.has_scaler or (follows and not script.is_initialized):
             if self._mode is _Mode.PLAIN:
-                names.used = names.has_scaler or names.has_autocast
+                script.acts = script.has_scaler or script.has_autocast
             self._mode = _Mode.OWN
             self._close_casts()
             self.stages.close()
-            self._names.is_driven = False
-        elif self._names.has_autocast:
+            script.steps_on_behalf = False
+        elif script.has_autocast:
             self._mode = _Mode.AUTOCAST
-            self._names.is_driven = True
+            script.steps_on_behalf = True
         elif self._mode is _Mode.UNKNOWN:
             self._mode = _Mode.PLAIN
-            self._names.is_driven = True
+            script.steps_on_behalf = True
             self._refuse_types()
             if not self._casts:
                 self._names.use()
-        if self._mode is not _Mode.OWN and names.off_scalers:
+        if self._mode is not _Mode.OWN and script.off_scalers:
             self._leave_off()
         return self._mode
 
@@ -240,11 +242,11 @@ class PlainScript:
 
     def _leave_off(self) -> None:
         """Let the scalers that the script has switched off do nothing, since losses are scaled on its behalf."""
-        for scaler in self._names.off_scalers:
+        for scaler in self._names.script.off_scalers:
             scaler._enabled = False  # the arm has made it one that is on
             if self._rows is not None:
                 self._rows.ignored.add(scaler)
-        self._names.off_scalers.clear()
+        self._names.script.off_scalers.clear()
 
     def _refuse_types(self) -> None:
         """Refuse float64 weights of the script under arms that cast."""
@@ -287,7 +289,7 @@ class PlainScript:
 
     def _is_in_place_of_autocast(self) -> bool:
         """Return whether the arm does not cast where the script's own blocks would, so that inputs may not fit."""
-        return self._is_fp32 and self._names.has_autocast
+        return self._is_fp32 and self._names.script.has_autocast
 
     def _call(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
         if self._inside:
@@ -401,7 +403,7 @@ class PlainScript:
         return output if half is None else map_tree(output, lambda one: one.float() if one.dtype is half else one)
 
     def _made_block(self, device_type: str) -> torch.autocast:
-        with self._names.on_behalf():
+        with self._names.script.on_behalf():
             return torch.autocast("cuda" if self._for_cuda else device_type)
 
     # Casts of O1 stay on, as from `amp.initialize` on, so that what the script computes behind a backward pass from
@@ -432,11 +434,12 @@ class PlainScript:
         finally:
             self._close_casts()
             is_open = was_open or (self._mode is _Mode.PLAIN and self._casting > 0 and not self._stepping)
-            if is_open and self._mode is not _Mode.OWN and not self._names.has_autocast:
+            if is_open and self._mode is not _Mode.OWN and not self._names.script.has_autocast:
                 self._open_casts(self._device_type)
 
     def _enter_autocast(self, original: Any, block: Any) -> Any:
-        if self._names.has_autocast and block is not self._block:  # casts are on in the blocks of the script alone
+        # Casts are on in the blocks of the script alone.
+        if self._names.script.has_autocast and block is not self._block:
             self._close_casts()
         return original(block)
 
@@ -484,7 +487,7 @@ class PlainScript:
     def _check_pass_in_step(self) -> None:
         """Count a pass in a step that was expected to have some, and refuse another one."""
         self._passes_in_step += 1
-        if self._names.in_step is None:
+        if self._names.script.in_step is None:
             raise UnsupportedCombination(
                 here(
                     "a backward pass runs inside of the step of an optimizer whose step was taken for one by gradients "
@@ -548,7 +551,7 @@ class PlainScript:
         optimizer.step = types.MethodType(step_by_arm, optimizer)
 
     def _step(self, optimizer: Any, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if (run_inside := self.stages.run_inside) is not None and optimizer is self._names.in_step:
+        if (run_inside := self.stages.run_inside) is not None and optimizer is self._names.script.in_step:
             return run_inside()
         if self._stepping or self._decide() is _Mode.OWN:
             self.stages.is_applied = True

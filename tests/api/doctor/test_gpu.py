@@ -67,6 +67,7 @@ def test_no_gpu() -> None:
         assert findings[-1].value == "none"
         assert "say nothing about a GPU" in findings[-1].reason
     assert examine_gpus(None, driver=NO_DRIVER)[0].verdict == "note"
+    assert examine_gpus(None, driver=NO_DRIVER, build_known=False)[-1].value == "unknown"
 
 
 def test_a_driver_and_no_gpu() -> None:

@@ -135,6 +135,9 @@ def test_the_probe_asks_each_device_for_a_product(monkeypatch: pytest.MonkeyPatc
         ("2.4.1", "0.19"),
         ("2.11.0+cu130", "0.26"),
         ("2.12.0", "0.27"),
+        ("1.4.0", "0.5"),
+        ("1.13.1+cu117", "0.14"),
+        ("1.14.0a0", None),
         ("2.13.0+cpu", "0.28"),
         ("2.14.1", "0.29"),
         ("3.0", None),
@@ -142,7 +145,7 @@ def test_the_probe_asks_each_device_for_a_product(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_pairs(torch: str | None, vision: str | None) -> None:
-    """The torchvision of a torch is known for every torch 2, and no guess is made beyond."""
+    """The torchvision of a torch is known from 1.4 on, and no guess is made beyond."""
     assert fitting_torchvision(torch) == vision
 
 
