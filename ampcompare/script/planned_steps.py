@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from ampcompare.guards.location import is_installed, is_users
+from ampcompare.base.location import is_installed, is_users
 
 # Calls that give as many items as their first argument has.
 PASSING = {"enumerate", "iter", "list", "tuple", "sorted", "reversed", "tqdm", "track", "progress_bar", "auto"}

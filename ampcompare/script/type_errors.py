@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import UnsupportedCombination
+from ampcompare.base.location import is_users, raised_at
 from ampcompare.base.tensors.tree import tensors_in
-from ampcompare.guards.location import is_users, raised_at
 from ampcompare.script.banned_loss import BANNED
 from ampcompare.script.keep_fp32 import bare_model
 from ampcompare.script.torch_amp.half_weights import HalfWeights

@@ -286,5 +286,10 @@ def changed_code(files: Mapping[str, str], base: Path) -> dict[str, str]:
 
 
 def differing_files(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
-    """Return the files that two runs both loaded, with other contents."""
+    """Return the names that two runs both have, with other values: of files or packages.
+
+    Args:
+        one: digests, or versions, by name; its order is that of the result.
+        other: those of the other run.
+    """
     return [name for name, digest in one.items() if other.get(name, digest) != digest]

@@ -67,7 +67,16 @@ class Measured:
 
 
 class StepProfiler(StepObserver):
-    """Runs through the sorts of steps as the loop makes them."""
+    """Runs through the sorts of steps as the loop makes them.
+
+    Args:
+        steps: how many of each sort.
+        device: on which the model trains; it is synchronized at the end of steps that are timed.
+
+    Attributes:
+        measured: what the steps showed; whole once `is_over`.
+        marks: where in a step the loop is at present.
+    """
 
     def __init__(self, steps: Steps, device: torch.device) -> None:
         self.measured = Measured()

@@ -16,8 +16,8 @@ from ampcompare import guards
 from ampcompare.apex._install import ApexFinder, install
 from ampcompare.base.environment.apex import ApexInstall, probe_apex
 from ampcompare.base.errors import BackendUnavailable, UnsupportedCombination
+from ampcompare.base.location import user_location
 from ampcompare.base.shim import finder as shim
-from ampcompare.guards.location import user_location
 from ampcompare.script.legacy import child_processes
 from ampcompare.script.legacy.missing_names import watch_names
 from ampcompare.script.legacy.settings import ExecSettings

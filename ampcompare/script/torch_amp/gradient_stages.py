@@ -33,9 +33,9 @@ from torch.amp.grad_scaler import OptState
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ScalingError
+from ampcompare.base.location import call_site, here
 from ampcompare.base.patches import GRADIENT_READS, Subscriptions
 from ampcompare.base.tensors.lists import copy_by_dtype
-from ampcompare.guards.location import call_site, here
 from ampcompare.script.recording.recorder import Rows
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
 from ampcompare.script.torch_amp.undoable_step import StateBefore

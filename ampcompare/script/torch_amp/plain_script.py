@@ -34,9 +34,9 @@ from torch.utils.data import dataloader
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import PreparationError, UnsupportedCombination
+from ampcompare.base.location import here, is_installed, is_users
 from ampcompare.base.patches import GRADIENT_READS, Points, Subscriptions, follow_own_calls
 from ampcompare.base.tensors.tree import cast_floating, map_tree
-from ampcompare.guards.location import here, is_installed, is_users
 from ampcompare.script.lifted_weights import HALF, LiftedWeights
 from ampcompare.script.recording.recorder import Rows, value_of
 from ampcompare.script.torch_amp.autocast_and_scaler import Casting

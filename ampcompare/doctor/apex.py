@@ -6,11 +6,11 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, Literal
 
-from ampcompare.api.doctor.finding import Check, Verdict, ask
 from ampcompare.base.environment.apex import ApexInstall, probe_apex
 from ampcompare.base.processes.call import search_path
 from ampcompare.base.shim.finder import lacks
 from ampcompare.base.shim.switch import ShimStatus, shim_status
+from ampcompare.doctor.finding import Check, Verdict, ask
 
 # ours: none is installed, and the shim is on; grafted: the shim adds what NVIDIA's lacks.
 State = Literal[
