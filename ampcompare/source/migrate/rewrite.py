@@ -10,7 +10,6 @@ from ampcompare.source.edits import Edits, on_own_lines
 from ampcompare.source.index import Index
 from ampcompare.source.migrate.apex_guards import answer_guards
 from ampcompare.source.migrate.casts import keep_fp32, note_casts
-from ampcompare.source.migrate.core.context import Core
 from ampcompare.source.migrate.core.core import MAY_BE_APEX, rewrite_core
 from ampcompare.source.migrate.core.internals import AMP_STATE, INTERNALS, NO_EQUIVALENT, find_internals
 from ampcompare.source.migrate.finding import BY_HAND, MARK, NOTE, Finding, origins_of_lines
@@ -47,7 +46,6 @@ BANNED = (
     "and migrate again"
 )
 PROBE_KEPT = "{0} is left by hand and imports Apex, so this still asks whether Apex is there"
-HALF = "{0} is left by hand, and training goes through both files: one scaler must serve them, so this one is left too"
 MARKS = (".scale(", ".unscale_(", ".scale_loss(", ".get_scale()", "clip_grad")
 PHRASES = (
     (
@@ -146,8 +144,6 @@ def migrate_text(
         if refused:
             raise Unsure(next(iter(node for node, _ in names.uses)), refused)
         core = rewrite_core(module, names, edits, torch, around)
-        if core is not None and not alone:
-            _refuse_half_project(core)
         if core is not None:
             keep_fp32(core)
             note_casts(core)
@@ -275,31 +271,6 @@ def _is_answer(node: ast.Try) -> bool:
 
 def _is_of_amp(meaning: str) -> bool:
     return meaning in ("apex", "apex.amp") or meaning.startswith("apex.amp.")
-
-
-def _refuse_half_project(core: Core) -> None:
-    """Refuse a module whose scaler goes through other files, where one of these is left by hand."""
-    path = core.around.path
-    is_own = bool(core.sites.initializes) and any(each.block for each in core.sites.backwards)
-    if path is None or (is_own and not core.across and core.planned.home != "optimizer" and not core.handed_on):
-        return
-    for other, module in core.around.modules_linked_to(core.module):
-        try:
-            left = [] if _is_whole(other, module) else [other]
-        except (SourceInvalid, RecursionError, ValueError):
-            left = [other]
-        for each in left:
-            node = next(
-                iter(
-                    [
-                        *(one.call for one in core.sites.initializes),
-                        *(one.node for one in core.sites.backwards),
-                        *(one.call for one in core.sites.steps),
-                        core.module.tree.body[0],
-                    ]
-                )
-            )
-            raise Unsure(node, HALF.format(core.index.name_of(module) or each.name))
 
 
 def _is_of_whole_project(around: Around, module: Module) -> bool:
