@@ -124,7 +124,13 @@ class ComparisonOutcome:
 
 
 def plan_comparison(options: CompareOptions) -> PlannedComparison:
-    """Check the options of a comparison and return its cells; nothing is written or started."""
+    """Check the options of a comparison and return its cells; nothing is written or started.
+
+    Raises:
+        ConfigError: options or settings that cannot be used together, or that name what does not exist.
+        EnvironmentUnfit: this machine lacks what the cells need.
+        RecordError: the baseline cannot be read.
+    """
     if options.baseline is not None and not options.fail_on:
         raise ConfigError('a baseline is what --fail-on compares with; add --fail-on "metric:worse", or leave it out')
     baseline = reload_comparison(options.baseline) if options.baseline is not None else None
@@ -288,6 +294,13 @@ def requested_seeds(options: CompareOptions, sources: SettingsSources) -> str:
     """Return the seeds as text: the requested ones, or else those of recipe or file, or else three.
 
     Settings with `recipe.seed` request that one seed.
+
+    Args:
+        options: whose `seeds` win.
+        sources: where settings, matrix and recipe come from.
+
+    Returns:
+        Text such as "0-4" or "auto", which is not checked yet.
     """
     one = str(sources.config.recipe.seed) if "recipe.seed" in sources.resolved.given else None
     texts = (options.seeds, matrix_seeds(sources.matrix), one, DEFAULT_SEEDS)

@@ -258,7 +258,15 @@ class CompareOptions:
 
 
 def to_seconds(name: str, value: float | str) -> float:
-    """Return a positive time in seconds from a number or a text such as 30m, 1h30m or 90s."""
+    """Return a positive time in seconds from a number or a text such as 30m, 1h30m or 90s.
+
+    Args:
+        name: of the option, for the message.
+        value: seconds, or a text with units; a text of digits alone is refused.
+
+    Raises:
+        ConfigError: it is no such text, or not above 0.
+    """
     seconds = parse_duration(value) if isinstance(value, str) else float(value)
     if not seconds or not seconds > 0:
         raise ConfigError(f"{name} {value!r} is not a time such as 30m, 1h30m or 90s")

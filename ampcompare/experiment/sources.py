@@ -73,6 +73,9 @@ def collect_settings(request: SettingsRequest, reads: CommandReads, *, one_run: 
     Args:
         reads: what the command reads. A recipe or file may say more.
         one_run: of the rows that a recipe names, take the first, and its first seed.
+
+    Raises:
+        ConfigError: the command does not read a setting, or a recipe, a file or a value in it cannot be used.
     """
     reads.check(request.layers)
     name, size = request.recipe, request.size
@@ -128,7 +131,18 @@ def matrix_rows(
     sweep: Vary = (),
     stacks: Mapping[str, StackConfig] = MappingProxyType({}),
 ) -> list[Row]:
-    """Return the rows of a comparison: those asked for, or else of the file, of the recipe, or the default arms."""
+    """Return the rows of a comparison: those asked for, or else of the file, of the recipe, or the default arms.
+
+    Args:
+        sources: whose matrix, of the file or the recipe, gives way to what is asked for.
+        arms: texts of arms; empty if none is asked for.
+        reference: an arm or the label of a row; None for that of the matrix.
+        sweep: settings with the values that they take, crossed with the arms.
+        stacks: other environments by the name that `script@name` calls them.
+
+    Raises:
+        ConfigError: an arm, setting or stack that does not exist.
+    """
     return expand_matrix(
         sources.matrix, arms=arms, reference=reference, vary=sweep, by_hand=sources.fixed, stacks=stacks
     )

@@ -43,6 +43,9 @@ def parse_stacks(texts: Iterable[str] | Mapping[str, str]) -> dict[str, StackCon
     """Read stacks such as `old=/envs/old/bin/python`, or NAME and COMMAND as a mapping has them.
 
     A command line of several words that does not end with a Python, or its options, gets `python` as its last word.
+
+    Raises:
+        ConfigError: a name is no word or given twice, or a command is missing or cannot be read.
     """
     pairs = texts.items() if isinstance(texts, Mapping) else [_pair(text) for text in texts]
     stacks: dict[str, StackConfig] = {}

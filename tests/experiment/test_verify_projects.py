@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from ampcompare.experiment.verify import EQUAL, verify_script
+from ampcompare.experiment.rewrite_comparison import EQUAL
+from ampcompare.experiment.verify import verify_script
 
 HEAD = """
 import sys

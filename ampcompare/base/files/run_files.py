@@ -50,7 +50,12 @@ class CellFile:
 
 
 def file_of_cell(cell: str, name: str) -> PurePosixPath:
-    """Return the path below a run directory of a file of a cell."""
+    """Return the path below a run directory of a file of a cell.
+
+    Args:
+        cell: the name of its folder, as `RunConfig.cell` gives it.
+        name: of the file, a `CellFile`.
+    """
     return PurePosixPath(RunFile.CELLS, cell, name)
 
 

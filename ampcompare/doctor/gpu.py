@@ -5,8 +5,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from ampcompare.api.doctor.finding import Check
 from ampcompare.base.processes.call import Answer
+from ampcompare.doctor.finding import Check
 
 GIB = 2**30
 DEVICES = Path("/dev")
@@ -44,13 +44,16 @@ def gains(name: str, capability: tuple[int, int]) -> str:
     return f"tensor cores for fp16, bf16, TF32{fp8}"
 
 
-def examine_gpus(answer: Answer | None, *, driver: tuple[str | None, str], hip: str | None = None) -> list[Check]:
+def examine_gpus(
+    answer: Answer | None, *, driver: tuple[str | None, str], hip: str | None = None, build_known: bool = True
+) -> list[Check]:
     """Check the driver and each GPU.
 
     Args:
         answer: of the probe `gpus`; None where torch cannot use any.
         driver: from `driver_version`.
         hip: version of ROCm that torch is built for.
+        build_known: whether torch told what it is built for; an old or absent one does not.
     """
     version, how = driver
     findings = []
@@ -66,6 +69,9 @@ def examine_gpus(answer: Answer | None, *, driver: tuple[str | None, str], hip: 
         return [*findings, Check("GPU", "gpus", "cannot be started", "problem", reason, remedy, facts)]
     if answer is not None and answer.value["available"]:
         return [*findings, *(_device(device, hip) for device in answer.value["devices"])]
+    if not build_known:
+        reason = "there is no torch here that can be asked"
+        return [*findings, Check("GPU", "gpus", "unknown", "note", reason)]
     why = "torch has no CUDA" if answer is None else "; ".join(["torch sees none", *answer.warnings])
     if answer is None or version is None:
         reason = f"{why}: arms run on the CPU, and fp16 times there say nothing about a GPU"

@@ -1,14 +1,15 @@
 """Findings on Python, torch and its build, from answers made here."""
 
+import sys
 from typing import Any
 
 import pytest
 
-from ampcompare.api.doctor import machine
-from ampcompare.api.doctor.finding import ask
-from ampcompare.api.doctor.machine import examine_torch
 from ampcompare.base.processes.call import Answer
 from ampcompare.base.version import NEWEST_TORCH
+from ampcompare.doctor import machine
+from ampcompare.doctor.finding import ask
+from ampcompare.doctor.machine import examine_torch
 
 BUILD = {"version": "2.13.0", "cuda": "13.0", "hip": None, "cudnn": 91301}
 
@@ -31,7 +32,7 @@ def test_no_torch(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_old_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What works next to it is said, whether or not it can be imported."""
+    """What works next to it is said, and how it may stay, whether or not it can be imported."""
     monkeypatch.setattr(machine, "installed_version", {"torch": "1.13.1+cu117"}.get)
     for answer in (
         Answer({**BUILD, "version": "1.13.1+cu117"}, "done"),
@@ -40,7 +41,8 @@ def test_an_old_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         finding = examine_torch(answer, has_gpu=True)
         assert (finding.value, finding.verdict) == ("1.13.1+cu117", "problem")
         assert "lint, migrate" in finding.reason
-        assert finding.remedy == ("pip install -U torch torchvision",)
+        assert finding.remedy[0] == "pip install -U torch torchvision"
+        assert f"--stack old={sys.executable} " in finding.remedy[1]
 
 
 @pytest.mark.parametrize(("beyond", "verdict"), [(0, "ok"), (1, "note")])

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from ampcompare.api.doctor import gpu
-from ampcompare.api.doctor.gpu import driver_version, examine_gpus, gains, has_nvidia_gpu
 from ampcompare.base.processes.call import Answer
+from ampcompare.doctor import gpu
+from ampcompare.doctor.gpu import driver_version, examine_gpus, gains, has_nvidia_gpu
 
 DRIVER = ("580.65.06", "from somewhere")
 NO_DRIVER = (None, "there is no nvidia-smi")
@@ -67,6 +67,7 @@ def test_no_gpu() -> None:
         assert findings[-1].value == "none"
         assert "say nothing about a GPU" in findings[-1].reason
     assert examine_gpus(None, driver=NO_DRIVER)[0].verdict == "note"
+    assert examine_gpus(None, driver=NO_DRIVER, build_known=False)[-1].value == "unknown"
 
 
 def test_a_driver_and_no_gpu() -> None:

@@ -4,18 +4,19 @@ import os
 import platform
 import re
 import shutil
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from ampcompare.api.doctor.finding import Check
 from ampcompare.base.environment.extras import torch_on_path
 from ampcompare.base.environment.fingerprint import THREAD_VARIABLES, fingerprint
 from ampcompare.base.environment.packages import installed_version
 from ampcompare.base.processes.call import Answer
 from ampcompare.base.version import NEWEST_TORCH, OLDEST_TORCH
+from ampcompare.doctor.finding import Check
 
 GIB = 2**30
 MIN_MEMORY, MIN_DISK, MIN_SHARED = 2 * GIB, GIB, GIB // 2
@@ -123,7 +124,9 @@ def examine_torch(answer: Answer, *, has_gpu: bool) -> Check:
     if (0, 0) < numbers < OLDEST_TORCH:
         value = answer.value["version"] if answer.done else str(installed)
         oldest = "{}.{}".format(*OLDEST_TORCH)
-        reason, remedy = f"what trains needs {oldest} or later; {WITHOUT_TORCH}", ("pip install -U torch torchvision",)
+        reason = f"what trains needs {oldest} or later; {WITHOUT_TORCH}"
+        from_newer = f"ampcompare compare --stack old={sys.executable} --arm script@old,script -- train.py"
+        remedy = ("pip install -U torch torchvision", f"{from_newer}  # in a newer environment, and this one stays")
         return Check("Software", "torch", value, "problem", reason, remedy, {"version": value})
     if not answer.done:
         value = f"{installed or 'of unknown version'}, which cannot be imported"
@@ -176,6 +179,8 @@ def examine_vision(answer: Answer, torch_version: str | None) -> Check:
 def fitting_torchvision(torch_version: str | None) -> str | None:
     """Return the torchvision that is released with a torch, such as "0.28" for 2.13; None for an unknown torch."""
     numbers = _numbers(torch_version or "")
+    if (1, 4) <= numbers < (1, 14):
+        return f"0.{numbers[1] + 1}"  # 1.4/0.5 to 1.13/0.14
     if len(numbers) < 2 or numbers[0] != 2:
         return None
     return f"0.{numbers[1] + 15}"  # so since 2.0 and 0.15: 2.11/0.26, 2.12/0.27, 2.13/0.28, 2.14/0.29

@@ -12,14 +12,14 @@ import pytest
 import setuptools
 import torch
 
-from ampcompare.api.doctor import machine
-from ampcompare.api.doctor.examine import EXTRAS, examine_accelerators, examine_numerics
-from ampcompare.api.doctor.finding import Check, ask
-from ampcompare.api.doctor.machine import examine_machine, examine_processor, examine_vision, fitting_torchvision
-from ampcompare.api.doctor.probes import accelerators
 from ampcompare.base.processes.call import Answer
+from ampcompare.doctor import machine
+from ampcompare.doctor.examine import EXTRAS, examine_accelerators, examine_numerics
+from ampcompare.doctor.finding import Check, ask
+from ampcompare.doctor.machine import examine_machine, examine_processor, examine_vision, fitting_torchvision
+from ampcompare.doctor.probes import accelerators
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 BUILD: dict[str, Any] = {"cuda": None, "tf32_products": False, "tf32_convolutions": True}
 GIB = 2**30
 
@@ -135,6 +135,9 @@ def test_the_probe_asks_each_device_for_a_product(monkeypatch: pytest.MonkeyPatc
         ("2.4.1", "0.19"),
         ("2.11.0+cu130", "0.26"),
         ("2.12.0", "0.27"),
+        ("1.4.0", "0.5"),
+        ("1.13.1+cu117", "0.14"),
+        ("1.14.0a0", None),
         ("2.13.0+cpu", "0.28"),
         ("2.14.1", "0.29"),
         ("3.0", None),
@@ -142,7 +145,7 @@ def test_the_probe_asks_each_device_for_a_product(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_pairs(torch: str | None, vision: str | None) -> None:
-    """The torchvision of a torch is known for every torch 2, and no guess is made beyond."""
+    """The torchvision of a torch is known from 1.4 on, and no guess is made beyond."""
     assert fitting_torchvision(torch) == vision
 
 

@@ -11,18 +11,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ampcompare.api.doctor.apex import examine_apex
-from ampcompare.api.doctor.finding import VERDICTS, Check, Verdict, ask
-from ampcompare.api.doctor.gpu import driver_version, examine_gpus, has_nvidia_gpu
-from ampcompare.api.doctor.importers import examine_importers
-from ampcompare.api.doctor.machine import examine_machine, examine_processor, examine_torch, examine_vision
-from ampcompare.api.doctor.needs import ArmNeeds, MachineFacts, examine_arm
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import BUILT_IN
 from ampcompare.base.environment.gpus import ACCELERATORS, accelerator_of, why_no_accelerator
 from ampcompare.base.environment.packages import installed_version
 from ampcompare.base.processes.call import TIME_LIMIT, Answer
 from ampcompare.base.version import __version__
+from ampcompare.doctor.apex import examine_apex
+from ampcompare.doctor.finding import VERDICTS, Check, Verdict, ask
+from ampcompare.doctor.gpu import driver_version, examine_gpus, has_nvidia_gpu
+from ampcompare.doctor.importers import examine_importers
+from ampcompare.doctor.machine import examine_machine, examine_processor, examine_torch, examine_vision
+from ampcompare.doctor.needs import ArmNeeds, MachineFacts, examine_arm
 
 # Extra: its distributions, and what it adds.
 EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {
@@ -174,7 +174,9 @@ def examine(arms: Sequence[Arm] = (), scripts: Sequence[Path] = (), *, seconds: 
     devices = gpus.value.get("devices", ()) if gpus and gpus.done else ()
     python = Check("Software", "python", f"{platform.python_version()} ({sys.executable})", "ok")
     findings = [python, torch_check, vision_check]
-    findings += examine_gpus(gpus, driver=driver_version(), hip=build["hip"] if build else None)
+    findings += examine_gpus(
+        gpus, driver=driver_version(), hip=build["hip"] if build else None, build_known=build is not None
+    )
     findings += examine_accelerators(others) if others and torch.done else []
     findings += examine_processor(build)
     findings += examine_numerics(build, os.environ)
@@ -186,7 +188,13 @@ def examine(arms: Sequence[Arm] = (), scripts: Sequence[Path] = (), *, seconds: 
 
 
 def render(examination: Examination, *, width: int, style: Callable[[str, Verdict], str]) -> str:
-    """Return the report, wrapped to `width` columns; a line to be pasted is never wrapped."""
+    """Return the report, wrapped to `width` columns; a line to be pasted is never wrapped.
+
+    Args:
+        examination: what was found.
+        width: of a line, in characters.
+        style: returns a text in the color of a verdict, or as it is.
+    """
     lines: list[str] = []
     checks = [*examination.findings, *map(_check_of_arm, examination.arms)]
     for group, its in itertools.groupby(checks, lambda check: check.group):
