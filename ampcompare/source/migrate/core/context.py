@@ -48,6 +48,12 @@ class Core:
     unscaled: set[int] = field(default_factory=set)
 
     @property
+    def is_off(self) -> bool:
+        """Whether all is in fp32, at O0 alone."""
+        levels = [each.arguments.get("opt_level") for each in self.sites.initializes]
+        return bool(levels) and all(isinstance(each, ast.Constant) and each.value == "O0" for each in levels)
+
+    @property
     def off(self) -> str:
         """The expression for a scaler that does nothing."""
         return f'{self.torch}.amp.GradScaler("cuda", enabled=False)'

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 from ampcompare.source.amp_names import AUTOCASTS
 from ampcompare.source.index import Answer, choices_of
 from ampcompare.source.index import Function as Called
+from ampcompare.source.migrate.casts import WIDE_UNDER_AUTOCAST
 from ampcompare.source.migrate.core.model_casts import casts_itself
 from ampcompare.source.migrate.finding import Unsure
 from ampcompare.source.migrate.read.order import BACKWARD, BLOCK, is_backward
 from ampcompare.source.migrate.read.sites import model_keys
-from ampcompare.source.syntax import dotted_name, last_name, last_part, walk
+from ampcompare.source.syntax import argument_values, bound_in, dotted_name, last_name, last_part, walk
 
 if TYPE_CHECKING:
     from ampcompare.source.migrate.core.context import Core
@@ -37,11 +38,14 @@ MAY_TRAIN = (
     "{0} is not under autocast in the result, and it may belong to the training that Apex cast; the adapter casts it"
 )
 WITHOUT_GRADIENTS = ("no_grad", "inference_mode")
+OF_LOSS = re.compile(r"loss|criterion|entropy", re.IGNORECASE)
 METHOD = OUTSIDE + ", which covers forward alone"
 
 
 def cast_other_calls(core: Core) -> None:
     """Put evaluation under autocast where that is sure, and note or refuse the calls of models that stay in fp32."""
+    if core.is_off:
+        return
     wrapped = _cast_evaluation(core) | _cast_own_forward(core)
     _refuse_half_outside(core, wrapped)
     if not casts_itself(core):
@@ -63,13 +67,29 @@ def _cast_evaluation(core: Core) -> set[ast.AST]:
             continue
         if any(outer in wrapped for outer in core.module.ancestors(node)) or not _reaches(core, node):
             continue
-        if core.is_without_casts(node):
+        if core.is_without_casts(node) or _leads_to_casts(core, node):
             continue
         wrapped.add(node)
         header = core.autocast.removeprefix("with ").removesuffix(":")
         _, end = core.module.span(node.items[-1].optional_vars or node.items[-1].context_expr)
         core.edits.replace_span(end, end, f", {header}")
     return wrapped
+
+
+def _leads_to_casts(core: Core, node: ast.With) -> bool:
+    """Return whether what a block computes goes on, below it, into what O1 casts to fp32: there it would stay fp16."""
+    module = core.module
+    function = module.function(node)
+    names = bound_in(node)
+    for call in module.calls:
+        if module.function(call) is not function or call.lineno <= (node.end_lineno or node.lineno):
+            continue
+        name = last_name(call.func)
+        if name in WIDE_UNDER_AUTOCAST or OF_LOSS.search(name):
+            given = [*argument_values(call), *([call.func.value] if isinstance(call.func, ast.Attribute) else [])]
+            if any(dotted_name(each) in names for value in given for each in walk(value)):
+                return True
+    return False
 
 
 def _cast_own_forward(core: Core) -> set[ast.AST]:
