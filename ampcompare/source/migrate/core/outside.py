@@ -165,7 +165,8 @@ def _is_covered(core: Core, call: ast.Call, wrapped: set[ast.AST]) -> bool:
     statement = module.statement(call)
     if any(each in wrapped for each in (statement, *module.ancestors(call))):
         return True
-    if any(first.lineno <= statement.lineno <= last.lineno for first, last in core.forward.regions):
+    spans = ((first.lineno, last.end_lineno or last.lineno) for first, last in core.forward.regions)
+    if any(first <= statement.lineno <= last for first, last in spans):
         return True
     above = [statement, *module.ancestors(call)]
     contexts = [item.context_expr for each in above if isinstance(each, ast.With) for item in each.items]
