@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ampcompare.guards.location import Location
+from ampcompare.base.location import Location
 from ampcompare.guards.reporting import ViolationSink
 from ampcompare.guards.script_state import ScriptState
 from ampcompare.source.lint.catalog import BY_NAME

@@ -14,10 +14,10 @@ from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 
 from ampcompare.base.errors import GuardError
+from ampcompare.base.location import Location, is_users, user_location
 from ampcompare.base.patches import Layer, Points, Subscriptions, calling_frame, has_stand_in
 from ampcompare.guards.checks import DETECTORS
 from ampcompare.guards.detector import EVENTS, Detector
-from ampcompare.guards.location import Location, is_users, user_location
 from ampcompare.guards.reporting import GuardWarning, ViolationSink
 from ampcompare.guards.script_state import Block, EnteredAutocast, ScriptState
 

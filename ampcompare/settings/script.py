@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from ampcompare.base.environment.packages import find_module
 from ampcompare.base.errors import ConfigError
-from ampcompare.base.secret_files import hide_values_in_files
+from ampcompare.base.secret_files import note_secrets_in_files
 from ampcompare.base.secrets import hide, hide_names, reveal
 from ampcompare.settings.command_words import python_words
 from ampcompare.settings.metric_direction import known_direction
@@ -192,7 +192,7 @@ def script_config(
     if not is_module and path.is_dir() and not (path / "__main__.py").is_file():
         raise ConfigError(f"{rest[0]} is a folder without a __main__.py; name the script inside it")
     source = _file_of_module(rest[0]) if is_module else path
-    hide_values_in_files(source, rest[1:])
+    note_secrets_in_files(source, rest[1:])
     return ScriptConfig(
         name=rest[0], is_module=is_module, arguments=tuple(hide(rest[1:])), sha256=_sha256(source), metrics=read,
         seed_arg=seed_arg, shift_seeds=_shift_seeds(shift_seeds), max_steps=max_steps, compat_torch=compat_torch,

@@ -240,7 +240,7 @@ class Names:
         return None
 
 
-def read_loaded(folder: Path) -> LoadedCode:
+def read_loaded_code(folder: Path) -> LoadedCode:
     """Return what the processes of a cell have listed; empty without a list."""
     found: dict[str, dict[str, None]] = {}
     loaded = LoadedCode()

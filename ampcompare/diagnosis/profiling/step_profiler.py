@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from ampcompare.base.files.run_files import RunFile
-from ampcompare.diagnosis.profiling.marks import Marks
+from ampcompare.diagnosis.profiling.marks import PhaseMarks
 from ampcompare.diagnosis.profiling.memory import Block, MemoryLedger
 from ampcompare.diagnosis.profiling.operation_counter import Counts, OperationCounter
 from ampcompare.diagnosis.profiling.trace import Account, read_trace
@@ -80,7 +80,7 @@ class StepProfiler(StepObserver):
 
     def __init__(self, steps: Steps, device: torch.device) -> None:
         self.measured = Measured()
-        self.marks = Marks(self._on_phase)
+        self.marks = PhaseMarks(self._on_phase)
         self._steps = steps
         self._first_profiled = steps.warmup + steps.timed
         self._first_watched = self._first_profiled + steps.profiled

@@ -6,7 +6,7 @@ from typing import Any
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.guards.location import here
+from ampcompare.base.location import here
 
 
 class AmpUse:

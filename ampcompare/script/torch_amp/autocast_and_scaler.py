@@ -18,8 +18,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ScalingError, UnsupportedCombination
+from ampcompare.base.location import here
 from ampcompare.base.patches import Points, Subscriptions, calling_frame
-from ampcompare.guards.location import here
 from ampcompare.script.recording.recorder import Rows, value_of
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
 from ampcompare.training.precision.base import NO_CONTEXT, half_dtype_of

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import UnsupportedCombination
+from ampcompare.base.location import here
 from ampcompare.base.patches import Subscriptions
-from ampcompare.guards.location import here
 from ampcompare.script.torch_amp.amp_use import AmpUse
 
 

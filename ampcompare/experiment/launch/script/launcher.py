@@ -26,11 +26,11 @@ from ampcompare.base.processes.start import how_ended
 from ampcompare.base.rank_marks import CELL_FOLDER
 from ampcompare.base.secrets import MASK, mask, mask_variable
 from ampcompare.experiment.launch.cell_files import (
-    earlier_files,
     files_of_other_cells,
     last_lines,
     make_cell_folder,
     sandboxed_cell,
+    watch_earlier_files,
     with_code,
     without_written,
     write_config,
@@ -94,7 +94,7 @@ class ScriptLauncher(ForkingLauncher):
         started, begin = datetime.now(UTC).isoformat(timespec="milliseconds"), time.perf_counter()
         code, self._stuck = 0, ""
         output: OutputReader | None = None
-        files_read, readable = earlier_files(folder), files_of_other_cells(config)
+        files_read, readable = watch_earlier_files(folder), files_of_other_cells(config)
         with self._process.busy(), sandboxed_cell(config, folder) as sandbox:
             with contextlib.suppress(AskedToStop):
                 code, output = self._run(config, config.script, folder, sandbox, on_progress)

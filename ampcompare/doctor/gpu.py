@@ -5,8 +5,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from ampcompare.api.doctor.finding import Check
 from ampcompare.base.processes.call import Answer
+from ampcompare.doctor.finding import Check
 
 GIB = 2**30
 DEVICES = Path("/dev")

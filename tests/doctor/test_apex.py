@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.api.doctor.apex import INSTALL, UNINSTALL, examine_apex
+from ampcompare.doctor.apex import INSTALL, UNINSTALL, examine_apex
 
 AMP = "initialize = scale_loss = master_params = state_dict = load_state_dict = None"
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from ampcompare.api.doctor.apex import UNINSTALL, examine_apex
-from ampcompare.api.doctor.importers import examine_importers
 from ampcompare.base.shim.switch import MODULE, STARTS
+from ampcompare.doctor.apex import UNINSTALL, examine_apex
+from ampcompare.doctor.importers import examine_importers
 from ampcompare.source.apex_imports import find_apex_imports
 
 ON = "ampcompare shim on"

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ampcompare.api.doctor.apex import INSTALL, REBUILD
-from ampcompare.api.doctor.finding import Check, ask
 from ampcompare.backends.apex_levels import ROCM_LEVELS
 from ampcompare.backends.arm import Arm
+from ampcompare.doctor.apex import INSTALL, REBUILD
+from ampcompare.doctor.finding import Check, ask
 
 # What gives an Apex with amp where scripts need none, and so have another remedy.
 BUILDS = {**dict.fromkeys(("no_amp", "grafted", "impostor"), REBUILD), **dict.fromkeys(("absent", "ours"), (INSTALL,))}

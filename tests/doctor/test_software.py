@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from ampcompare.api.doctor import machine
-from ampcompare.api.doctor.finding import ask
-from ampcompare.api.doctor.machine import examine_torch
 from ampcompare.base.processes.call import Answer
 from ampcompare.base.version import NEWEST_TORCH
+from ampcompare.doctor import machine
+from ampcompare.doctor.finding import ask
+from ampcompare.doctor.machine import examine_torch
 
 BUILD = {"version": "2.13.0", "cuda": "13.0", "hip": None, "cudnn": 91301}
 

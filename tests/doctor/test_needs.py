@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from ampcompare.api.doctor.finding import Check
-from ampcompare.api.doctor.needs import MachineFacts, examine_arm
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.library import Library
+from ampcompare.doctor.finding import Check
+from ampcompare.doctor.needs import MachineFacts, examine_arm
 
 GPU = {"index": 0, "capability": [9, 0]}
 

@@ -94,7 +94,7 @@ def user_location(frame: FrameType | None = None) -> Location:
     frames = [(code.co_filename, line) for code, line in user_frames(frame)]
     if not frames:
         frame = sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename.startswith(os.path.dirname(__file__)):
+        while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
             frame = frame.f_back
         return Location("?", 0) if frame is None else Location(frame.f_code.co_filename, frame.f_lineno)
     file, line = frames[0]

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from ampcompare.api.doctor.examine import Examination, render
-from ampcompare.api.doctor.finding import Check, ask
-from ampcompare.api.doctor.needs import ArmNeeds
+from ampcompare.doctor.examine import Examination, render
+from ampcompare.doctor.finding import Check, ask
+from ampcompare.doctor.needs import ArmNeeds
 
 LONG = "pip install " + "x" * 150
 FINDINGS = (

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from ampcompare.guards.location import INSTALLED, raised_at
+from ampcompare.base.location import INSTALLED, raised_at
 
 PACKAGE = f"{INSTALLED[0]}trainer/fit.py"
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, Literal
 
-from ampcompare.api.doctor.apex import INSTALL, UNINSTALL
-from ampcompare.api.doctor.finding import Check, Verdict
 from ampcompare.base.environment.packages import installed_version
 from ampcompare.base.processes.call import search_path
 from ampcompare.base.shim.importer import PROBING
+from ampcompare.doctor.apex import INSTALL, UNINSTALL
+from ampcompare.doctor.finding import Check, Verdict
 from ampcompare.source.apex_imports import ApexImport, find_apex_imports
 from ampcompare.source.find import find_sources
 
@@ -96,7 +96,7 @@ class Supply:
 
 def engine_has(module: str) -> bool:
     """Return whether ampcompare's engine has a module of Apex."""
-    folder = Path(__file__).resolve().parents[2] / "apex"
+    folder = Path(__file__).resolve().parents[1] / "apex"
     top, _, rest = module.partition(".")
     parts = rest.split(".") if top == "apex" else [top]
     return parts == [""] or _is_module(folder, *parts)

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from ampcompare.api.doctor import gpu
-from ampcompare.api.doctor.gpu import driver_version, examine_gpus, gains, has_nvidia_gpu
 from ampcompare.base.processes.call import Answer
+from ampcompare.doctor import gpu
+from ampcompare.doctor.gpu import driver_version, examine_gpus, gains, has_nvidia_gpu
 
 DRIVER = ("580.65.06", "from somewhere")
 NO_DRIVER = (None, "there is no nvidia-smi")

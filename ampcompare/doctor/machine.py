@@ -11,12 +11,12 @@ from typing import Any
 
 import psutil
 
-from ampcompare.api.doctor.finding import Check
 from ampcompare.base.environment.extras import torch_on_path
 from ampcompare.base.environment.fingerprint import THREAD_VARIABLES, fingerprint
 from ampcompare.base.environment.packages import installed_version
 from ampcompare.base.processes.call import Answer
 from ampcompare.base.version import NEWEST_TORCH, OLDEST_TORCH
+from ampcompare.doctor.finding import Check
 
 GIB = 2**30
 MIN_MEMORY, MIN_DISK, MIN_SHARED = 2 * GIB, GIB, GIB // 2

@@ -12,14 +12,14 @@ import pytest
 import setuptools
 import torch
 
-from ampcompare.api.doctor import machine
-from ampcompare.api.doctor.examine import EXTRAS, examine_accelerators, examine_numerics
-from ampcompare.api.doctor.finding import Check, ask
-from ampcompare.api.doctor.machine import examine_machine, examine_processor, examine_vision, fitting_torchvision
-from ampcompare.api.doctor.probes import accelerators
 from ampcompare.base.processes.call import Answer
+from ampcompare.doctor import machine
+from ampcompare.doctor.examine import EXTRAS, examine_accelerators, examine_numerics
+from ampcompare.doctor.finding import Check, ask
+from ampcompare.doctor.machine import examine_machine, examine_processor, examine_vision, fitting_torchvision
+from ampcompare.doctor.probes import accelerators
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 BUILD: dict[str, Any] = {"cuda": None, "tf32_products": False, "tf32_convolutions": True}
 GIB = 2**30
 

@@ -11,18 +11,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ampcompare.api.doctor.apex import examine_apex
-from ampcompare.api.doctor.finding import VERDICTS, Check, Verdict, ask
-from ampcompare.api.doctor.gpu import driver_version, examine_gpus, has_nvidia_gpu
-from ampcompare.api.doctor.importers import examine_importers
-from ampcompare.api.doctor.machine import examine_machine, examine_processor, examine_torch, examine_vision
-from ampcompare.api.doctor.needs import ArmNeeds, MachineFacts, examine_arm
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import BUILT_IN
 from ampcompare.base.environment.gpus import ACCELERATORS, accelerator_of, why_no_accelerator
 from ampcompare.base.environment.packages import installed_version
 from ampcompare.base.processes.call import TIME_LIMIT, Answer
 from ampcompare.base.version import __version__
+from ampcompare.doctor.apex import examine_apex
+from ampcompare.doctor.finding import VERDICTS, Check, Verdict, ask
+from ampcompare.doctor.gpu import driver_version, examine_gpus, has_nvidia_gpu
+from ampcompare.doctor.importers import examine_importers
+from ampcompare.doctor.machine import examine_machine, examine_processor, examine_torch, examine_vision
+from ampcompare.doctor.needs import ArmNeeds, MachineFacts, examine_arm
 
 # Extra: its distributions, and what it adds.
 EXTRAS: dict[str, tuple[tuple[str, ...], str]] = {

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from ampcompare.diagnosis.holds import DoesNotHold, Figure, Held, holds
-    from ampcompare.results.analysis.made_runs import make_comparison, make_record
+    from ampcompare.testing.made_runs import make_comparison, make_record
 
 __all__ = ["DoesNotHold", "Figure", "Held", "holds", "make_comparison", "make_record"]
 
@@ -26,7 +26,7 @@ def __getattr__(name: str) -> Any:
     """
     if name not in __all__:
         raise AttributeError(f"module 'ampcompare.testing' has no attribute {name!r}")
-    home = "ampcompare.results.analysis.made_runs" if name.startswith("make_") else "ampcompare.diagnosis.holds"
+    home = "ampcompare.testing.made_runs" if name.startswith("make_") else "ampcompare.diagnosis.holds"
     if home == "ampcompare.diagnosis.holds":
         from ampcompare.base.environment.extras import require_torch
 

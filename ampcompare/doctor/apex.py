@@ -6,11 +6,11 @@ from pathlib import Path
 from shlex import quote
 from typing import Any, Literal
 
-from ampcompare.api.doctor.finding import Check, Verdict, ask
-from ampcompare.base.environment.apex import ApexInstall, probe_apex
+from ampcompare.base.environment.apex import ApexInstall, find_installed_apex
 from ampcompare.base.processes.call import search_path
 from ampcompare.base.shim.finder import lacks
 from ampcompare.base.shim.switch import ShimStatus, shim_status
+from ampcompare.doctor.finding import Check, Verdict, ask
 
 # ours: none is installed, and the shim is on; grafted: the shim adds what NVIDIA's lacks.
 State = Literal[
@@ -48,7 +48,7 @@ def examine_apex(path: Sequence[str] | None = None, *, folder: Path | None = Non
         folder: where the files of the shim are, instead of the site-packages of this environment.
         seconds: time limit of each import that is tried.
     """
-    install = probe_apex(path) if path is not None else _as_a_script_would()
+    install = find_installed_apex(path) if path is not None else _as_a_script_would()
     shim = shim_status(folder)
     if install.kind == "absent" and shim.on:
         reason = "your own code that imports apex gets ampcompare's engine; libraries and find_spec find none"
@@ -98,9 +98,9 @@ def examine_apex(path: Sequence[str] | None = None, *, folder: Path | None = Non
 
 def _as_a_script_would() -> ApexInstall:
     """Look in the working directory first, and last where editable installations are."""
-    install = probe_apex([os.getcwd(), *search_path()])
+    install = find_installed_apex([os.getcwd(), *search_path()])
     if install.kind in ("absent", "namespace"):
-        installed = probe_apex()
+        installed = find_installed_apex()
         if installed.kind not in ("absent", "namespace"):
             return installed
     return install
