@@ -18,6 +18,7 @@ from ampcompare.base.secrets import hide, hide_names, reveal
 from ampcompare.settings.command_words import python_words, why_no_module
 from ampcompare.settings.metric_direction import known_direction
 from ampcompare.settings.recipe import Frozen, PositiveInt
+from ampcompare.settings.stack import StackConfig
 
 LOSS = "training loss"
 SCRIPT_ARMS = ("script", "fp32", "apex:O1", "native:fp16", "native:bf16")  # which nearly all scripts can train
@@ -73,6 +74,9 @@ class ScriptConfig(Frozen):
     max_steps: PositiveInt | None = Field(None, description="optimizer steps after which a cell ends")
     compat_torch: bool = Field(False, description="restore what changed since the script was written")
     torchrun: bool = Field(False, description="start it by torchrun, as one process too")
+    first_weights: StackConfig | None = Field(
+        None, description="the environment whose first weights, of the same seed, it begins with; none: its own"
+    )
 
     @property
     def command(self) -> list[str]:
