@@ -1,19 +1,18 @@
-"""What the recorder of a stack costs: a script alone and under `recorder.py`, in turns, in forked processes.
+"""What the recorder of a stack costs: the recorder switched on and off around the steps of one script.
 
-    python benchmarks/recorder_cost.py [--processes 3] [--models tiny,medium] [--out docs/benchmarks/recorder_cost]
+    python benchmarks/recorder_cost.py [--processes 3] [--models tiny,deep,medium] [--out docs/benchmarks/recorder_cost]
 
-Each block is a process of its own, forked from one that has loaded torch: the script alone, alone again (A/A, the noise
-floor), and under the recorder, as `--stack` starts it, in random order. A step is timed on the CPU clock of the process
-with one thread. The first ten steps, in which batches are hashed and the norm of the gradients is computed each time,
-lie outside of the time; that the norm is computed every sixteenth step, and the writing of rows, lie inside. A ratio is
-taken within a round; a row is the median over the rounds of all processes, with its 95 % interval.
+Each process runs a script under `recorder.py`, as `--stack` starts it, and trains blocks of steps in turns, in random
+order: without it (torch's own `backward` and `step` are put back), without it again (A/A, the noise floor), and with
+it. A block is timed on the CPU clock of the process, with one thread. The first steps, in which batches are hashed and
+the norm of the gradients is computed each time, lie outside of the time; that it is computed every 32nd step, and the
+writing of the rows of a block, lie inside. A ratio is taken within a round; a row is the median over the rounds of all
+processes, with its 95 % interval.
 """
 
 import importlib.machinery
 import importlib.util
-import os
 import random
-import runpy
 import statistics
 import sys
 import tempfile
@@ -27,33 +26,35 @@ from harness import ROOT, make_table, ratios, turns_command
 from script_cost import interval_of_median, plain_step
 
 RECORDER = ROOT / "ampcompare" / "script" / "recording" / "recorder.py.txt"
-STEPS = {"tiny": 320, "deep": 64, "medium": 64}
-ROUNDS = {"tiny": 12, "deep": 12, "medium": 12}
+BLOCK = {"tiny": 64, "deep": 64, "medium": 16}  # steps
+ROUNDS = {"tiny": 60, "deep": 20, "medium": 12}
 FIRST_STEPS = 10
 KINDS = ("without", "a/a", "recorded")
 GOAL = 1.03  # of the small script
 SCRIPT = "import sys\nsys.modules['recorder_cost'].train(sys.argv[1], int(sys.argv[2]))\n"
 
-_recorder: list[ModuleType] = []  # of a block that is recorded
-_seconds: list[float] = []  # of a step of the block
+_recorder: list[ModuleType] = []
+_own: list[Any] = []  # torch's own backward and step
+_seconds: dict[str, list[float]] = {kind: [] for kind in KINDS}  # of a step
 
 
-def train(model_name: str, steps: int) -> None:
-    """Train, and keep the CPU seconds of a step, with its share of the writing of rows."""
-    step = plain_step(model_name)
+def train(model_name: str, seed: int) -> None:
+    """Train blocks of steps in turns, and keep the CPU seconds of a step of each."""
+    step, recorded = plain_step(model_name), [torch.autograd.backward, torch.optim.SGD.step]
     for _ in range(FIRST_STEPS):
         step()
-    _flush()
-    begin = time.process_time_ns()
-    for _ in range(steps):
-        step()
-    _flush()
-    _seconds.append((time.process_time_ns() - begin) / steps / 1e9)
-
-
-def _flush() -> None:
-    if _recorder:
-        _recorder[0].STATE.record.flush()
+    shuffler, flush = random.Random(seed), _recorder[0].STATE.record.flush
+    for _ in range(ROUNDS[model_name]):
+        for kind in shuffler.sample(KINDS, len(KINDS)):
+            torch.autograd.backward, torch.optim.SGD.step = recorded if kind == "recorded" else _own  # type: ignore[assignment, method-assign]
+            step()
+            flush()
+            begin = time.process_time_ns()
+            for _ in range(BLOCK[model_name]):
+                step()
+            if kind == "recorded":
+                flush()
+            _seconds[kind].append((time.process_time_ns() - begin) / BLOCK[model_name] / 1e9)
 
 
 def _load_recorder() -> ModuleType:
@@ -65,42 +66,22 @@ def _load_recorder() -> ModuleType:
     return module
 
 
-def _train_block(kind: str, words: list[str], folder: str, seed: int) -> float:
-    """Train in a forked process, and return the seconds of a step."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child:
-        os.close(writing)
-        with os.fdopen(reading) as pipe:
-            said = pipe.read()
-        os.waitpid(child, 0)
-        return float(said)
-    torch.manual_seed(seed)
-    if kind == "recorded":
-        _recorder.append(_load_recorder())
-        _recorder[0].main(["--record", f"{folder}/script.jsonl", "--seed", str(seed), *words])
-    else:
-        sys.argv[:] = words
-        runpy.run_path(words[0], run_name="__main__")
-    os.write(writing, repr(_seconds[0]).encode())
-    os._exit(0)
-
-
 def measure(arm: str, model_name: str, seed: int) -> dict[str, Any]:
     """Return the median time of a step without the recorder, in microseconds, and the paired ratios of all rounds."""
     sys.modules["recorder_cost"] = sys.modules[__name__]
-    shuffler = random.Random(seed)
-    seconds: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    plain_step(model_name)  # torch wraps the step of a class where its first optimizer is made
+    _own[:] = [torch.autograd.backward, torch.optim.SGD.step]
+    _recorder.append(_load_recorder())
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "train.py")
         script.write_text(SCRIPT, encoding="utf-8")
-        words = [str(script), model_name, str(STEPS[model_name])]
-        for _ in range(ROUNDS[model_name]):
-            for kind in shuffler.sample(KINDS, len(KINDS)):
-                seconds[kind].append(_train_block(kind, words, folder, seed))
+        words = ["--record", f"{folder}/script.jsonl", "--seed", str(seed), str(script), model_name, str(seed)]
+        sys.stdout.flush()
+        code = _recorder[0].main(words)
+        assert code == 0, code
     return {
-        "without_microseconds": statistics.median(seconds["without"]) * 1e6,
-        "ratios": {kind: ratios(seconds, kind, "without") for kind in KINDS[1:]},
+        "without_microseconds": statistics.median(_seconds["without"]) * 1e6,
+        "ratios": {kind: ratios(_seconds, kind, "without") for kind in KINDS[1:]},
     }
 
 
@@ -124,7 +105,7 @@ if __name__ == "__main__":
         __doc__,
         measure,
         table,
-        models="tiny,medium",
+        models="tiny,deep,medium",
         arms="script",
         processes=3,
     )()

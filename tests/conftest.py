@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from ampcompare.api.doctor.gpu import has_nvidia_gpu
 from ampcompare.base.files import loaded_code
+from ampcompare.doctor.gpu import has_nvidia_gpu
 
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent
@@ -101,7 +101,7 @@ def pytest_collection_finish() -> None:
 # Rooms whose tests are about processes, and the words of a file that starts one. Whatever they miss fails under --unit.
 PROCESS_ROOMS = (
     *("benchmarks", "cli", "distributed", "docker", "docs", "integrations"),
-    *("api/doctor", "experiment/launch", "script/legacy", "script/recording", "training/checkpoint"),
+    *("doctor", "experiment/launch", "script/legacy", "script/recording", "training/checkpoint"),
 )
 # A unit test starts no process, trains a few steps at most, and simulates no experiments. These files start none, but
 # take half a second or more, and longer for each test than others do.
@@ -270,7 +270,7 @@ def forked_servers(forking: types.SimpleNamespace, monkeypatch: pytest.MonkeyPat
 @pytest.fixture
 def forked_runs(forking: types.SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `migrate --verify` run scripts in processes that have torch loaded."""
-    monkeypatch.setattr("ampcompare.experiment.verify.subprocess", forking)
+    monkeypatch.setattr("ampcompare.experiment.script_process.subprocess", forking)
 
 
 @pytest.fixture

@@ -22,9 +22,9 @@ from tests.modules import parsed
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "ampcompare"
 
-TORCH_FREE = ("api", "backends", "cli", "experiment", "results", "settings", "source")
+TORCH_FREE = ("api", "backends", "cli", "experiment", "results", "settings", "source", "testing")
 # In rooms without torch: what needs it, and says so in its docstring.
-WITH_TORCH = ("api.doctor", "api.precision", "experiment.launch")
+WITH_TORCH = ("api.precision", "experiment.launch")
 HEAVY = {"numpy", "pandas", "scipy", "sklearn", "submitit", "torch", "torchvision"}
 TESTS_WITHOUT_A_ROOM = ("benchmarks", "distributed", "docker", "docs")
 # One process of pytest reads all files, instead of each.

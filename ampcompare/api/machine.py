@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from ampcompare.api.doctor.examine import Examination, examine
 from ampcompare.backends.arm import Arm, parse_arms
 from ampcompare.base.processes.call import TIME_LIMIT
+from ampcompare.doctor.examine import Examination, examine
 
 
 def examine_machine(

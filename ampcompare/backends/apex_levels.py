@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ampcompare.base.environment.apex import ApexInstall, probe_apex
+from ampcompare.base.environment.apex import ApexInstall, find_installed_apex
 from ampcompare.base.errors import BackendUnavailable
 
 FIRST_SCALE = 2.0**16
@@ -88,7 +88,7 @@ class _EngineChoice:
 
 def require_real_apex(device: str) -> ApexInstall:
     """Return the installed Apex, if it can run on a device."""
-    installed = probe_apex()
+    installed = find_installed_apex()
     if not installed.has_amp:
         raise BackendUnavailable(installed.reason)
     if not _is_cuda(device):
@@ -119,7 +119,7 @@ def select_engine(engine: str, opt_level: str, device: str, *, torch_version: st
         return _real(require_real_apex(device), o1_raises)
     if engine == "compat":
         return _EngineChoice("compat", "asked for")
-    installed = probe_apex()
+    installed = find_installed_apex()
     if not installed.has_amp:
         return _EngineChoice("compat", installed.reason.partition(";")[0])
     if not _is_cuda(device):

@@ -288,7 +288,11 @@ def _join_words(backend: str, words: Mapping[str, str]) -> str:
 
 
 def parse_arms(texts: Iterable[str]) -> list[Arm]:
-    """Read arms, each text being one or a list such as `fp32,bf16,apex:O2,loss_scale=128`."""
+    """Read arms, each text being one or a list such as `fp32,bf16,apex:O2,loss_scale=128`.
+
+    Raises:
+        ConfigError: a text is no arm, or can be read as an option and as an arm.
+    """
     arms: list[Arm] = []
     for text in texts:
         parts, ambiguous = split_arms(text)
@@ -303,7 +307,15 @@ def parse_arms(texts: Iterable[str]) -> list[Arm]:
 
 
 def same_arm(wanted: str | None, texts: Sequence[str]) -> str | None:
-    """Return the text that names the same arm as `wanted`, as `O2` names apex:O2; `wanted` itself if there is none."""
+    """Return the text that names the same arm as `wanted`, as `O2` names apex:O2.
+
+    Args:
+        wanted: an arm as a user types it; None if none is wanted.
+        texts: to choose from; those that are no arms are only compared as texts.
+
+    Returns:
+        One of `texts`, or `wanted` itself if none names its arm.
+    """
     if wanted is None or wanted in texts:
         return wanted
     try:

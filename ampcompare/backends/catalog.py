@@ -53,7 +53,11 @@ def third_party_backends() -> dict[str, str]:
 
 
 def require_unique(name: str) -> None:
-    """Check that a backend's name is registered once."""
+    """Check that a backend's name is registered once.
+
+    Raises:
+        ConfigError: two packages register it.
+    """
     values = [BUILT_IN[name].implementation] if name in BUILT_IN else []
     for group in (PRECISION_GROUP, SPEC_GROUP):
         values += [entry.value for entry in entry_points(group=group) if entry.name == name]

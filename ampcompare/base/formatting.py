@@ -13,13 +13,24 @@ CLOCK = re.compile(r"(?:(\d+):)?(\d+):(\d+(?:\.\d+)?)")
 
 
 def format_decimal(value: float, decimals: int, sign: str = "") -> str:
-    """Return a number, with `sign="+"` in any case, in which a zero has no minus sign."""
+    """Return a number with so many decimals, in which a zero has no minus sign.
+
+    Args:
+        value: finite or not.
+        decimals: digits behind the point.
+        sign: "+" to put a sign before positive numbers too; "" for none.
+    """
     text = f"{value:{sign}.{decimals}f}"
     return f"{0.0:{sign}.{decimals}f}" if float(text) == 0 else text
 
 
 def format_count(number: int, noun: str) -> str:
-    """Return a number with its noun, such as `1 step` and `12 steps`."""
+    """Return a number with its noun, such as `1 step` and `12 steps`.
+
+    Args:
+        number: how many; 0 is plural.
+        noun: in the singular; its plural must end in s.
+    """
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
@@ -41,7 +52,12 @@ def format_ranges(numbers: Sequence[int]) -> str:
 
 
 def first_line(text: object, otherwise: str = "no message") -> str:
-    """Return the first line of a text or of what an error says."""
+    """Return the first line of a text or of what an error says.
+
+    Args:
+        text: whatever `str` makes a text of; blank lines before the first do not count.
+        otherwise: returned where the text is empty.
+    """
     return (str(text).strip().splitlines() or [otherwise])[0]
 
 
@@ -77,14 +93,24 @@ def parse_duration(text: str) -> float | None:
 
 
 def format_seconds(seconds: float | None, sd: float | None = None) -> str:
-    """Return seconds with three digits, and their standard deviation with one, if known."""
+    """Return seconds with three digits, and their standard deviation with one, if known.
+
+    Args:
+        seconds: without unit in the result; "-" stands for None.
+        sd: their standard deviation in seconds; None if it is not known.
+    """
     if seconds is None:
         return "-"
     return f"{seconds:.3g}" + (f" ± {sd:.1g}" if sd is not None else "")
 
 
 def format_percent(share: float | None, *, missing: str = "-") -> str:
-    """Return a share of 1 in percent."""
+    """Return a share of 1 in percent with two decimals, without the sign.
+
+    Args:
+        share: 0.5 for a half; None if it is not known.
+        missing: returned for None.
+    """
     return missing if share is None else f"{100 * share:.2f}"
 
 
@@ -104,7 +130,13 @@ def format_bytes(size: int) -> str:
 
 
 def format_mebibytes(size: int | None, *, decimals: int = 1, missing: str = "-") -> str:
-    """Return bytes in MiB, without the unit."""
+    """Return bytes in MiB, without the unit.
+
+    Args:
+        size: in bytes; None if it is not known.
+        decimals: digits behind the point.
+        missing: returned for None.
+    """
     return missing if size is None else f"{size / MIB:.{decimals}f}"
 
 

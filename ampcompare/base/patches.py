@@ -170,7 +170,12 @@ def calling_frame() -> FrameType:
 
 
 def has_stand_in(owner: Any, name: str) -> bool:
-    """Return whether an arm stands behind `owner.name`."""
+    """Return whether an arm stands behind `owner.name`.
+
+    Args:
+        owner: the class or module, as in `Points`.
+        name: of its function.
+    """
     place = _places.get((id(owner), name))
     return place is not None and (bool(place.puts) or any(layer is Layer.STAND_IN for layer, _ in place.arounds))
 

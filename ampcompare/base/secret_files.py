@@ -16,7 +16,7 @@ BARE = re.compile(
 )
 
 
-def hide_values_in_files(script: str | Path | None, arguments: Sequence[str]) -> None:
+def note_secrets_in_files(script: str | Path | None, arguments: Sequence[str]) -> None:
     """Take for secrets what has the name of one in a script, or in settings next to it or that its arguments name.
 
     Values of source code count where they are in quotes. Only memory of this process holds them; `mask` replaces them.

@@ -45,7 +45,7 @@ def command(arms: tuple[str, ...], as_json: bool, time_limit: float, scripts: tu
     Libraries that may be broken, such as torch or Apex, are tried in a separate process, so that a crash or a hang
     becomes a line of the report. Nothing is changed.
     """
-    from ampcompare.api.doctor.examine import examine, render
+    from ampcompare.doctor.examine import examine, render
     from ampcompare.results.records.run import dump_json
 
     for script in scripts:

@@ -10,11 +10,11 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from ampcompare.api.doctor.gpu import has_nvidia_gpu
 from ampcompare.base.environment.gpus import torch_build
 from ampcompare.base.formatting import printable
 from ampcompare.cli.output import leave_closed_terminal, note
 from ampcompare.cli.progress_lines import describe_outline, notices
+from ampcompare.doctor.gpu import has_nvidia_gpu
 from ampcompare.experiment.launch.contract import Progress
 from ampcompare.experiment.observer import Observer, Outline
 from ampcompare.experiment.running_cells import RunningCells

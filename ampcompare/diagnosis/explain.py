@@ -140,7 +140,13 @@ def casts_in_child() -> dict[str, Any] | None:
 
 
 def render_casts(found: dict[str, Any], dtype: str, *, width: int) -> str:
-    """Return what autocast in a 16-bit type casts on a GPU, in lines."""
+    """Return what autocast in a 16-bit type casts on a GPU, in lines.
+
+    Args:
+        found: as `casts_in_child` returns it.
+        dtype: the 16-bit type, such as "fp16".
+        width: of a line, in characters.
+    """
     lines = [f"What torch {found['torch']} casts on CUDA under autocast, as its dispatcher says; the rest is not cast"]
     for how, names in found["casts"].items():
         head = f"{how.replace('the 16-bit type', dtype)}: "
@@ -159,7 +165,12 @@ def observe_in_child(config: RunConfig) -> dict[str, Any]:
 
 
 def render_observation(observation: dict[str, Any], *, width: int) -> str:
-    """Return tables of modules and bytes; modules of like types share a row where there are many."""
+    """Return tables of modules and bytes; modules of like types share a row where there are many.
+
+    Args:
+        observation: as `observe_in_child` returns it.
+        width: of the text around the tables, in characters.
+    """
     from tabulate import tabulate
 
     rows = observation["modules"]

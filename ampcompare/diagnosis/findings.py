@@ -119,6 +119,37 @@ def _of_step(facts: StepFacts) -> Iterator[Fault]:
         yield _inexact(facts, wrong)
     elif loss is not None and error_of(loss) > harm:
         yield _inexact(facts, [(facts.step.loss or 0, loss)])
+    elif (swallowed := _find_swallowed(events, harm)) is not None:
+        yield _swallowed_overflow(facts, *swallowed)
+
+
+def _find_swallowed(events: Sequence[Event], harm: float) -> tuple[int, int] | None:
+    """Return a result that is not finite in the arm alone, and the finite one that it has made wrong; None without.
+
+    An infinity may end in a 0, as behind `rsqrt`, so that neither loss nor gradients show it. Where what comes of it is
+    right, as behind the softmax of a mask, it does no harm.
+    """
+    origins: dict[int, int] = {}  # of the results that are wrong as something overflowed
+    for at, event in enumerate(events):
+        if event.key[3] != "forward" or event.constant:
+            continue
+        before = [origins[source] for source in event.sources if source in origins]
+        if _nonfinite(event):
+            if before or _is_narrow(event):
+                origins[at] = min(before, default=at)
+        elif before and error_of(event) > harm:
+            return min(before), at
+        elif before and error_of(event) > NEGLIGIBLE:
+            origins[at] = min(before)
+    return None
+
+
+def _swallowed_overflow(facts: StepFacts, origin: int, at: int) -> Fault:
+    events = facts.step.events
+    name, first = place_of(events[at].key).name, place_of(events[origin].key).name
+    text = f"{first} is not finite, though the loss is, and makes results wrong: {name} {_distance(events[at])}"
+    onward = _onward(events, origin, at)
+    return _fault("overflow", facts, origin, text, onward, reason=reason_of(events, origin), severity=_size(events[at]))
 
 
 def _of_skipped_step(facts: StepFacts, fallen_from: float | None) -> Iterator[Fault]:
@@ -200,11 +231,13 @@ def _collapse(observation: Observation) -> Fault | None:
 
 
 def _inexact(facts: StepFacts, wrong: Sequence[tuple[int, Event]]) -> Fault:
-    """Return the fault of a finite result that is wrong: the place where its error first becomes large."""
+    """Return the fault of finite results that are wrong: the place where the error first becomes large."""
     events = facts.step.events
     origins = {at: _first_wrong(events, at) for at, _ in wrong}
     origin = min(origins.values())
     at, worst = max((pair for pair in wrong if origins[pair[0]] == origin), key=lambda pair: _size(pair[1]))
+    if events[origin].key[3] == "forward" and _nonfinite(events[origin]):
+        return _swallowed_overflow(facts, origin, at)
     lost = max(lost_share(events[origin]), lost_share(events[at]))
     is_underflow = events[origin].key[3] != "forward" and lost > UNDERFLOW
     kind: FaultKind = "underflow" if is_underflow else "rounding"

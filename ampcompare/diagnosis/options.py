@@ -64,6 +64,17 @@ class PrefixRequest(ScriptRequest):
 
 
 def diagnose_in_child(options: DiagnoseOptions, *, environment: Mapping[str, str] | None = None) -> Diagnosis:
+    """Diagnose an arm on a recipe in a separate process.
+
+    Args:
+        options: the arm and its recipe, and what to look for.
+        environment: variables of the process; None for those of this one.
+
+    Raises:
+        ConfigError: options that cannot be used together.
+        LaunchError: the process died, or took too long.
+        AmpCompareError: what the training raised.
+    """
     options.check()
     asked = {name: getattr(options, name) for name in ("steps", "reference", "cures")}
     what = f"{options.config.arm} cannot be diagnosed"

@@ -94,7 +94,7 @@ class PrefixWatch(StepObserver):
         steps = max(self._made.values(), default=0)
         total = max((each.total for each in rates if each.total), default=self.total)
         ahead = MAX_STEPS if total is None else total - steps
-        errors = {name: self._state.error(dtype, ahead) for name, dtype in TYPES.items()}
+        errors = dict(zip(TYPES, self._state.errors(list(TYPES.values()), ahead), strict=True))
         return Prefix(
             steps=steps,
             total=total,
@@ -145,7 +145,7 @@ class PrefixWatch(StepObserver):
             ahead = [rates.at(group_of[id(param)], made, point / (POINTS - 1)) for point in range(POINTS)]
             factors = [1.0, *(rate / now if rate is not None else 1.0 for rate in ahead)]
             for name, dtype in TYPES.items():
-                counts[name] += share_lost(before, update, dtype, factors).cpu()
+                counts[name] += update_mass_lost(before, update, dtype, factors).cpu()
         self._before = []
         self._lost.append((made, counts))
 
@@ -160,7 +160,7 @@ class PrefixWatch(StepObserver):
         return self._histories[id(optimizer)].ahead(self.total, self.loops)
 
 
-def share_lost(weight: Tensor, update: Tensor, dtype: torch.dtype, factors: Sequence[float]) -> Tensor:
+def update_mass_lost(weight: Tensor, update: Tensor, dtype: torch.dtype, factors: Sequence[float]) -> Tensor:
     """Return for each factor the mass of the fp32 update, and the mass that rounding loses, float64 (factors, 2)."""
     held = weight.to(dtype)
     wide, mass = held.float(), update.abs().double()

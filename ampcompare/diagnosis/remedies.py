@@ -318,7 +318,12 @@ def with_cure(
 
 
 def verdict_of(arm: Arm, found: Diagnosis) -> str:
-    """Return the result in one sentence that begins with the arm."""
+    """Return the result in one sentence that begins with the arm.
+
+    Args:
+        arm: that was diagnosed.
+        found: by `diagnose`, on the same arm.
+    """
     return f"{arm}: {conclusion_of(found)}"
 
 

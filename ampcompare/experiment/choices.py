@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import BUILT_IN, described_backends, third_party_backends
 from ampcompare.backends.spec import BackendSpec
-from ampcompare.base.environment.apex import probe_apex
+from ampcompare.base.environment.apex import find_installed_apex
 from ampcompare.guards import checks
 from ampcompare.settings.file import list_recipes
 from ampcompare.settings.optimizers import list_optimizers
@@ -28,7 +28,7 @@ def list_choices() -> dict[str, list[Choice]]:
     """Return all choices by kind; no library is imported to find out."""
     described = described_backends()
     arms: list[tuple[str, bool, str]] = [_arm(name, spec) for name, spec in described.items()]
-    apex = probe_apex()
+    apex = find_installed_apex()
     arms.append(("apex:...,engine=compat", True, "this package's own engine, on any device"))
     real = f"{apex.reason}; on CUDA only" if apex.has_amp else apex.reason
     arms.append(("apex:...,engine=nvidia", apex.has_amp, real))

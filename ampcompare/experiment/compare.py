@@ -124,11 +124,19 @@ class ComparisonOutcome:
 
 
 def plan_comparison(options: CompareOptions) -> PlannedComparison:
-    """Check the options of a comparison and return its cells; nothing is written or started."""
+    """Check the options of a comparison and return its cells; nothing is written or started.
+
+    Raises:
+        ConfigError: options or settings that cannot be used together, or that name what does not exist.
+        EnvironmentUnfit: this machine lacks what the cells need.
+        RecordError: the baseline cannot be read.
+    """
     if options.baseline is not None and not options.fail_on:
         raise ConfigError('a baseline is what --fail-on compares with; add --fail-on "metric:worse", or leave it out')
     baseline = reload_comparison(options.baseline) if options.baseline is not None else None
     sources = collect_settings(options.settings, TRAIN)
+    if options.first_weights is not None:
+        sources = sources.begin_from(options.first_weights, options.stacks)
     margins = (options.margin, sources.matrix.margin, Criteria.margin)
     margin, metrics = next(value for value in margins if value is not None), _known_metrics(sources)
     gates = tuple(parse_gate(text, metrics) for text in options.fail_on)
@@ -141,7 +149,7 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
     rows = tuple(matrix_rows(
         sources, arms=options.arms, reference=options.reference, sweep=options.sweep, stacks=options.stacks,
     ))  # fmt: skip
-    used = {row.stack.name for row in rows if row.stack is not None}
+    used = {row.stack.name for row in rows if row.stack is not None} | {options.first_weights}
     if unused := sorted(options.stacks.keys() - used):
         raise ConfigError(f"no arm trains in the stack {unused[0]}; name one, as in --arm script,script@{unused[0]}")
     if options.twin and (base_row := find_reference(rows, options.reference)) is not None:
@@ -288,6 +296,13 @@ def requested_seeds(options: CompareOptions, sources: SettingsSources) -> str:
     """Return the seeds as text: the requested ones, or else those of recipe or file, or else three.
 
     Settings with `recipe.seed` request that one seed.
+
+    Args:
+        options: whose `seeds` win.
+        sources: where settings, matrix and recipe come from.
+
+    Returns:
+        Text such as "0-4" or "auto", which is not checked yet.
     """
     one = str(sources.config.recipe.seed) if "recipe.seed" in sources.resolved.given else None
     texts = (options.seeds, matrix_seeds(sources.matrix), one, DEFAULT_SEEDS)

@@ -31,7 +31,13 @@ class _Estimate:
 
 
 def estimate(plan: Plan, folder: Path, found: Preflight | None = None) -> _Estimate:
-    """Estimate the cost of a plan: each arm costs what it did with other seeds of the same recipe."""
+    """Estimate the cost of a plan: each arm costs what it did with other seeds of the same recipe.
+
+    Args:
+        plan: its cells.
+        folder: the run directory, which need not exist; cells with a usable record there cost nothing.
+        found: the steps that were tried before the first cell, for arms without a record; None without those.
+    """
     run = RunDirectory(folder)
     left = [
         (label, cell)

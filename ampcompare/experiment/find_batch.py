@@ -93,7 +93,16 @@ def configs_of(config: RunConfig, arms: Sequence[str]) -> list[RunConfig]:
 
 
 def search_batches(search: BatchSearch, gpus: str | None) -> list[BatchLimit]:
-    """Return the largest batch of each arm, searched on the first GPU that is free."""
+    """Return the largest batch of each arm, searched on the first GPU that is free.
+
+    Args:
+        search: its terms, and the arms as configurations of one process.
+        gpus: the GPUs to choose from, as `--gpus` takes them; None for all that are visible.
+
+    Raises:
+        ConfigError: there are no such GPUs, or a configuration cannot be run.
+        LaunchError: a try failed for another reason than memory.
+    """
     places = find_places(search.configs, None, gpus)
     for text in places.notes:
         search.note(text)

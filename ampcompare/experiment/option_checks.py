@@ -24,7 +24,12 @@ REMOTE = ("slurm", "ray")  # whose jobs do not run on the machine that submits t
 
 
 def check_cells(cells: Iterable[RunConfig]) -> None:
-    """Check that cells name arms, tasks, models, data sets, optimizers and launchers that there are, and torch is."""
+    """Check that cells name arms, tasks, models, data sets, optimizers and launchers that there are, and torch is.
+
+    Raises:
+        ConfigError: something that a cell names does not exist, or two cells are the same run.
+        EnvironmentUnfit: this system cannot fork, or lacks torch, Slurm or the package of an arm or an optimizer.
+    """
     cells = list(cells)
     if not hasattr(os, "fork") and not is_rank() and any(cell.launcher not in REMOTE for cell in cells):
         raise EnvironmentUnfit(

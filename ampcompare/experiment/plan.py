@@ -135,7 +135,11 @@ def plan_rows(base: RunConfig, rows: Sequence[Row], seeds: Sequence[int], refere
 
 
 def parse_vary(text: str) -> tuple[str, list[Any]]:
-    """Read a varied setting such as `workers=0,2` or `recipe.batch_size=32,64`."""
+    """Read a varied setting such as `workers=0,2` or `recipe.batch_size=32,64`.
+
+    Raises:
+        ConfigError: it has no values, there is no such setting, or a value is no YAML.
+    """
     name, equals, values = text.partition("=")
     if not equals or not values:
         raise ConfigError(f"--sweep {text!r} is not SETTING=VALUE,VALUE")

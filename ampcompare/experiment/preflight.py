@@ -101,7 +101,12 @@ def check_arms(
 
 
 def require_trainable(found: Preflight) -> None:
-    """Check that an arm made a step, if any was tried, and that what metrics have matched can be used."""
+    """Check that an arm made a step, if any was tried, and that what metrics have matched can be used.
+
+    Raises:
+        ConfigError: what a metric has matched cannot be used.
+        AmpCompareError: no arm made a step; the error is that of the arms.
+    """
     for fault in found.faults.values():
         raise ConfigError(f"{fault} {SKIPPED}")
     if found.arms and all(trial.error for trial in found.arms.values()):

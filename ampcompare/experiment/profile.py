@@ -98,7 +98,12 @@ def _one(options: ProfileOptions, config: RunConfig, loop: Loop | None) -> tuple
 
 
 def steps_needed(steps: int, profiled: int) -> int:
-    """Return how many steps a script has to make for a profile with so many that are timed, and so many profiled."""
+    """Return how many steps a script has to make for a profile.
+
+    Args:
+        steps: that are timed.
+        profiled: that are profiled, behind those.
+    """
     return steps + profiled + 8
 
 

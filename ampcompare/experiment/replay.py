@@ -53,6 +53,9 @@ def sides_of(
         changes: texts such as `onednn=off`.
         script: another script with its arguments.
         own: that of the capsule.
+
+    Raises:
+        ConfigError: there is no such change, or nothing is changed.
     """
     sides = []
     for text in changes:
@@ -95,7 +98,19 @@ def replay(
     own: ScriptConfig,
     say: Callable[[str], Any] = lambda line: None,
 ) -> list[ReplayJudgment]:
-    """Repeat the step of a capsule as it is and with each change, and return what differs."""
+    """Repeat the step of a capsule as it is and with each change, and return what differs.
+
+    Args:
+        capsule: the file, as `exec --capsule` has written it.
+        facts: what it says of its process: "engine", "device" and "compat_torch".
+        sides: the changes, each of which is made alone.
+        own: the script of the capsule, with its arguments.
+        say: called with a line for each change as soon as it is judged.
+
+    Returns:
+        A judgment for each of `sides`, in their order; one of a step that failed says why, and so do all where the step
+        fails as it is.
+    """
     with contextlib.ExitStack() as stack:
         outer = stack.enter_context(tempfile.TemporaryDirectory(prefix="ampcompare-replay-"))
         folder = Path(outer, "step")

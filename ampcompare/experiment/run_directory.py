@@ -412,7 +412,11 @@ def _kept_aside(path: Path, name: str, error: RecordError) -> Reuse:
 
 
 def find_runs(folder: Path = DEFAULT_FOLDER) -> list[RunDirectory]:
-    """Return the run directories in a folder and in its folders, the one that changed last first."""
+    """Return the run directories in a folder and in its folders, the one that changed last first.
+
+    Raises:
+        RecordError: there is no such folder, or it cannot be read.
+    """
     if not folder.is_dir():
         raise RecordError(
             f"there is no folder {folder}; name a run directory, or the folder that holds run directories"
@@ -426,7 +430,11 @@ def find_runs(folder: Path = DEFAULT_FOLDER) -> list[RunDirectory]:
 
 
 def newest_runs(folder: Path = DEFAULT_FOLDER) -> list[Path]:
-    """Return the run directories, at least one, that which changed last first."""
+    """Return the run directories, at least one, that which changed last first.
+
+    Raises:
+        RecordError: there is none, or no such folder.
+    """
     found = find_runs(folder) if folder.is_dir() else []
     if not found:
         raise RecordError(f"there is no run directory in {folder.absolute()}; name one, as in: ampcompare report DIR")

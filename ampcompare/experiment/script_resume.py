@@ -26,7 +26,8 @@ from ampcompare.experiment.resume_comparison import (
     losses_apart,
     read_trace,
 )
-from ampcompare.experiment.verify import TIME_LIMIT, migrate_whole, require_script, wait_for
+from ampcompare.experiment.script_process import TIME_LIMIT, require_script, wait_for
+from ampcompare.experiment.verify import migrate_whole
 from ampcompare.settings.resume_trace import ResumeRequest
 
 RECORD, TRACE = "record.jsonl", "trace.jsonl"
@@ -321,8 +322,21 @@ def verify_migrated_resume(
 ) -> int:
     """Let a rewritten script resume from what the Apex script has saved; print the comparison, return the exit code.
 
+    Args:
+        path: of the Apex script.
+        arguments: of the script.
+        step: it is stopped after it has saved a file at or behind this step.
+        resume_args: added to its arguments when it is started again, as of `ResumeCheck.arguments`.
+        adapter: it is rewritten for the adapter, not for torch.amp.
+        convert: its checkpoint is converted to that of torch.amp before.
+        say: prints a line.
+
+    Returns:
+        0 if the steps behind the stop are equal to the last bit, else 1.
+
     Raises:
-        ConfigError: there is no such script, or it cannot be rewritten.
+        ConfigError: there is no such script, it cannot be rewritten, it saves no file at or behind the step, or it
+            has several ranks.
         LaunchError: a run failed.
     """
     _refuse_ranks(path, is_module=False)
@@ -341,7 +355,23 @@ def compare_resumptions(
     is_module: bool,
     say: Callable[[str], None],
 ) -> int:
-    """Verify a script under each arm, from the arm's own checkpoint, and print a table; return the exit code."""
+    """Verify a script under each arm, from the arm's own checkpoint, and print a table; return the exit code.
+
+    An arm that fails has its error in the table, and the others are still verified.
+
+    Args:
+        arms: texts of arms that can train a script.
+        settings: the fields of `ExecSettings` by their names; their arm gives way.
+        check: how the script is stopped and started again.
+        is_module: whether its name is that of a module.
+        say: prints a line.
+
+    Returns:
+        0 if all resume exactly; else 1, or the largest exit code of an arm that failed.
+
+    Raises:
+        ConfigError: the script has several ranks.
+    """
     _refuse_ranks(str(settings["name"]), is_module=is_module)
     rows: list[list[str]] = []
     codes: list[int] = []

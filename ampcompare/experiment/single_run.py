@@ -92,7 +92,17 @@ def run_single(
 def verify_single(
     options: RunOptions, *, observer: Observer | None = None, while_running: WhileRunning = nullcontext
 ) -> Verification:
-    """Train without and with a stop and a checkpoint, and compare bit for bit."""
+    """Train without and with a stop and a checkpoint, and compare bit for bit.
+
+    Args:
+        options: of the run; its folder also holds both trainings.
+        observer: shows progress; None shows none.
+        while_running: returns a context in which both train, from their launcher.
+
+    Raises:
+        ConfigError: the settings cannot be run, or leave no step to stop after.
+        LaunchError: a training failed.
+    """
     launcher, observer = _launcher(options, observer)
     with launcher, _hold_run_directory(options, launcher), while_running(launcher):
         return verify_resume(options.config, options.folder / RunFile.VERIFY_RESUME, launcher, observer=observer)

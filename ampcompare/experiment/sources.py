@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -25,7 +25,7 @@ from ampcompare.settings.file import (
 )
 from ampcompare.settings.layers import Layer, ResolvedSettings, resolve_settings, set_path
 from ampcompare.settings.reads import CommandReads
-from ampcompare.settings.stack import StackConfig
+from ampcompare.settings.stack import StackConfig, first_weights_stack
 from ampcompare.settings.validation import flatten
 
 YAML_SUFFIXES = (".yaml", ".yml")  # of a recipe that is a file
@@ -66,6 +66,14 @@ class SettingsSources:
         """The settings of a run."""
         return self.resolved.config
 
+    def begin_from(self, name: str, stacks: Mapping[str, StackConfig]) -> SettingsSources:
+        """Return these with a script that begins with the first weights of one of some stacks."""
+        script = self.config.script
+        stack = first_weights_stack(name, stacks, has_script=script is not None)
+        assert script is not None
+        config = self.config.model_copy(update={"script": script.model_copy(update={"first_weights": stack})})
+        return replace(self, resolved=replace(self.resolved, config=config))
+
 
 def collect_settings(request: SettingsRequest, reads: CommandReads, *, one_run: bool = False) -> SettingsSources:
     """Join all sources of settings.
@@ -73,6 +81,9 @@ def collect_settings(request: SettingsRequest, reads: CommandReads, *, one_run: 
     Args:
         reads: what the command reads. A recipe or file may say more.
         one_run: of the rows that a recipe names, take the first, and its first seed.
+
+    Raises:
+        ConfigError: the command does not read a setting, or a recipe, a file or a value in it cannot be used.
     """
     reads.check(request.layers)
     name, size = request.recipe, request.size
@@ -128,7 +139,18 @@ def matrix_rows(
     sweep: Vary = (),
     stacks: Mapping[str, StackConfig] = MappingProxyType({}),
 ) -> list[Row]:
-    """Return the rows of a comparison: those asked for, or else of the file, of the recipe, or the default arms."""
+    """Return the rows of a comparison: those asked for, or else of the file, of the recipe, or the default arms.
+
+    Args:
+        sources: whose matrix, of the file or the recipe, gives way to what is asked for.
+        arms: texts of arms; empty if none is asked for.
+        reference: an arm or the label of a row; None for that of the matrix.
+        sweep: settings with the values that they take, crossed with the arms.
+        stacks: other environments by the name that `script@name` calls them.
+
+    Raises:
+        ConfigError: an arm, setting or stack that does not exist.
+    """
     return expand_matrix(
         sources.matrix, arms=arms, reference=reference, vary=sweep, by_hand=sources.fixed, stacks=stacks
     )

@@ -15,9 +15,9 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ampcompare.base.import_hook import ImportHook
 from ampcompare.guards.checks import GUARDS
 from ampcompare.guards.detector import Guard
-from ampcompare.guards.import_hook import ImportHook
 from ampcompare.guards.reporting import GuardWarning, Violation, ViolationSink, warn
 
 if TYPE_CHECKING:

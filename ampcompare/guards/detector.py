@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from ampcompare.guards.location import Location
+from ampcompare.base.location import Location
 from ampcompare.guards.reporting import ViolationSink
 from ampcompare.guards.script_state import ScriptState
 from ampcompare.source.lint.catalog import BY_NAME
@@ -81,6 +81,12 @@ class Detector:
     def initialize(self, models: Sequence[nn.Module], optimizers: Sequence[Any], properties: Any) -> None:
         """`amp.initialize` gets these."""
 
+    def masters_made(self, optimizer: Any) -> None:
+        """Apex has made the master weights of an optimizer that `amp.initialize` has prepared."""
+
+    def masters_copied(self, optimizer: Any) -> None:
+        """The step of such an optimizer has given the model its master weights."""
+
     def wrap(self, module: nn.Module) -> None:
         """A parallel wrapper is built around `module`."""
 
@@ -89,6 +95,9 @@ class Detector:
 
     def cuda(self, module: nn.Module) -> None:
         """A module is moved to a GPU."""
+
+    def end(self) -> None:
+        """The guards are removed."""
 
 
 EVENTS = tuple(

@@ -14,10 +14,10 @@ from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 
 from ampcompare.base.errors import GuardError
+from ampcompare.base.location import Location, is_users, user_location
 from ampcompare.base.patches import Layer, Points, Subscriptions, calling_frame, has_stand_in
 from ampcompare.guards.checks import DETECTORS
 from ampcompare.guards.detector import EVENTS, Detector
-from ampcompare.guards.location import Location, is_users, user_location
 from ampcompare.guards.reporting import GuardWarning, ViolationSink
 from ampcompare.guards.script_state import Block, EnteredAutocast, ScriptState
 
@@ -53,6 +53,7 @@ class GuardHooks:
 
     def end(self) -> None:
         self._events.end()
+        self._notify("end")
 
     def _has_seen_enough(self) -> bool:
         enough = self._passes is not None and self.facts.backwards >= self._passes
@@ -265,7 +266,21 @@ class GuardHooks:
         def scale_loss(original: Any, loss: Any, optimizers: Any, *args: Any, **kwargs: Any) -> Any:
             return self._watch_block(original(loss, optimizers, *args, **kwargs), loss, _as_list(optimizers))
 
+        def after(event: str) -> Any:
+            def around(original: Any, optimizer: Any) -> None:
+                original(optimizer)
+                if optimizer in facts.prepared:  # those of the script; an arm prepares others without that
+                    self._notify(event, optimizer)
+
+            return around
+
         self._events.wrap(frontend, "_initialize", initialize)
+        methods = sys.modules[f"{name}._process_optimizer"]
+        for function, event in (
+            ("lazy_init_with_master_weights", "masters_made"),
+            ("_master_params_to_model_params", "masters_copied"),
+        ):
+            self._events.wrap(methods, function, after(event))
         for owner in (handle, amp):
             self._events.wrap(owner, "scale_loss", scale_loss)
         for owner in (frontend, amp):

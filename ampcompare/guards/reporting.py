@@ -8,7 +8,7 @@ from typing import Any
 
 from ampcompare.base.environment.ranks import rank_of
 from ampcompare.base.errors import GuardError
-from ampcompare.guards.location import Location, user_location
+from ampcompare.base.location import Location, user_location
 
 
 class GuardWarning(UserWarning):

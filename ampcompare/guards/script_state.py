@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ampcompare.guards.location import Location
+from ampcompare.base.location import Location
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -28,8 +28,8 @@ from ampcompare.apex.amp._amp_state import _amp_state
 from ampcompare.apex.amp.scaler import LossScaler
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import PreparationError, ScalingError
+from ampcompare.base.location import here
 from ampcompare.base.tensors.tree import cast_floating, tensors_in
-from ampcompare.guards.location import here
 from ampcompare.script.recording.recorder import Rows
 from ampcompare.script.torch_amp.autocast_and_scaler import acts_if_off
 from ampcompare.script.torch_amp.gradient_stages import GradientStages

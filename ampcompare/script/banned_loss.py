@@ -2,7 +2,7 @@
 
 import re
 
-from ampcompare.guards.location import raised_at
+from ampcompare.base.location import raised_at
 
 BANNED = re.compile(r"nn\.BCELoss (need float32|are unsafe)")  # Apex, torch
 BY_TORCH = "are unsafe"

@@ -152,7 +152,7 @@ def _profile(request: ProfileRequest, rank: int) -> int:
 def _watch_prefix(request: PrefixRequest, rank: int) -> int:
     """Run the first steps of a script in fp32, and write what was seen of them."""
     from ampcompare.diagnosis.prefix import PrefixWatch
-    from ampcompare.script.planned_steps import planned_loops
+    from ampcompare.script.planned_steps import planned_repetitions
     from ampcompare.script.prepare import lifted_types
     from ampcompare.script.watch import EnoughSteps
 
@@ -163,7 +163,7 @@ def _watch_prefix(request: PrefixRequest, rank: int) -> int:
         if given["kind"] in ("backward", "plain_backward"):
             watch.see_loss(given["loss"])
         elif given["kind"] == "step":
-            watch.loops = watch.loops or planned_loops() or ()
+            watch.loops = watch.loops or planned_repetitions() or ()
             if watch.is_over:
                 raise EnoughSteps(0)
 

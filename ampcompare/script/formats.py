@@ -10,8 +10,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError, UnsupportedCombination
+from ampcompare.base.location import here
 from ampcompare.base.patches import Points, Subscriptions
-from ampcompare.guards.location import here
 from ampcompare.script.keep_fp32 import bare_model
 from ampcompare.script.recording.recorder import Rows
 from ampcompare.training.precision.gemm import FormatPlan

@@ -9,8 +9,8 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ampcompare.base.errors import ConfigError
+from ampcompare.base.location import here
 from ampcompare.base.patches import Subscriptions
-from ampcompare.guards.location import here
 from ampcompare.training.precision.keep_fp32 import kept_in_fp32
 
 WRAPPERS = {

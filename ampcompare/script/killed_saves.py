@@ -15,12 +15,12 @@ import select
 import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ampcompare.base.files.temporary import temporary_root
 from ampcompare.script.saved_files import writes
 
 SECONDS = 60.0  # that a copy may take
@@ -241,7 +241,7 @@ class KilledSaves:
         paths = sorted({path for change in changes for path in change.paths})
         digest = hashlib.blake2b(digest_size=12)
         for path in paths:
-            if not _is_temporary(path):
+            if not temporary_root(path):
                 digest.update(path.encode("utf-8", "surrogateescape") + b"\0" + _digest(path))
         key = digest.hexdigest()
         if key not in self._seen:
@@ -327,9 +327,3 @@ def _digest(path: str) -> bytes:
     elif os.path.lexists(path):
         digest.update(b"file" + (Path(path).read_bytes() if os.path.isfile(path) else b""))
     return digest.digest()
-
-
-def _is_temporary(path: str) -> bool:
-    """Return whether a path is below the folder of temporary files, under a name of `tempfile`."""
-    folder = os.path.join(tempfile.gettempdir(), "")
-    return path.startswith(folder) and path.removeprefix(folder).startswith("tmp")

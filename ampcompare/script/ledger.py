@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ampcompare.base.location import Location, user_location
 from ampcompare.base.patches import Layer, Points, Subscriptions, calling_frame
 from ampcompare.base.tensors.tree import tensors_in
-from ampcompare.guards.location import Location, user_location
 from ampcompare.results.records.ledger import Ledger
 from ampcompare.script.lifted_weights import HALF
 from ampcompare.script.recording.recorder import Rows

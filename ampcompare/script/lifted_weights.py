@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ampcompare.base.location import user_location
 from ampcompare.base.patches import Subscriptions
 from ampcompare.base.tensors.tree import map_tree, tensors_in
-from ampcompare.guards.location import user_location
 from ampcompare.script.recording.recorder import Rows
 from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers
 from ampcompare.training.precision.base import owned_params

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ampcompare.base.import_hook import ImportHook
 from ampcompare.base.metric_log import log_metric
 from ampcompare.base.patches import Layer, Subscriptions
-from ampcompare.guards.import_hook import ImportHook
 
 WRITERS = ("torch.utils.tensorboard", "tensorboardX")
 LIBRARIES = (*WRITERS, "wandb", "mlflow")

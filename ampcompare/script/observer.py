@@ -33,6 +33,7 @@ class ScriptObserver:
         self._begun = self._is_elsewhere = False
         self._after_backward = self._without_gradients = False
         self._depth = self._backwards = 0
+        self._is_whole = False  # the last update, as far as its rows are known
 
     def install(self, recorder: Recorder) -> None:
         """Begin before the script does: its modes must lie below those of the script."""
@@ -175,9 +176,14 @@ class ScriptObserver:
     def _row(self, row: dict[str, Any]) -> None:
         if row["kind"] == "backward" and row["scale_before"] is not None:
             self._watch.scale = float(_value(row["scale_before"]))
-        elif row["kind"] == "step" and self._backwards and not self._is_elsewhere:
+        elif row["kind"] == "step" and not self._backwards and not self._is_elsewhere:
+            if self._is_whole and not _value(row["applied"]):  # of another optimizer, behind the same passes
+                self._watch.observation.skipped += 1
+                self._is_whole = False
+        elif row["kind"] == "step" and not self._is_elsewhere:
             self._backwards = 0
-            self._watch.end_step(bool(_value(row["applied"])), self._optimizers)
+            self._is_whole = bool(_value(row["applied"]))
+            self._watch.end_step(self._is_whole, self._optimizers)
             if self._watch.is_over:
                 raise EnoughSteps(0)
             self._begin_step()

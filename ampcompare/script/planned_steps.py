@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from ampcompare.guards.location import is_installed, is_users
+from ampcompare.base.location import is_installed, is_users
 
 # Calls that give as many items as their first argument has.
 PASSING = {"enumerate", "iter", "list", "tuple", "sorted", "reversed", "tqdm", "track", "progress_bar", "auto"}
@@ -22,11 +22,11 @@ class _Unknown(Exception):
 
 def planned_steps() -> int | None:
     """Return how often the line of the script that has led here will run; None where that cannot be seen."""
-    loops = planned_loops()
+    loops = planned_repetitions()
     return None if loops is None else math.ceil(math.prod(loops))
 
 
-def planned_loops() -> list[float] | None:
+def planned_repetitions() -> list[float] | None:
     """Return how often each `for` loop around the line of the script that has led here runs, innermost first.
 
     That is what the loops run over, in all functions of the script; None where it cannot be seen. A condition such as

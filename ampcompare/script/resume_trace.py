@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from ampcompare.base.errors import UnsupportedCombination
+from ampcompare.base.location import is_installed, is_users
 from ampcompare.base.patches import Layer, Points, Subscriptions
-from ampcompare.guards.location import is_installed, is_users
 from ampcompare.script.killed_saves import ChangeWatch, KilledSaves
 from ampcompare.script.saved_files import DEPTH, SavedFiles, place_in_script
 from ampcompare.settings.resume_trace import Row

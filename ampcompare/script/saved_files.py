@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ampcompare.base.import_hook import ImportHook
+from ampcompare.base.location import Location, user_location
 from ampcompare.base.patches import Subscriptions
-from ampcompare.guards.import_hook import ImportHook
-from ampcompare.guards.location import Location, user_location
 from ampcompare.settings.resume_trace import Row
 
 DEPTH = 6  # of containers in what is saved

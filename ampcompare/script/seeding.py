@@ -20,8 +20,8 @@ import torch
 from torch import nn
 from torch.utils.data import Sampler
 
+from ampcompare.base.location import PACKAGE, Location, is_installed, is_users
 from ampcompare.base.patches import Layer, Subscriptions, calling_frame
-from ampcompare.guards.location import PACKAGE, Location, is_installed, is_users
 from ampcompare.script.seed_shift import NUMPY_SEEDS, shift_numpy_seed, shift_python_seed, shift_torch_seed
 
 MAX_CALLS = 50  # that are recorded

@@ -23,10 +23,10 @@ from ampcompare.script.fp16_optimizers import follow_fp16_optimizers
 from ampcompare.script.keep_fp32 import KeptAtFirstCall
 from ampcompare.script.lifted_weights import LiftedWeights
 from ampcompare.script.recording.recorder import Rows, value_of
-from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmpStandIn
 from ampcompare.script.torch_amp.half_weights import HalfWeights
 from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers, reduce_wrappers_in
 from ampcompare.script.torch_amp.plain_script import PlainScript
+from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
 from ampcompare.script.trainers import follow_trainers
 from ampcompare.script.trainers.arm import TrainerContext
 from ampcompare.script.type_errors import explain_types
@@ -81,7 +81,7 @@ class StandIn:
             if arm.spec.calls_apex:
                 context = without_casts(importlib.import_module("ampcompare.apex.amp"))
             names = self.torch_amp
-            KeptAtFirstCall(keep, context, lambda: names.used).install(self._events)
+            KeptAtFirstCall(keep, context, lambda: names.script.acts).install(self._events)
         has_autocast = arm.roles is not None and arm.roles.lists == "autocast"
         half = half_dtype_of(arm) if has_autocast else None
         follow_trainers(TrainerContext(arm, half, rows, plain.through), self._events)
@@ -109,7 +109,7 @@ class StandIn:
 
     def has_acted(self) -> bool:
         """Return whether the script has reached the arm."""
-        return self._has_initialized() or self.torch_amp.used
+        return self._has_initialized() or self.torch_amp.script.acts
 
     @property
     def lifted_types(self) -> list[str]:

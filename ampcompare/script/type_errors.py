@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import UnsupportedCombination
+from ampcompare.base.location import is_users, raised_at
 from ampcompare.base.tensors.tree import tensors_in
-from ampcompare.guards.location import is_users, raised_at
 from ampcompare.script.banned_loss import BANNED
 from ampcompare.script.keep_fp32 import bare_model
-from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmpStandIn
 from ampcompare.script.torch_amp.half_weights import HalfWeights
 from ampcompare.script.torch_amp.o1 import O1BehindTorch
+from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
 
 TYPES = re.compile(
     rf"{BANNED.pattern}|dtype|scalar type|[^a-z](Half|BFloat16)\b|should be the same|unscale.*Complex", re.IGNORECASE
@@ -29,7 +29,11 @@ FP32_WANTED = re.compile(
     r".*?\b(?:float|float32|fp32)\b",
     re.IGNORECASE,
 )
-NO_KERNEL = re.compile(r"not implemented for|Unsupported dtype")
+NO_KERNEL = re.compile(
+    r"not implemented for|Unsupported dtype|Low precision dtypes not supported"
+    r"|supports? floating point, complex, and integer tensors, but got (?:Half|BFloat16)"
+    r"|but got BFloat16 and BFloat16"
+)
 # Of products, whose operands all arms that cast functions cast; Apex's lists lack that of attention.
 PRODUCT = re.compile(r"\bmat[12]\b|\bm1 and m2\b|\bbatch[12]\b|^Input type .* type|Input and parameter tensors")
 ATTENTION = re.compile("query, key")
@@ -130,7 +134,7 @@ def _what_stands(arm: Arm, names: TorchAmpStandIn) -> _Stands:
         return _Stands.WEIGHTS
     if isinstance(names, O1BehindTorch):
         return _Stands.O1
-    lacks_casts = names.has_autocast and arm.roles is not None and arm.roles.operands == "fp32"
+    lacks_casts = names.script.has_autocast and arm.roles is not None and arm.roles.operands == "fp32"
     return _Stands.NO_CASTS if lacks_casts else _Stands.AUTOCAST
 
 
@@ -218,7 +222,7 @@ TYPE_ERRORS = (
     _Row(
         NO_KERNEL,
         "torch cannot compute this in 16 bits on this device",
-        "compare fp32, or cast its inputs to fp32 there",
+        lambda failure: f"compare {_with_fp32_there(failure)}, or cast its inputs to fp32 there",
     ),
     _Row(
         HALF_TYPE,
@@ -250,10 +254,26 @@ TYPE_ERRORS = (
 )
 
 
+def _with_fp32_there(failure: _Failure) -> str:
+    """Return arms that compute in fp32 what has no kernel in 16 bits."""
+    name, _ = _module_that_raised(failure.error.__traceback__) if failure.stands is _Stands.WEIGHTS else ("", [])
+    return f"{_with_kept(failure.arm, name)} or fp32" if name else "fp32"
+
+
 def _module_to_keep(trace: types.TracebackType | None) -> str:
-    """Return the name of the module that has raised, if it holds 16-bit weights and was given fp32; "" if not.
+    """Return the name of the module that has raised, if it was given fp32; "" if not.
 
     Such a module runs whole in fp32 as it is: a head behind a `.float()` of the model.
+    """
+    name, given = _module_that_raised(trace)
+    inputs = {one.dtype for one in tensors_in(given) if one.is_floating_point()}
+    return name if inputs == {torch.float32} else ""
+
+
+def _module_that_raised(trace: types.TracebackType | None) -> tuple[str, list[Any]]:
+    """Return the name of the innermost part of a model that has raised, and what its `forward` holds.
+
+    The name is "" where that has no 16-bit weights, or weights of other types too.
     """
     modules: list[nn.Module] = []
     given: list[Any] = []
@@ -264,13 +284,10 @@ def _module_to_keep(trace: types.TracebackType | None) -> str:
             modules.append(bare_model(module))
             given = [value for name, value in values.items() if name != "self"]
         trace = trace.tb_next
-    if not modules:
-        return ""
-    weights = {param.dtype for param in modules[-1].parameters()}
-    inputs = {one.dtype for one in tensors_in(given) if one.is_floating_point()}
-    if inputs != {torch.float32} or not weights or not weights <= {torch.float16, torch.bfloat16}:
-        return ""
-    return next((name for name, module in modules[0].named_modules() if module is modules[-1]), "")
+    weights = {param.dtype for param in modules[-1].parameters()} if modules else set()
+    if not weights or not weights <= {torch.float16, torch.bfloat16}:
+        return "", given
+    return next((name for name, module in modules[0].named_modules() if module is modules[-1]), ""), given
 
 
 def _module_of_torch(trace: types.TracebackType | None) -> str:

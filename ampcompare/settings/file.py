@@ -124,7 +124,11 @@ def read_settings(values: Mapping[str, Any], name: str) -> SettingsFile:
 
 
 def read_settings_file(name: str) -> SettingsFile:
-    """Read a YAML file of settings."""
+    """Read a YAML file of settings.
+
+    Raises:
+        ConfigError: the file cannot be read, is no YAML, or holds something else than settings.
+    """
     try:
         text = read_text(Path(name))
     except FileFault as fault:
@@ -164,7 +168,11 @@ def _recipes() -> dict[str, Path]:
 
 
 def load_recipe(name: str) -> SettingsFile:
-    """Read a recipe by its name, such as `articles/r50-imagenet-apex`; its old name is read too."""
+    """Read a recipe by its name, such as `articles/r50-imagenet-apex`; its old name is read too.
+
+    Raises:
+        ConfigError: there is no recipe of this name.
+    """
     import yaml
 
     known = _recipes()

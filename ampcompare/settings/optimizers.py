@@ -65,7 +65,12 @@ def optimizer_path(name: str) -> str:
 
 
 def require_optimizer(name: str) -> None:
-    """Check that the module of an optimizer exists and its package is installed, without importing it."""
+    """Check that the module of an optimizer exists and its package is installed, without importing it.
+
+    Raises:
+        BackendUnavailable: its package is not installed.
+        ConfigError: there is no such module.
+    """
     module = optimizer_path(name).partition(":")[0]
     library = LIBRARIES.get(module.partition(".")[0])
     if library is not None and (missing := library.missing()):

@@ -43,6 +43,9 @@ def parse_stacks(texts: Iterable[str] | Mapping[str, str]) -> dict[str, StackCon
     """Read stacks such as `old=/envs/old/bin/python`, or NAME and COMMAND as a mapping has them.
 
     A command line of several words that does not end with a Python, or its options, gets `python` as its last word.
+
+    Raises:
+        ConfigError: a name is no word or given twice, or a command is missing or cannot be read.
     """
     pairs = texts.items() if isinstance(texts, Mapping) else [_pair(text) for text in texts]
     stacks: dict[str, StackConfig] = {}
@@ -96,6 +99,29 @@ def arms_with_stacks(texts: Sequence[str], stacks: Mapping[str, StackConfig]) ->
         if begin == 0 or text[begin:].strip(" ,"):
             found += [(str(arm), None) for arm in parse_arms([text[begin:].lstrip(" ,") if begin else text])]
     return found
+
+
+def first_weights_stack(name: str, stacks: Mapping[str, StackConfig], *, has_script: bool) -> StackConfig:
+    """Return the stack whose first weights all cells begin with.
+
+    Args:
+        name: what `--first-weights` has.
+        stacks: the environments that are known, by name.
+        has_script: whether a script trains.
+
+    Raises:
+        ConfigError: the stack is not known, or a recipe trains, whose weights follow from its seed.
+    """
+    if not has_script:
+        raise ConfigError(
+            f"--first-weights {name} is for a script after --; the weights of a recipe are those of its seed"
+        )
+    if name not in stacks:
+        hint = f" {did_you_mean(name, stacks)}" if stacks else ""
+        raise ConfigError(
+            f"--first-weights {name} names a stack that is not given: add --stack {name}=COMMAND.{hint}".rstrip(".")
+        )
+    return stacks[name]
 
 
 def _find(name: str, stacks: Mapping[str, StackConfig]) -> StackConfig:

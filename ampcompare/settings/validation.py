@@ -18,6 +18,9 @@ def validate(model: type[Model], values: Mapping[str, Any], given: Mapping[str, 
 
     Args:
         given: where the value of a path came from, such as a flag or a file.
+
+    Raises:
+        ConfigError: a value does not fit its field.
     """
     try:
         return model.model_validate(values)
@@ -64,7 +67,12 @@ def setting_paths(model: type[BaseModel], above: str = "") -> Iterator[str]:
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield each value with its path, such as `recipe.optimizer.lr`; an empty mapping is a value."""
+    """Yield each value with its path, such as `recipe.optimizer.lr`; an empty mapping is a value.
+
+    Args:
+        values: a tree of mappings, as a model of settings dumps it.
+        prefix: put before each path, with its dot at the end; "" for none.
+    """
     for name, value in values.items():
         if isinstance(value, Mapping) and value:
             yield from flatten(value, f"{prefix}{name}.")

@@ -1,5 +1,6 @@
 """Follow a function line by line, through the functions and methods of the module that it calls."""
 
+import abc
 import ast
 import itertools
 from collections.abc import Iterator
@@ -42,7 +43,7 @@ class Frame:
     receiver: Scope | None = None
 
 
-class CallFollower:
+class CallFollower(abc.ABC):
     """Reaches the calls of a function or module in the order in which they run.
 
     Every branch is followed, with the conditions under which it runs. Calls are followed where `reach` asks for it and
@@ -77,15 +78,15 @@ class CallFollower:
 
     # What a kind of follower does.
 
+    @abc.abstractmethod
     def reach(self, node: ast.AST, statement: ast.stmt, frame: Frame) -> None:
         """Do what is to be done at an expression; `inline` follows its function."""
-        raise NotImplementedError
 
     def enter(self, item: ast.withitem, statement: ast.With | ast.AsyncWith, frame: Frame) -> Any:
         """Return what is to be known of a context of a `with` inside of it."""
         return None
 
-    def after_statement(self, statement: ast.stmt, frame: Frame) -> None:
+    def after_statement(self, statement: ast.stmt, frame: Frame) -> None:  # noqa: B027 - most need expressions alone
         """Do what is to be done behind a simple statement."""
 
     def bind_arguments(self, function: Function, call: ast.Call, frame: Frame) -> dict[str, str]:

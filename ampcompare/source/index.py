@@ -20,7 +20,7 @@ from typing import Generic, NamedTuple, TypeAlias, TypeVar, cast
 from ampcompare.source.amp_names import STARS, WRAPPERS, public_name
 from ampcompare.source.module import Module, Scope
 from ampcompare.source.project import Project
-from ampcompare.source.syntax import argument_values, child_nodes, dotted_name, last_name
+from ampcompare.source.syntax import argument_values, child_nodes, dotted_name, last_name, strip_star
 
 T = TypeVar("T")
 MAX_DEPTH = 24
@@ -388,7 +388,7 @@ class Index:
             return self._of_definition(what, receiver if isinstance(home.node, ast.ClassDef) else None)
         if isinstance(what, str):
             return self._of_import(home.module, what)
-        holder = home.module.scope_of.get(_without_star(what), home)
+        holder = home.module.scope_of.get(strip_star(what), home)
         return self.values(what, holder, receiver)
 
     def _of_definition(self, scope: Scope, receiver: Scope | None) -> Values:
@@ -535,7 +535,7 @@ class Index:
         found: set[Value] = set(self._stored_on(name, lambda value: _is_of(value, order)))
         for each in order:
             for value in each.values.get(f"self.{name}", ()):
-                home = each.module.scope_of.get(_without_star(value), each)
+                home = each.module.scope_of.get(strip_star(value), each)
                 found |= self.values(value, home, scope)
         for each in order:
             if (bindings := self._bindings_of(each).get(name)) is None:
@@ -678,7 +678,7 @@ class Index:
             chosen = [node.value]
         found: set[Value] = set()
         for one in chosen:
-            home = value.scope.module.scope_of.get(_without_star(one), value.scope)
+            home = value.scope.module.scope_of.get(strip_star(one), value.scope)
             found |= self.values(one, home, value.receiver)
         for one, home in added:
             if not any(one is each for each in chosen):
@@ -1001,12 +1001,6 @@ def _with_name(values: Values, name: str) -> Values:
     )
 
 
-def _without_star(node: ast.expr) -> ast.expr:
-    while isinstance(node, ast.Starred):
-        node = node.value
-    return node
-
-
 def _is_of(value: Value, order: list[Scope]) -> bool:
     holder = value.of if isinstance(value, _Instance) else value.scope if isinstance(value, _Class) else None
     return holder in order or value is UNKNOWN
@@ -1109,7 +1103,7 @@ def _read_bindings(module: Module) -> dict[Scope, dict[str, list[_Binding]]]:
         for name, values in scope.values.items():
             if "." not in name:
                 for value in values:
-                    inner = _without_star(value)
+                    inner = strip_star(value)
                     home = module.statement(inner) if inner in module.parents else inner
                     add(scope, name, home, _element_for(home, name, value), inner)
     for table in found.values():

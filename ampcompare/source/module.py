@@ -32,7 +32,7 @@ BLOCKS = ("body", "orelse", "finalbody")
 MAX_ALIASES = 8
 
 
-class Text:
+class SourceText:
     """A text by lines and columns, as `ast` counts them: lines from 1, columns in bytes of UTF-8.
 
     Attributes:
@@ -179,7 +179,7 @@ class Imported(NamedTuple):
     full: str
 
 
-class Module(Text):
+class Module(SourceText):
     """A module that was parsed.
 
     Attributes:

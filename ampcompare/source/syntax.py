@@ -164,3 +164,10 @@ def last_part(name: str) -> str:
 def is_literal(node: ast.expr | None, value: object) -> bool:
     """Return whether an expression is a literal of a value: `None`, `True`, `False`, a number or text."""
     return isinstance(node, ast.Constant) and type(node.value) is type(value) and node.value == value
+
+
+def strip_star(value: ast.expr) -> ast.expr:
+    """Return the expression behind the stars of `*values`; the expression itself where it has none."""
+    while isinstance(value, ast.Starred):
+        value = value.value
+    return value

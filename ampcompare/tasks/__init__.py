@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from ampcompare.tasks.catalog import list_data, list_models
     from ampcompare.tasks.classification import Classification, classification_loss
     from ampcompare.tasks.data import Data, LabeledData
+    from ampcompare.tasks.image_data import load_data
     from ampcompare.tasks.in_memory import TensorData
-    from ampcompare.tasks.load import load_data
     from ampcompare.tasks.models import build_model, fixed_channels
     from ampcompare.tasks.task import Phase, Task
     from ampcompare.tasks.torchvision_loader import load_torchvision
@@ -40,7 +40,7 @@ _NAMES = {
     "ampcompare.tasks.classification": ("Classification", "classification_loss"),
     "ampcompare.tasks.data": ("Data", "LabeledData"),
     "ampcompare.tasks.in_memory": ("TensorData",),
-    "ampcompare.tasks.load": ("load_data",),
+    "ampcompare.tasks.image_data": ("load_data",),
     "ampcompare.tasks.models": ("build_model", "fixed_channels"),
     "ampcompare.tasks.task": ("Phase", "Task"),
     "ampcompare.tasks.torchvision_loader": ("load_torchvision",),

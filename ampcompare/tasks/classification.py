@@ -14,7 +14,7 @@ from ampcompare.results.records.metric import TOP1, TOP5
 from ampcompare.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.catalog import CLASSIFICATION
 from ampcompare.tasks.data import LabeledData
-from ampcompare.tasks.load import load_data
+from ampcompare.tasks.image_data import load_data
 from ampcompare.tasks.models import build_model, fixed_channels
 from ampcompare.tasks.task import Sums, Task
 

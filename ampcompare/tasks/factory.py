@@ -24,6 +24,11 @@ def check_module(path: str) -> None:
 
 
 def resolve_factory(path: str) -> Callable[..., Any]:
+    """Return the function or class that a path such as `package.module:function` names.
+
+    Raises:
+        ConfigError: the path is no `module:name`, there is no such module or name, or importing it fails.
+    """
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute:
         raise ConfigError(f"{path!r} does not name a factory; write it as package.module:function")

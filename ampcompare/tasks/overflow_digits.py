@@ -9,8 +9,8 @@ from dataclasses import replace
 import torch
 
 from ampcompare.tasks.data import SampleOptions, generator
+from ampcompare.tasks.image_data import digits
 from ampcompare.tasks.in_memory import MemoryData
-from ampcompare.tasks.load import digits
 
 BRIGHTNESS = 3e4  # in standard deviations; fp16 ends at 65504, so the input itself is representable
 SHARE = 0.002

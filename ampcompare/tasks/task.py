@@ -141,7 +141,11 @@ class Task(abc.ABC):
 
 
 def make_task(recipe: Recipe) -> Task:
-    """Build the task of a recipe, with its data."""
+    """Build the task of a recipe, with its data.
+
+    Raises:
+        ConfigError: there is no such task, its data or model does not fit it, or a factory fails or returns no task.
+    """
     path, ships = task_path(recipe.task)
     if ships:
         check_task(recipe)

@@ -476,5 +476,13 @@ class _Whole(nn.Module):
 
 
 def cpu_half_of(choice: str, backend: str) -> str:
-    """Return how a run computes fp16 on a CPU: torch.compile does not work under the dispatch mode that emulates it."""
+    """Return how a run computes fp16 on a CPU: torch.compile does not work under the dispatch mode that emulates it.
+
+    Args:
+        choice: the setting `cpu_half`: "auto", "emulated" or "native".
+        backend: that of torch.compile; "none" if the model is not compiled.
+
+    Returns:
+        "native" where "auto" meets a compiled model, else `choice`.
+    """
     return "native" if choice == "auto" and backend != "none" else choice

@@ -12,7 +12,11 @@ WITHOUT_FLOAT64 = ("mps", "xpu")  # Metal has none, and of Intel's GPUs some hav
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return the device for "auto", "cpu", "cuda", "mps" or "xpu", or with an index; a GPU always has one."""
+    """Return the device for "auto", "cpu", "cuda", "mps" or "xpu", or with an index; a GPU always has one.
+
+    Raises:
+        EnvironmentUnfit: torch sees no such device, or fewer of them.
+    """
     kind = accelerator_of(name)
     if kind:
         return _accelerator(name, kind)

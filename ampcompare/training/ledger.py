@@ -496,7 +496,12 @@ def second_moment(optimizer: Optimizer, param: Tensor) -> Tensor | None:
 
 
 def is_zero_eps(group: Mapping[str, Any], dtype: torch.dtype) -> bool:
-    """Return whether the eps of a group is zero in a type; a fused step computes in fp32."""
+    """Return whether the eps of a group rounds to zero in a type; a fused step computes in fp32, where it does not.
+
+    Args:
+        group: parameter group of an optimizer; without an `eps` that is a number the answer is no.
+        dtype: in which the optimizer computes.
+    """
     eps = group.get("eps")
     return isinstance(eps, float) and not group.get("fused") and float(torch.tensor(eps).to(dtype)) == 0
 

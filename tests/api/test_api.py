@@ -163,7 +163,7 @@ def test_run_takes_a_config_or_its_parts(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_functions_are_not_shadowed_by_rooms() -> None:
     """Importing any submodule leaves every public function what it is, and the interface loads no torch."""
     code = (
-        "import sys, ampcompare, ampcompare.diagnosis.explain, ampcompare.api.doctor.examine\n"
+        "import sys, ampcompare, ampcompare.diagnosis.explain, ampcompare.doctor.examine\n"
         "names = set(ampcompare.__all__) - {'__version__', 'Precision', 'StepOutcome', 'make_precision'}\n"
         "print(all(callable(getattr(ampcompare, name)) for name in names), 'torch' in sys.modules)"
     )

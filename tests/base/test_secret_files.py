@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ampcompare.base import secrets
-from ampcompare.base.secret_files import hide_values_in_files
+from ampcompare.base.secret_files import note_secrets_in_files
 from ampcompare.base.secrets import mask
 
 
@@ -36,7 +36,7 @@ def test_it_is_masked(file: str, text: str, tmp_path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     named = [f"--config={path}"] if file.startswith("own") else []
-    hide_values_in_files(tmp_path / "train.py", ["--lr", "0.1", *named])
+    note_secrets_in_files(tmp_path / "train.py", ["--lr", "0.1", *named])
     assert "swordfish1" not in mask("it said swordfish1")
 
 
@@ -54,6 +54,6 @@ def test_it_is_no_secret(file: str, text: str, tmp_path: Path) -> None:
     path = tmp_path / file
     path.parent.mkdir(exist_ok=True)
     path.write_text(text)
-    hide_values_in_files(tmp_path / "train.py", [str(path)] if file.startswith("own") else [])
+    note_secrets_in_files(tmp_path / "train.py", [str(path)] if file.startswith("own") else [])
     said = "ordinary-1 and tokenizer.encode(text) and oc.env:TOKEN"
     assert mask(said) == said

@@ -37,7 +37,7 @@ def test_doctor_where_torch_is_broken(call: Call, monkeypatch: pytest.MonkeyPatc
     def ask(probe: str, **options: Any) -> Answer:
         return Answer({}, "died", "the process was killed by SIGSEGV")
 
-    monkeypatch.setattr("ampcompare.api.doctor.examine.ask", ask)
+    monkeypatch.setattr("ampcompare.doctor.examine.ask", ask)
     done = call("doctor")
     assert done.code == 0
     assert "PROBLEM torch" in done.out

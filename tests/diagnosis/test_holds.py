@@ -81,6 +81,11 @@ def _variance(x: Tensor) -> Tensor:
     return (shifted * shifted).mean(1) - shifted.mean(1) ** 2
 
 
+def _rms_of_large(x: Tensor) -> Tensor:
+    large = x * 3000.0
+    return large * (large * large).mean(1, keepdim=True).rsqrt()
+
+
 @pytest.mark.parametrize(
     ("after", "arm", "words"),
     [
@@ -89,8 +94,9 @@ def _variance(x: Tensor) -> Tensor:
         (lambda x: (x - x) / ((x - x).abs() + 1e-8), "O2", ["div of Then", "1e-08 in add is zero in fp16"]),
         (lambda x: (x * 60).exp().sum(1).log(), "half", ["overflow", "exp of Then"]),
         (_variance, "bf16", ["rounding", "sub of Then"]),
+        (_rms_of_large, "O2", ["overflow", "mul of Then is not finite, though the loss is", "in fp32 cures it"]),
     ],
-    ids=["cube", "sum", "eps", "exp", "cancellation"],
+    ids=["cube", "sum", "eps", "exp", "cancellation", "an infinity that becomes 0"],
 )
 def test_broken_modules_do_not_hold(after: Callable[[Tensor], Tensor], arm: str, words: list[str]) -> None:
     """A module that a 16-bit type breaks fails with its operation, its line, and why; fp32 holds."""

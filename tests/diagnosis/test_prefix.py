@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, RAdam, RMSprop, lr_scheduler
 
-from ampcompare.diagnosis.prefix import PrefixWatch, share_lost, zero_denominators
+from ampcompare.diagnosis.prefix import PrefixWatch, update_mass_lost, zero_denominators
 from ampcompare.results.records.outlook import Prefix
 
 ULP = 2.0**-7  # of bf16 in [1, 2)
@@ -25,7 +25,7 @@ ULP = 2.0**-7  # of bf16 in [1, 2)
 )
 def test_half_an_ulp_is_the_border(dtype: torch.dtype, update: float, lost: int) -> None:
     """An update of half an ulp or less leaves a weight of 1 as it is, more moves it."""
-    ((mass, gone),) = share_lost(torch.ones(1), torch.tensor([update]), dtype, [1.0]).tolist()
+    ((mass, gone),) = update_mass_lost(torch.ones(1), torch.tensor([update]), dtype, [1.0]).tolist()
     assert (mass, gone) == (pytest.approx(abs(update)), pytest.approx(lost * abs(update)))
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ampcompare.diagnosis.findings import find_faults
 from ampcompare.diagnosis.fp32_lines import lines_in_fp32
 from ampcompare.diagnosis.observation import Observation
-from ampcompare.diagnosis.profiling.marks import Marks
+from ampcompare.diagnosis.profiling.marks import PhaseMarks
 from ampcompare.diagnosis.sites import HIDDEN, PACKAGE, Sites, calling_line
 from ampcompare.diagnosis.step_watch import StepWatch
 
@@ -96,7 +96,7 @@ def test_a_kept_line_casts_nothing_to_16_bits() -> None:
 def test_a_diagnosis_names_modules_as_the_model_does(model: nn.Module) -> None:
     """So that a pattern of `keep_fp32` finds them; a profile leaves out the wrapper of DistributedDataParallel."""
     outer = nn.ModuleDict({"module": model})
-    sites, marks = Sites(), Marks()
+    sites, marks = Sites(), PhaseMarks()
     sites.name(outer)
     marks.know([outer])
     for known, name in ((sites, "module"), (marks, "")):

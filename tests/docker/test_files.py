@@ -156,7 +156,7 @@ def test_compose_names_the_services() -> None:
 def test_commands_of_compose_are_valid(service: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command of a service is one that ampcompare accepts where there are a GPU and the real Apex."""
     apex = ApexInstall("full", Path("/apex"), "25.05", "")
-    monkeypatch.setattr("ampcompare.backends.apex_levels.probe_apex", lambda: apex)
+    monkeypatch.setattr("ampcompare.backends.apex_levels.find_installed_apex", lambda: apex)
     from click.testing import CliRunner
 
     from ampcompare.cli.group import cli

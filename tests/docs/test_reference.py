@@ -202,7 +202,7 @@ def _refused_on_cpu() -> None:
 
     there = ApexInstall("full", Path("apex"), "0.1", "NVIDIA Apex 0.1")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(apex_levels, "probe_apex", lambda: there)
+        patch.setattr(apex_levels, "find_installed_apex", lambda: there)
         choose_engine("nvidia", "O2", "cpu")
 
 

@@ -18,7 +18,9 @@ MAP = ROOT / "docs" / "contributing" / "map.md"
 DESIGN = ROOT / "docs" / "design.md"
 PAGES = [ROOT / "CONTRIBUTING.md", DESIGN, *sorted((ROOT / "docs" / "contributing").glob("*.md"))]
 NAMED = r"`([\w/]+/(?!NAME\.)[\w.]+\.py)(?:::\w+)?`"
-MAX_IMPORTS = 75  # between rooms; `migrate --verify`, which starts processes, stands in `experiment` and reads `source`
+# Between rooms. `migrate --verify`, which starts processes, stands in `experiment` and reads `source`; five are those
+# of `doctor`, which stands by itself: what it needs, and its two doors.
+MAX_IMPORTS = 81
 ROWS = re.findall(
     r"^\| (.*\?) \| `([\w/.]+)` \| (?:`([\w.]+)` )?\|$", MAP.read_text(encoding="utf-8"), flags=re.MULTILINE
 )

@@ -14,17 +14,17 @@ import pytest
 
 from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.base.processes.sandbox import can_sandbox
-from ampcompare.experiment import verify
-from ampcompare.experiment.verify import (
+from ampcompare.experiment import script_process, verify
+from ampcompare.experiment.rewrite_comparison import (
     DIFFERENT,
     EQUAL,
     WITHIN,
-    Run,
     compare_runs,
     differ_more_than_twin,
-    run_script,
-    verify_script,
 )
+from ampcompare.experiment.script_process import run_script
+from ampcompare.experiment.script_run import Run
+from ampcompare.experiment.verify import verify_script
 from ampcompare.source.migrate.project import migrate_file
 
 RUN = Run([1.0, 0.5], [65536.0, 65536.0], [(0, True), (0, True)], {"0": [["a", "b"], ["c", "d"]]})
@@ -472,11 +472,11 @@ def test_a_refused_cross_entropy_of_the_original_or_of_the_result_is_known(tmp_p
 def test_a_run_ends_with_its_time_and_with_what_the_script_leaves_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """A child holds the output of the script open."""
     left = "import subprocess, sys; print(subprocess.Popen(['sleep', '300']).pid, file=sys.stderr); sys.exit(5)"
-    code, said = verify.wait_for([sys.executable, "-c", left], dict(os.environ))
+    code, said = script_process.wait_for([sys.executable, "-c", left], dict(os.environ))
     assert code == 5
     assert psutil.wait_procs([psutil.Process(int(said))] if psutil.pid_exists(int(said)) else [], timeout=20)[1] == []
-    monkeypatch.setattr(verify, "TIME_LIMIT", 0.1)
-    assert verify.wait_for(["sleep", "300"], dict(os.environ)) == (None, "")
+    monkeypatch.setattr(script_process, "TIME_LIMIT", 0.1)
+    assert script_process.wait_for(["sleep", "300"], dict(os.environ)) == (None, "")
 
 
 @pytest.mark.integration

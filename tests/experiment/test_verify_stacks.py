@@ -11,17 +11,17 @@ import pytest
 
 from ampcompare.base.errors import EnvironmentUnfit, LaunchError
 from ampcompare.experiment.launch.script import stacks
-from ampcompare.experiment.verify import (
+from ampcompare.experiment.rewrite_comparison import (
     DIFFERENT,
     EQUAL,
     WITHIN,
-    Run,
-    _compare_starts,
-    _meet,
     compare_runs,
+    compare_starts,
+    cut_to_common_steps,
     differ_more_than_twin,
-    verify_script,
 )
+from ampcompare.experiment.script_run import Run
+from ampcompare.experiment.verify import verify_script
 from ampcompare.settings.stack import StackConfig, parse_stacks
 
 RUN = Run(
@@ -176,8 +176,8 @@ def test_what_cannot_run_in_a_stack_is_said(bare: str, tmp_path: Path) -> None:
     ],
 )
 def test_runs_with_other_batches_or_draws_are_no_pair(change: dict[str, Any], why: str) -> None:
-    assert _compare_starts(RUN, dataclasses.replace(RUN, **change))[0].startswith(why)
-    assert bool(_compare_starts(RUN, dataclasses.replace(RUN, **change))[0]) == bool(why)
+    assert compare_starts(RUN, dataclasses.replace(RUN, **change))[0].startswith(why)
+    assert bool(compare_starts(RUN, dataclasses.replace(RUN, **change))[0]) == bool(why)
 
 
 def test_last_weights_are_compared_where_no_others_are_known() -> None:
@@ -192,11 +192,11 @@ def test_two_optimizers_are_compared_as_far_as_both_runs_went() -> None:
     weights = {"0.0": np.ones(2), "1.0": np.ones(2)}
     there = Run([1.0] * 3, [1.0] * 3, [(0, True), (1, True), (0, True)], {}, weights, is_cut=True, place="there")
     here = dataclasses.replace(there, applied=[*there.applied, (1, True)], is_cut=True, place="")
-    first, second = _meet(there, here)
+    first, second = cut_to_common_steps(there, here)
     assert first.applied == second.applied
     assert set(first.weights) == {"0.0"}
     ended = dataclasses.replace(there, is_cut=False)
-    assert compare_runs(*_meet(ended, here))[0] == DIFFERENT  # it made fewer steps by itself
+    assert compare_runs(*cut_to_common_steps(ended, here))[0] == DIFFERENT  # it made fewer steps by itself
 
 
 def test_a_twin_of_the_rewritten_script_shows_what_roundings_make() -> None:

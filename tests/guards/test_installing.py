@@ -12,10 +12,10 @@ from torch import nn
 import ampcompare.guards
 from ampcompare.apex import amp
 from ampcompare.apex.amp._engine import device_skip
+from ampcompare.base.import_hook import ImportHook
+from ampcompare.base.location import Location, user_location
 from ampcompare.guards import GuardWarning
 from ampcompare.guards.checks.checkpoint import AmpStateUnsaved
-from ampcompare.guards.import_hook import ImportHook
-from ampcompare.guards.location import Location, user_location
 
 WATCHED = [
     (torch, "save"),
@@ -92,7 +92,7 @@ def test_other_ranks_are_silent(script, guarded, monkeypatch) -> None:
 def test_lines_of_installed_packages_name_their_caller(tmp_path: Path, monkeypatch) -> None:
     """A mistake inside an installed package is shown with the line of the user's code that called it."""
     library, script = tmp_path / "site" / "trainer.py", tmp_path / "train.py"
-    monkeypatch.setattr("ampcompare.guards.location.INSTALLED", (str(tmp_path / "site") + "/",))
+    monkeypatch.setattr("ampcompare.base.location.INSTALLED", (str(tmp_path / "site") + "/",))
     namespace = {"user_location": user_location}
     exec(compile("def fit():\n    return user_location()\n", str(library), "exec"), namespace)
     exec(compile("\n\nlocation = fit()\n", str(script), "exec"), namespace)

@@ -238,6 +238,88 @@ APEX_MISTAKES = {
             torch.save([{"optimizer": optimizer.state_dict()}], io.BytesIO())  # here
             torch.save(amp.state_dict(), io.BytesIO())  # right
         """,
+    "weights-apart": """
+        model, optimizer = amp.initialize(model, optimizer, opt_level="O2", verbosity=0)
+        for x, y in batches:
+            with amp.scale_loss(F.cross_entropy(model(x), y), optimizer) as scaled:
+                scaled.backward()
+            optimizer.step()  # here
+            optimizer.zero_grad()
+            for param in model.parameters():
+                param.data.clamp_(-0.2, 0.2)
+            for param in amp.master_params(optimizer):  # right
+                param.data.clamp_(-0.2, 0.2)  # right
+        """,
+    "weights-apart (decay by hand, before the step)": """
+        model, optimizer = amp.initialize(model, optimizer, opt_level="O2", verbosity=0)
+        for x, y in batches:
+            with amp.scale_loss(F.cross_entropy(model(x), y), optimizer) as scaled:
+                scaled.backward()
+            with torch.no_grad():
+                for param in model.parameters():  # wrong
+                for param in amp.master_params(optimizer):  # right
+                    param.mul_(0.999)
+            optimizer.step()  # here
+            optimizer.zero_grad()
+        """,
+    "weights-apart (set behind zero_grad, which makes the masters)": """
+        model, optimizer = amp.initialize(model, optimizer, opt_level="O2", verbosity=0)
+        optimizer.zero_grad()  # wrong
+        for param in model.parameters():
+            nn.init.normal_(param, std=0.1)
+        optimizer.zero_grad()  # right
+        for x, y in batches:
+            with amp.scale_loss(F.cross_entropy(model(x), y), optimizer) as scaled:
+                scaled.backward()
+            optimizer.step()  # here
+            optimizer.zero_grad()
+        """,
+    "weights-apart (a move for a pass that is taken back behind the step)": """
+        model, optimizer = amp.initialize(model, optimizer, opt_level="O2", verbosity=0)
+        optimizer.zero_grad()
+        moves = [0.01 * torch.randn_like(param) for param in model.parameters()]
+        for x, y in batches:
+            torch._foreach_add_([param.data for param in model.parameters()], moves)
+            with amp.scale_loss(F.cross_entropy(model(x), y), optimizer) as scaled:
+                scaled.backward()
+            torch._foreach_sub_([param.data for param in model.parameters()], moves)  # right
+            optimizer.step()  # here
+            torch._foreach_sub_([param.data for param in model.parameters()], moves)  # wrong
+            optimizer.zero_grad()
+        """,
+    "weights-apart (sharpness, in two steps)": """
+        inner = optimizer
+        class SAM(torch.optim.Optimizer):
+            def __init__(self, base):
+                super().__init__(base.param_groups, {})
+                self.base, self.param_groups = base, base.param_groups
+            @torch.no_grad()
+            def first_step(self):
+                for param in self.param_groups[0]["params"]:
+                    self.state[param]["old"] = param.data.clone()
+                    param.add_(param.grad, alpha=0.1)
+            @torch.no_grad()
+            def second_step(self):
+                for param in self.param_groups[0]["params"]:
+                    param.data = self.state[param]["old"]
+                self.base.step()
+
+        optimizer = SAM(inner)
+        model, optimizer = amp.initialize(model, optimizer, opt_level="O2", verbosity=0)
+        give = getattr(optimizer, "_master_params_to_model_params")
+        for x, y in batches:
+            with amp.scale_loss(F.cross_entropy(model(x), y), optimizer) as scaled:
+                scaled.backward()
+            optimizer.first_step()
+            give()  # right
+            optimizer.zero_grad()
+            with amp.scale_loss(F.cross_entropy(model(x), y), optimizer) as scaled:  # here
+                scaled.backward()
+            optimizer.second_step()
+            give()  # right
+            optimizer.zero_grad()
+            break  # wrong
+        """,
     "gradients-kept (Apex)": """
         model, optimizer = amp.initialize(model, optimizer, opt_level="O1", verbosity=0)
         scaler = amp._amp_state.loss_scalers[0]

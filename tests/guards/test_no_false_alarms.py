@@ -196,6 +196,61 @@ LEGACY = {
                     optimizer.zero_grad()
         torch.save(model.half().state_dict(), io.BytesIO())
         """,
+    "averages that are read, swapped in and out, and clamps that change nothing": """
+        import copy
+        model, optimizer = initialize("O2")
+        average = copy.deepcopy(model).float()
+        for i, (x, y) in enumerate(batches * 2):
+            with amp.scale_loss(F.cross_entropy(model(x), y), optimizer) as scaled:
+                scaled.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            for mean, param in zip(average.parameters(), model.parameters()):
+                mean.data.mul_(0.9).add_(param.data, alpha=0.1)
+                param.data.clamp_(-100.0, 100.0)
+            norms = [param.data.norm().item() for param in amp.master_params(optimizer)]
+            with torch.no_grad():
+                kept = [param.clone() for param in model.parameters()]
+                for param, mean in zip(model.parameters(), average.parameters()):
+                    param.copy_(mean)
+                model(x)
+                for param, old in zip(model.parameters(), kept):
+                    param.copy_(old)
+        """,
+    "a checkpoint loaded behind initialize, weights set before the first step, and spectral norm": """
+        last = nn.utils.parametrizations.weight_norm(nn.Linear(8, 3))
+        model = nn.Sequential(nn.utils.spectral_norm(nn.Linear(4, 8)), last)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        state = model.state_dict()
+        model, optimizer = amp.initialize(model, optimizer, opt_level="O2", verbosity=0)
+        model.load_state_dict(state)
+        for param in model.parameters():
+            nn.init.normal_(param.data, std=0.1)
+        for x, y in batches:
+            with amp.scale_loss(F.cross_entropy(model(x), y), optimizer) as scaled:
+                scaled.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        """,
+    "weights moved for a pass and moved back by rounding, and what has no master weights": """
+        for level in ("O0", "O1", "O2", "O3"):
+            model, optimizer = initialize(level)
+            optimizer.zero_grad()
+            moves = [0.05 * torch.randn_like(param) for param in model.parameters()]
+            for x, y in batches:
+                for direction in (1, -1):
+                    with torch.no_grad():
+                        for param, move in zip(model.parameters(), moves):
+                            param.add_(direction * move)
+                    if direction == 1:
+                        with amp.scale_loss(F.cross_entropy(model(x), y), optimizer) as scaled:
+                            scaled.backward()
+                if level != "O2":
+                    for param in model.parameters():
+                        param.data.clamp_(-0.1, 0.1)
+                optimizer.step()
+                optimizer.zero_grad()
+        """,
     "GAN with one initialize, several loss scalers and a shared step": """
         netD, netG = nn.Linear(4, 1), nn.Linear(4, 4)
         optD, optG = torch.optim.Adam(netD.parameters()), torch.optim.Adam(netG.parameters())

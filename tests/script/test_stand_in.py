@@ -418,6 +418,28 @@ class Twice(Wrapped):
             raise KeyError("layer") from error
 
 
+class Turn(nn.Module):
+    """A layer that turns by the inverse of a matrix, which torch computes in fp32 alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(4, 4)
+        self.turn = Cayley()
+
+    def forward(self, x: Any) -> Any:
+        return self.turn(self.body(x))
+
+
+class Cayley(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.skew = nn.Parameter(torch.zeros(4, 4))
+
+    def forward(self, x: Any) -> Any:
+        skew, eye = self.skew - self.skew.t(), torch.eye(4, dtype=x.dtype)
+        return x @ ((eye + skew) @ (eye - skew).inverse())
+
+
 KEPT = r"test_stand_in.py:\d+: under apex:O2 the script makes or keeps fp32 tensors .*; "
 ONE_TYPE = r"give it tensors of one type there, for example with .to\(other.dtype\)$"
 PRODUCT = rf"{KEPT}compare apex:O2,keep_fp32=layer, native:bf16, native:fp16 or apex:O1, or {ONE_TYPE}"
@@ -445,6 +467,11 @@ PRODUCT = rf"{KEPT}compare apex:O2,keep_fp32=layer, native:bf16, native:fp16 or 
             for arm in ("apex:O1", "apex:O2", "native:fp16", "half")
         ),
         ("apex:O1", Graph, rf"test_stand_in.py:\d+: under apex:O1 .* Apex's lists .* lack it \(.*\); {ONE_TYPE}"),
+        (
+            "apex:O2",
+            Turn,
+            r"cannot compute this in 16 bits .*; compare apex:O2,keep_fp32=turn or fp32, or cast its inputs",
+        ),
         ("apex:O1", Attention, rf".*Apex's lists .* lack it .*; compare native:bf16 or native:fp16, or {ONE_TYPE}"),
     ],
 )

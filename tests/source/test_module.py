@@ -8,7 +8,7 @@ import pytest
 from ampcompare.source.branches import is_exclusive
 from ampcompare.source.call_order import CallFollower, Frame
 from ampcompare.source.index import Index
-from ampcompare.source.module import Module, Text
+from ampcompare.source.module import Module, SourceText
 from ampcompare.source.syntax import SourceInvalid, arguments, parse_tree
 
 
@@ -108,7 +108,7 @@ def test_arguments_that_have_no_name_here_are_known_as_such() -> None:
 def test_positions_of_nodes(newline: str, word: str) -> None:
     """A node lies where `ast` says that it does, in bytes, on every line."""
     text = newline.join([f"first = '{word}'; second = 1", "", f"third = ['{word}', fourth]", ""])
-    lines = Text(text)
+    lines = SourceText(text)
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Name):
             start = lines.offset(node.lineno, node.col_offset)

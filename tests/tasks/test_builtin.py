@@ -9,8 +9,8 @@ from sklearn.datasets import load_digits
 from ampcompare.base.errors import BackendUnavailable, ConfigError
 from ampcompare.tasks import load_data
 from ampcompare.tasks.data import SampleOptions
+from ampcompare.tasks.image_data import digits
 from ampcompare.tasks.in_memory import resize_images, shift_images
-from ampcompare.tasks.load import digits
 from ampcompare.tasks.overflow_digits import BRIGHTNESS, overflow_digits
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from ampcompare.base.errors import ConfigError
+from ampcompare.tasks.image_data import load_data
 from ampcompare.tasks.lm import text_data
-from ampcompare.tasks.load import load_data
 
 datasets = pytest.importorskip("datasets", reason="needs the extra hf")
 

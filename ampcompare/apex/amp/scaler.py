@@ -19,9 +19,15 @@ from ._amp_state import _amp_state, maybe_print
 class LossScaler:
     """Hold one loss scale: static, or dynamic (halved on overflow, doubled after 2000 clean backward passes).
 
-    The floor `min_loss_scale` (None or 0 for none) holds when halving only, the ceiling for the first scale and when
-    doubling. `scale_factor` is ignored, as in Apex. Scripts set `_loss_scale`, `_unskipped` and `_scale_seq_len` at any
-    time.
+    Scripts set `_loss_scale`, `_unskipped` and `_scale_seq_len` at any time.
+
+    Args:
+        loss_scale: a number for a static scale, "dynamic" for one that moves.
+        init_scale: the first dynamic scale.
+        scale_factor: ignored, as in Apex; the factor is 2.
+        scale_window: clean backward passes in a row until a dynamic scale doubles.
+        min_loss_scale: the floor, which holds when halving only; None or 0 for none.
+        max_loss_scale: the ceiling, for the first dynamic scale and when doubling; None for none.
 
     Source: Apex 25.05, `apex/amp/scaler.py`.
     """

@@ -44,7 +44,7 @@ class ApexInstall:
         return self.kind in ("python_only", "full")
 
 
-def probe_apex(path: Sequence[str] | None = None) -> ApexInstall:
+def find_installed_apex(path: Sequence[str] | None = None) -> ApexInstall:
     """Return what `import apex` would find in folders, by default `sys.path` and what editable installations add."""
     # `os.path` takes a folder that cannot be looked into for one that is not there, as an import does; pathlib raises.
     folders = [Path(entry or ".") for entry in (sys.path if path is None else path)]

@@ -60,7 +60,8 @@ def require_torch(*, engine_alone: bool = False) -> None:
         oldest = "{}.{}".format(*OLDEST_TORCH)
         raise ExtraMissing(
             f"what works with tensors needs torch {oldest} or later, and {version} is installed: "
-            "pip install -U torch torchvision (lint, migrate, explain ARM, list, doctor, judge and report work as is)"
+            "pip install -U torch torchvision. Or leave this environment as it is, and name it to a newer one: "
+            f"--stack old={sys.executable} (lint, migrate, explain ARM, list, doctor, judge and report work as is)"
         )
     _require("torch", ("torch",) if engine_alone else MODULES["torch"], "what works with tensors needs")
 

@@ -171,7 +171,14 @@ def accelerator_of(device: str) -> str:
 
 
 def why_no_accelerator(kind: str, *, platform: str = sys.platform) -> str:
-    """Return why torch certainly has no accelerator of this type; "" where it may."""
+    """Return why torch certainly has no accelerator of this type; "" where it may.
+
+    It reads files of torch and imports nothing.
+
+    Args:
+        kind: "mps" or "xpu".
+        platform: as `sys.platform` has it.
+    """
     if kind == "mps":
         return "" if platform == "darwin" else "this is not a Mac"
     build = torch_build()

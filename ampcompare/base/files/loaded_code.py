@@ -17,7 +17,6 @@ import os
 import re
 import sys
 import sysconfig
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +24,7 @@ from pathlib import Path
 from ampcompare.base.environment.packages import versions_since
 from ampcompare.base.files.run_files import CellFile, RunFile
 from ampcompare.base.files.snapshot import files_below, is_of_tools, state_of
+from ampcompare.base.files.temporary import temporary_root
 from ampcompare.base.secrets import is_secret_name, mask
 
 CODE = (
@@ -158,7 +158,7 @@ class CodeWatch:
         return state_of(str(path))[0]
 
     def _is_users(self, path: str) -> bool:
-        is_temporary = path.startswith(os.path.join(tempfile.gettempdir(), "tmp")) and not self._root_of(path)
+        is_temporary = bool(temporary_root(path)) and not self._root_of(path)
         return is_users_code(path) and not path.startswith(self._own) and not is_temporary
 
     def _root_of(self, path: str) -> str:
@@ -240,7 +240,7 @@ class Names:
         return None
 
 
-def read_loaded(folder: Path) -> LoadedCode:
+def read_loaded_code(folder: Path) -> LoadedCode:
     """Return what the processes of a cell have listed; empty without a list."""
     found: dict[str, dict[str, None]] = {}
     loaded = LoadedCode()
@@ -286,5 +286,10 @@ def changed_code(files: Mapping[str, str], base: Path) -> dict[str, str]:
 
 
 def differing_files(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
-    """Return the files that two runs both loaded, with other contents."""
+    """Return the names that two runs both have, with other values: of files or packages.
+
+    Args:
+        one: digests, or versions, by name; its order is that of the result.
+        other: those of the other run.
+    """
     return [name for name, digest in one.items() if other.get(name, digest) != digest]

@@ -180,7 +180,16 @@ class ProcessServer:
 
 
 class Fork:
-    """A process of a server; it leads its own session. `returncode` is None until its end was seen."""
+    """A process of a server; it leads its own session.
+
+    Args:
+        server: that has forked it, and whose messages report its end.
+        pid: of the process.
+        stdout: what it writes, if that is piped here; else None.
+
+    Attributes:
+        returncode: as of `subprocess`: negative for a signal; None until its end was seen.
+    """
 
     def __init__(self, server: ProcessServer, pid: int, stdout: BinaryIO | None) -> None:
         self.pid = pid

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from ampcompare.base.files.temporary import is_bytecode, temporary_root
 from ampcompare.base.processes.overlay import LAYERS, NAMES, VARIABLE
 from ampcompare.base.processes.start import start_command
 from ampcompare.base.processes.working_copy import WorkingCopies
@@ -30,7 +31,6 @@ WITHOUT_OVERLAYS = (  # where a sandbox is partial
     "elsewhere, as below the home, changes your files"
 )
 How = Literal["new", "changed", "removed"]
-OF_TEMPFILE = ("tmp", "pymp-", "torchelastic_")  # names of temporary files that a process has left behind
 PROBE_SECONDS = 20.0
 
 
@@ -144,7 +144,7 @@ def _in_layers(store: str) -> Iterator[tuple[str, str, How]]:
                 for name in [*names, *links]:
                     place = os.path.join(folder, name)
                     path = os.path.normpath(os.path.join(root, os.path.relpath(place, upper)))
-                    how = None if _is_temporary(path) else _how_written(place, path)
+                    how = None if _is_leftover(path) or is_bytecode(path) else _how_written(place, path)
                     if how is not None and (how == "new" or not upper.endswith(NAMES)):
                         yield path, place, how
 
@@ -163,11 +163,10 @@ def _move_files(found: Iterable[tuple[str, str, How]], target: str | None, base:
     return [written[path] for path in sorted(written)]
 
 
-def _is_temporary(path: str) -> bool:
-    """Return whether a path is one that a process has got from `tempfile`, or lies in such a folder."""
-    folder = os.path.join(tempfile.gettempdir(), "")
-    name = path.removeprefix(folder).partition(os.sep)[0]
-    return path.startswith(folder) and name.startswith(OF_TEMPFILE) and not os.path.lexists(folder + name)
+def _is_leftover(path: str) -> bool:
+    """Return whether a path belongs to a temporary file or folder of a process; one that was there before does not."""
+    root = temporary_root(path)
+    return bool(root) and not os.path.lexists(root)
 
 
 def _how_written(place: str, path: str) -> How | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ampcompare.base.environment.apex import ApexInstall, probe_apex
+from ampcompare.base.environment.apex import ApexInstall, find_installed_apex
 from ampcompare.base.shim.alias import ENGINE, AliasLoader
 from ampcompare.base.shim.importer import calling_frame, find_importer
 
@@ -87,7 +87,7 @@ class ShimFinder(MetaPathFinder):
 
     def _find_installed(self) -> ApexInstall:
         if self._found is None or self._path != sys.path:
-            self._path, self._found = list(sys.path), probe_apex()
+            self._path, self._found = list(sys.path), find_installed_apex()
         return self._found
 
     def _next_spec(self, fullname: str, path: Sequence[str] | None) -> ModuleSpec | None:
@@ -227,7 +227,7 @@ def install(answered: Iterable[str] = ()) -> ShimFinder:
             return finder
     finder = ShimFinder(answered)
     sys.meta_path.insert(0, finder)
-    loaded, found = sys.modules.get("apex"), probe_apex()
+    loaded, found = sys.modules.get("apex"), find_installed_apex()
     if loaded is not None and found.kind == "no_amp" and found.path is not None:
         graft(loaded, lacks(found.path))
     return finder

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from ampcompare.base.environment.apex import ApexInstall, probe_apex
+from ampcompare.base.environment.apex import ApexInstall, find_installed_apex
 from ampcompare.base.environment.extras import require_torch
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit
 from ampcompare.base.files.write import write_atomically
@@ -63,7 +63,7 @@ def shim_status(folder: Path | None = None) -> ShimStatus:
         listed = None
     names = tuple(re.findall(r"'([^']*)'", listed[1])) if listed else ()
     on = (folder / STARTS).is_file() and (folder / MODULE).is_file()
-    apex = probe_apex()
+    apex = find_installed_apex()
     return ShimStatus(on, folder, _additions(apex), names, apex)
 
 

@@ -235,7 +235,15 @@ def _sample(function: Any, types: Sequence[torch.dtype]) -> tuple[list[Any], dic
 
 
 def find_cast(name: str, device: str = "cuda") -> Cast:
-    """Return what autocast for a device does with an operation: `Cast.NONE` where it has no kernel for it."""
+    """Return what autocast for a device does with an operation.
+
+    Args:
+        name: of the operation and its overload in torch's dispatcher, such as "aten::mm".
+        device: "cuda" or "cpu"; a GPU need not be there.
+
+    Returns:
+        `Cast.NONE` where autocast has no kernel for it, or where no call of it could be tried.
+    """
     function = overload(name)
     if function is None or name not in operations_cast_on(device.upper()):
         return Cast.NONE
@@ -673,7 +681,14 @@ def as_on_cuda(device_type: str, lists: str) -> AbstractContextManager[None]:
 
 
 class Together(AbstractContextManager[Any]):
-    """Two contexts, one inside of the other; returns what the inner one returns. As often to be entered as they are."""
+    """Two contexts, one inside of the other; returns what the inner one returns.
+
+    It may be entered as often as both contexts may.
+
+    Args:
+        outer: entered first and left last, also where entering `inner` fails.
+        inner: may suppress an exception, which `outer` still sees.
+    """
 
     def __init__(self, outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> None:
         self._outer, self._inner = outer, inner

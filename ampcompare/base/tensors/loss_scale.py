@@ -133,6 +133,11 @@ def is_exact_on_device(scale: float, min_scale: float | None = None, max_scale: 
 
     Powers of two have exact inverses, and bounds that hold at the start need no separate check later: the floor is for
     halving only, and the ceiling for doubling only.
+
+    Args:
+        scale: the present loss scale.
+        min_scale: the floor; None or 0 for none.
+        max_scale: the ceiling; with None for none the answer is no, since the scale could grow without end.
     """
     if not _is_power_of_two(scale) or not _is_power_of_two(max_scale) or scale > max_scale:  # type: ignore[operator]
         return False

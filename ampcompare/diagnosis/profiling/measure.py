@@ -107,6 +107,14 @@ def measure_loop(
 
 
 def profile_of(arm: Arm, profiler: StepProfiler, half_dtype: torch.dtype | None, mode: str | None) -> ArmProfile:
+    """Return the profile of an arm from what its steps showed, with the peaks of the device where they are known.
+
+    Args:
+        arm: that was profiled.
+        profiler: behind its last step.
+        half_dtype: the 16-bit type in which the arm computes; None in fp32.
+        mode: how 16 bits are computed, as "fp16 emulated"; None on a GPU.
+    """
     measured, device = profiler.measured, profiler.device
     half = "" if half_dtype is None else dtype_name(half_dtype)
     profile = build_profile(

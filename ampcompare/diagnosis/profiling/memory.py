@@ -16,7 +16,7 @@ from torch import Tensor
 from ampcompare.base.tensors.cuda_casts import TO_COPY
 from ampcompare.base.tensors.products import OperationMode, dtype_name
 from ampcompare.base.tensors.tree import tensors_in
-from ampcompare.diagnosis.profiling.marks import Marks
+from ampcompare.diagnosis.profiling.marks import PhaseMarks
 from ampcompare.results.records.profile import Held, Memory
 from ampcompare.training.precision.base import owned_params
 
@@ -56,7 +56,7 @@ class _Storage:
 class MemoryLedger(OperationMode):
     """Counts storages from `begin` to `end`, those that operations make while it is entered."""
 
-    def __init__(self, marks: Marks, device: torch.device) -> None:
+    def __init__(self, marks: PhaseMarks, device: torch.device) -> None:
         super().__init__()
         self.is_idle = True
         self._marks = marks

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from ampcompare.base.tensors.products import OperationMode, narrowest, product_flops, type_name
 from ampcompare.base.tensors.tree import tensors_in
-from ampcompare.diagnosis.profiling.marks import Marks
+from ampcompare.diagnosis.profiling.marks import PhaseMarks
 from ampcompare.diagnosis.profiling.trace import is_half
 from ampcompare.diagnosis.sites import PACKAGE, calling_line, shown_line
 
@@ -68,7 +68,7 @@ class Counts:
 class OperationCounter(OperationMode):
     """Counts the operations of a step, and host reads of the steps after it."""
 
-    def __init__(self, marks: Marks, device: torch.device) -> None:
+    def __init__(self, marks: PhaseMarks, device: torch.device) -> None:
         super().__init__()
         self.marks = marks
         self.device = device

@@ -63,7 +63,17 @@ class ProfileRequest(ScriptRequest):
 
 
 def profile_in_child(config: RunConfig, options: ProfileOptions, trace: Path) -> ArmProfile:
-    """Profile an arm on a recipe in a separate process, which writes its trace."""
+    """Profile an arm on a recipe in a separate process, which writes its trace.
+
+    Args:
+        config: of the arm.
+        options: how many steps to time and to profile; its own configurations are not used.
+        trace: the file, which the child overwrites.
+
+    Raises:
+        LaunchError: the process died, or took too long.
+        AmpCompareError: what the training raised.
+    """
     asked = {"steps": options.steps, "profiled": options.profiled, "trials": options.trials, "trace": str(trace)}
     failed = f"{config.arm} cannot be profiled"
     return ArmProfile.model_validate(examine_in_child(PROGRAM, config, failed, asked, folders=[trace.parent]))

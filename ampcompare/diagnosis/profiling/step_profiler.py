@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from ampcompare.base.files.run_files import RunFile
-from ampcompare.diagnosis.profiling.marks import Marks
+from ampcompare.diagnosis.profiling.marks import PhaseMarks
 from ampcompare.diagnosis.profiling.memory import Block, MemoryLedger
 from ampcompare.diagnosis.profiling.operation_counter import Counts, OperationCounter
 from ampcompare.diagnosis.profiling.trace import Account, read_trace
@@ -67,11 +67,20 @@ class Measured:
 
 
 class StepProfiler(StepObserver):
-    """Runs through the sorts of steps as the loop makes them."""
+    """Runs through the sorts of steps as the loop makes them.
+
+    Args:
+        steps: how many of each sort.
+        device: on which the model trains; it is synchronized at the end of steps that are timed.
+
+    Attributes:
+        measured: what the steps showed; whole once `is_over`.
+        marks: where in a step the loop is at present.
+    """
 
     def __init__(self, steps: Steps, device: torch.device) -> None:
         self.measured = Measured()
-        self.marks = Marks(self._on_phase)
+        self.marks = PhaseMarks(self._on_phase)
         self._steps = steps
         self._first_profiled = steps.warmup + steps.timed
         self._first_watched = self._first_profiled + steps.profiled

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit
-from ampcompare.base.files.loaded_code import Names, read_loaded
+from ampcompare.base.files.loaded_code import Names, read_loaded_code
 from ampcompare.base.files.run_files import CellFile, RunFile, log_name
 from ampcompare.base.files.snapshot import is_of_tools, snapshot
 from ampcompare.base.files.write import write_atomically
@@ -53,7 +53,7 @@ def announce_cell(config: RunConfig, folder: Path) -> None:
     write_config(config, folder)
 
 
-def earlier_files(folder: Path) -> Callable[[], list[str]]:
+def watch_earlier_files(folder: Path) -> Callable[[], list[str]]:
     """Return a function that names the files of an earlier attempt in the folder of a cell that were read since then.
 
     The system notes when a file is read; where it does not, each of them counts.
@@ -169,7 +169,7 @@ def code_folder(config: RunConfig) -> Path:
 
 def with_code(record: RunRecord, folder: Path) -> RunRecord:
     """Return a record with the code that the processes of its cell have loaded."""
-    loaded = read_loaded(folder)
+    loaded = read_loaded_code(folder)
     return record.model_copy(update={"code": loaded.files, "packages": {**record.packages, **loaded.packages}})
 
 

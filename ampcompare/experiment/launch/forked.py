@@ -1,5 +1,6 @@
 """One process per cell, forked from a server that has torch imported."""
 
+import abc
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -55,9 +56,9 @@ class ProcessLauncher(Launcher, Generic[Process]):
     def _is_asked(self) -> bool:
         return self._process.is_asked or not self.may_start()
 
+    @abc.abstractmethod
     def _send_stop(self, process: Process) -> None:
         """Ask the process of the cell to save and stop."""
-        raise NotImplementedError
 
     def terminate(self) -> bool:
         if not self._process.ask():

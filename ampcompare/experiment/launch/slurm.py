@@ -58,7 +58,11 @@ REQUEUE_PREEMPTED = (
 
 
 def parse_slurm_options(texts: Sequence[str]) -> dict[str, str]:
-    """Read options of sbatch such as `partition=gpu`, `time=2:00:00` or `exclusive`, without their dashes."""
+    """Read options of sbatch such as `partition=gpu`, `time=2:00:00` or `exclusive`, without their dashes.
+
+    Raises:
+        ConfigError: a text is no option of sbatch, or one that ampcompare sets.
+    """
     options: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.strip().lstrip("-").partition("=")

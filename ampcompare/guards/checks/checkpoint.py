@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from ampcompare.base.location import Location, user_location
 from ampcompare.guards.detector import Detector, guard_of
-from ampcompare.guards.location import Location, user_location
 
 DEPTH = 3
 

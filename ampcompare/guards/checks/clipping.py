@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ampcompare.base.location import Location, user_location
 from ampcompare.guards.detector import Detector, guard_of
-from ampcompare.guards.location import Location, user_location
 from ampcompare.guards.reporting import ViolationSink
 from ampcompare.guards.script_state import (
     ScriptState,

@@ -6,8 +6,8 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ampcompare.base.location import Location, user_location
 from ampcompare.guards.detector import Detector, guard_of
-from ampcompare.guards.location import Location, user_location
 
 if TYPE_CHECKING:
     from torch import nn

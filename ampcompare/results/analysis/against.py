@@ -66,6 +66,10 @@ class AgainstResult:
 def table_of_records(records: Sequence[RunRecord], name: str) -> ResultsTable:
     """Return runs as a table: those that ended, with their final metric.
 
+    Args:
+        records: of any arms and seeds; failed ones are left out.
+        name: of their folder, for messages.
+
     Raises:
         RecordError: none ended, or two are of one arm and seed.
         ConfigError: they are measured by different metrics.
@@ -90,6 +94,16 @@ def judge_new(
     new: ResultsTable, old: ResultsTable, *, arm: str | None = None, sd: float | None = None, terms: Criteria
 ) -> AgainstResult:
     """Compare the runs of an arm with those of the same, or the only, arm of older results.
+
+    Args:
+        new: results of the code as it is now.
+        old: results that it is compared with.
+        arm: in both; None where each has one arm.
+        sd: standard deviation over seeds in the unit of the metric, for fewer than three runs; None if it is not known.
+        terms: margin and error rate; times are not compared.
+
+    Returns:
+        The answer, with effect, interval and margin in the unit of the metric that is shown.
 
     Raises:
         ConfigError: there are several arms and none was named, or the metrics differ.

@@ -131,7 +131,11 @@ def is_envelope(path: Path) -> bool:
 
 
 def read_envelope(path: Path) -> Envelope:
-    """Read an envelope."""
+    """Read the envelope of harmless changes that `ampcompare floor` has written.
+
+    Raises:
+        UnusableInput: the file cannot be read, or is no envelope of this version.
+    """
     try:
         raw = parse_json(read_text(path, most=MAX_BYTES))
         if raw["schema"] != SCHEMA:
@@ -143,7 +147,11 @@ def read_envelope(path: Path) -> Envelope:
 
 
 def read_step_rows(path: Path) -> list[dict[str, float | None]]:
-    """Read JSON lines with `loss`, and `grad_norm` where it is known: `steps.jsonl`, or rows of anyone, in order."""
+    """Read JSON lines with `loss`, and `grad_norm` where it is known: `steps.jsonl`, or rows of anyone, in order.
+
+    Raises:
+        UnusableInput: the file cannot be read, holds other lines, or no loss.
+    """
     try:
         lines = [line for line in read_text(path, most=MAX_BYTES).splitlines() if line.strip()]
         found = [_row(parse_json(line)) for line in lines]

@@ -153,6 +153,14 @@ def check_gates(
     fails; times and memory of another machine, and times that are invalid, are skipped with the reason. A baseline may
     be of another version of torch, to show what it changes.
 
+    Args:
+        gates: as `parse_gate` returns them.
+        comparison: whose arms are checked.
+        baseline: an earlier comparison; None for none.
+
+    Returns:
+        For each arm a check of each gate: passed, failed or skipped. The reference has only those of counts.
+
     Raises:
         ConfigError: the baseline has none of the arms or another metric, or a gate is about something else.
     """

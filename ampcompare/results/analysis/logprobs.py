@@ -68,6 +68,15 @@ class LogprobsJudgment:
 def judge_logprobs(one: str | Path, other: str | Path, twin: str | Path | None = None) -> LogprobsJudgment:
     """Judge two files of log-probabilities of the same tokens, by the distance of the first to its twin.
 
+    Args:
+        one: file of the first program.
+        other: file of the other program.
+        twin: file of the first program after a harmless change, which says what such changes do; None if there is none.
+
+    Returns:
+        "identical", "within the floor" or "outside of the floor" with its reason; "cannot tell" without a usable twin,
+        or with fewer than `MIN_TOKENS` tokens.
+
     Raises:
         UnusableInput: a file cannot be read, holds a number that is no log-probability, or has other tokens.
     """

@@ -90,9 +90,16 @@ class ResultsTable:
 
 
 def read_table(source: Path | TextIO | str, *, metric: str | None = None, better: Better | None = None) -> ResultsTable:
-    """Read a CSV (comma, semicolon or tab) or Markdown table: a file in UTF-8, open or not, or its text.
+    """Read a CSV (comma, semicolon or tab) or Markdown table. Lines that begin with `#` are remarks.
 
-    Lines that begin with `#` are remarks. Other arguments and errors are as for `judge_table`.
+    Args:
+        source: the path of a file in UTF-8, an open file, or the text itself.
+        metric: the column that holds the results; None for accuracy, else the only one.
+        better: "higher" or "lower"; None for what the name of the metric tells.
+
+    Raises:
+        RecordError: the table cannot be read; the message names the line.
+        ConfigError: there is no such column, or the metric needs a direction.
     """
     name = str(source) if isinstance(source, Path) else "the table"
     try:
@@ -294,7 +301,18 @@ def _compare(
 def judge(
     table: ResultsTable, reference: str | None = None, sd: float | None = None, terms: Criteria | None = None
 ) -> Comparison:
-    """Compare every arm of a table with one of them; arguments and errors are those of `judge_table`."""
+    """Compare every arm of a table with one of them.
+
+    Args:
+        table: as `read_table` or `table_of_records` returns it.
+        reference: an arm, in any case and any spelling of it; None for fp32, or else the first.
+        sd: standard deviation over seeds in the unit of the metric, for arms with fewer than three runs; None for none.
+        terms: margins and error rate; None for the usual ones.
+
+    Raises:
+        ConfigError: `sd` is not positive, there is no arm of the reference's name, or the metric needs a margin.
+        ExtraMissing: the packages for statistics are not installed.
+    """
     require_stats()
     terms, metric = terms or Criteria(), table.metric
     if sd is not None and not (math.isfinite(sd) and sd > 0):

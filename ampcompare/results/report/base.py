@@ -117,6 +117,10 @@ def write_reports(comparison: Comparison, folder: Path) -> None:
     """Write each format that has a file, such as `report.md`, in one move, if its packages are installed.
 
     While cells are missing, a young file of a format that takes long to write is left as it is: cells can be short.
+
+    Args:
+        comparison: with the cells that are done.
+        folder: the run directory, to which links to logs are relative.
     """
     is_unfinished = len(comparison.records) < len(comparison.order)
     document = document_of(comparison, logs=log_links(comparison, folder, folder))

@@ -10,7 +10,12 @@ from ampcompare.results.report.base import MAX_LINE
 
 
 def junit_xml(comparison: Comparison, checks: Sequence[Check]) -> str:
-    """Return one test case per arm, which fails with its runs, one per gate and arm, and the headline as output."""
+    """Return one test case per arm, which fails with its runs, one per gate and arm, and the headline as output.
+
+    Args:
+        comparison: its arms; verdicts fail no test case.
+        checks: those of gates, for arms of the comparison.
+    """
 
     def add_case(arm: str, name: str) -> ElementTree.Element:
         case = {"classname": f"ampcompare.{printable(arm) or '(no name)'}", "name": printable(name)}

@@ -112,7 +112,12 @@ def _cells(roles: Sequence[Role], shown: Sequence[str]) -> list[Cell]:
 
 
 def ledger_document(ledger: Ledger, arm: Arm) -> Document:
-    """Return what one training showed, next to what its arm declares."""
+    """Return what one training showed, next to what its arm declares, as a document of any format.
+
+    Args:
+        ledger: of the training.
+        arm: under which it ran; one without declared roles, as `script`, has nothing to differ from.
+    """
     roles, title = arm.roles, f"What ran under {arm}"
     differ = [part.difference for part in roles_next_to(roles, ledger) if part.differs]
     head = f"{title}: not as declared ({'; '.join(dict.fromkeys(differ))})" if differ else title

@@ -13,7 +13,12 @@ HEADS = ("arm", "word", "part", "why")
 
 
 def outlook_text(found: Outlook, width: int) -> str:
-    """Return the text in lines of a width, in characters."""
+    """Return the outlook of arms as text: a table, and what it is based on.
+
+    Args:
+        found: the outlook.
+        width: of a line, in characters.
+    """
     return f"{listing_table(_rows(found), HEADS, width)}\n\n{textwrap.fill(_basis(found), width)}"
 
 

@@ -45,6 +45,11 @@ def listing_table(rows: Sequence[Sequence[str]], headers: Iterable[str], width: 
     """Return a table whose last column is text, which is wrapped if lines would be longer than `width`.
 
     Where the others leave less than `MIN_WIDTH` for it, each row is a paragraph below its first column.
+
+    Args:
+        rows: their cells; each as many as headers.
+        headers: of the columns.
+        width: of a line in characters; None never wraps.
     """
     names = list(headers)
     if width is None or not rows:

@@ -12,9 +12,10 @@ from ampcompare.backends.arm import Arm
 from ampcompare.script.apex_amp import refuse_init
 from ampcompare.script.behind.side import ScriptSide, as_list
 from ampcompare.script.legacy.prepare import override_opt_level
-from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmp, TorchAmpStandIn
+from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmp
 from ampcompare.script.torch_amp.half_weights import ApexScaling, HalfWeights
 from ampcompare.script.torch_amp.o1 import O1BehindTorch
+from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
 from ampcompare.training.precision.base import half_dtype_of
 from ampcompare.training.precision.keep_fp32 import kept_in_fp32, without_casts
 

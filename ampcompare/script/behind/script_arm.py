@@ -13,7 +13,7 @@ from ampcompare.base.patches import Points, Subscriptions
 from ampcompare.script.behind.side import ScriptSide, as_list
 from ampcompare.script.fp16_optimizers import fp16_optimizer_classes
 from ampcompare.script.recording.recorder import Rows
-from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmpStandIn
+from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
 
 
 def stand_behind(arm: Arm, side: ScriptSide) -> TorchAmpStandIn:
@@ -31,8 +31,8 @@ def _initialize(side: ScriptSide, original: Any, models: Any, optimizers: Any, *
 class AsWritten(TorchAmpStandIn):
     """Follows `torch.autocast` and `GradScaler` of a script; a scaler that is off leaves it one without a scaler."""
 
-    def __init__(self, initialized: Callable[[], bool], rows: Rows | None) -> None:
-        super().__init__(initialized)
+    def __init__(self, calls_apex: Callable[[], bool], rows: Rows | None) -> None:
+        super().__init__(calls_apex)
         self._rows = rows
         self._by_optimizer = False
 
@@ -47,7 +47,7 @@ class AsWritten(TorchAmpStandIn):
 
     def _make_autocast(self, original: Any, block: Any, *args: Any, **kwargs: Any) -> None:
         original(block, *args, **kwargs)
-        self.has_autocast = self.has_autocast or block._enabled
+        self.script.has_autocast = self.script.has_autocast or block._enabled
 
     def _make_scaler(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
         original(scaler, *args, **kwargs)
@@ -55,7 +55,7 @@ class AsWritten(TorchAmpStandIn):
             self._rows.ignored.add(scaler)  # its steps are those of the optimizer
 
     def _scale(self, original: Any, scaler: Any, outputs: Any) -> Any:
-        self.has_scaler = self.has_scaler or scaler.is_enabled()
+        self.script.has_scaler = self.script.has_scaler or scaler.is_enabled()
         return original(scaler, outputs)
 
     def _make_optimizer(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
@@ -64,4 +64,4 @@ class AsWritten(TorchAmpStandIn):
 
     def is_by_apex(self) -> bool:
         """Return whether the script trains through Apex, which is recorded there."""
-        return self._initialized() or self._by_optimizer
+        return self.script.calls_apex() or self._by_optimizer

@@ -17,7 +17,7 @@ from ampcompare.apex._install import ApexFinder
 from ampcompare.base.environment import first_path
 from ampcompare.base.environment.torch_names import missing_torch_name
 from ampcompare.base.errors import AmpCompareError, EnvironmentUnfit, GuardError
-from ampcompare.guards.location import is_users, raised_at
+from ampcompare.base.location import is_users, raised_at
 from ampcompare.script.banned_loss import find_banned_loss
 from ampcompare.script.legacy import child_processes
 from ampcompare.script.legacy.missing_names import missing_names

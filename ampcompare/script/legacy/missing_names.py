@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from ampcompare.apex._install import HOME, KERNELS, ApexFinder, real_name
-from ampcompare.guards.location import is_users
+from ampcompare.base.location import is_users
 
 
 def watch_names(finder: ApexFinder) -> None:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from ampcompare import guards
 from ampcompare.apex._install import ApexFinder, install
-from ampcompare.base.environment.apex import ApexInstall, probe_apex
+from ampcompare.base.environment.apex import ApexInstall, find_installed_apex
 from ampcompare.base.errors import BackendUnavailable, UnsupportedCombination
+from ampcompare.base.location import user_location
 from ampcompare.base.shim import finder as shim
-from ampcompare.guards.location import user_location
 from ampcompare.script.legacy import child_processes
 from ampcompare.script.legacy.missing_names import watch_names
 from ampcompare.script.legacy.settings import ExecSettings
@@ -112,7 +112,7 @@ def prepare_child(values: dict[str, Any], name: str) -> None:
 
 def _provide_apex(settings: ExecSettings, *, quiet: bool) -> ApexFinder | None:
     """Let `import apex` find the engine, whole or in an installed Apex; return what resolves it if it is whole."""
-    probe = probe_apex()
+    probe = find_installed_apex()
     if settings.engine == "nvidia":
         if not probe.has_amp:
             raise BackendUnavailable(f"--engine nvidia: {probe.reason}")

@@ -10,7 +10,7 @@ from pathlib import Path
 from traceback import walk_tb
 from types import ModuleType
 
-from ampcompare.guards.location import INSTALLED, is_installed, is_users
+from ampcompare.base.location import INSTALLED, is_installed, is_users
 
 
 def explain_shadowing(error: BaseException) -> str | None:

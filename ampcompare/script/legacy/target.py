@@ -103,7 +103,13 @@ def _is_in_folder(name: str, folder: str) -> bool:
 
 
 class Target:
-    """A script, or a module."""
+    """A script, or a module.
+
+    Args:
+        name: the path of the script, or the dotted name of the module.
+        arguments: those behind its name, as its `sys.argv` gets them.
+        is_module: whether it is run as by `python -m`.
+    """
 
     def __init__(self, name: str, arguments: list[str], *, is_module: bool) -> None:
         self.name = name
@@ -150,7 +156,15 @@ class Target:
 
 
 def script_target(name: str, arguments: list[str]) -> Target:
-    """Return the target for a path."""
+    """Return the target for a path.
+
+    Args:
+        name: the path.
+        arguments: of the script.
+
+    Raises:
+        ConfigError: it is missing, cannot be read, or is no source file of Python.
+    """
     path = Path(name)
     if not path.exists():
         raise ConfigError(f"there is no script {name}; give its path, or -m and the name of a module")

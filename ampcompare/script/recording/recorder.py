@@ -20,7 +20,7 @@ from ampcompare import apex
 from ampcompare.base.environment.fingerprint import fingerprint
 from ampcompare.base.environment.ranks import rank_of
 from ampcompare.base.errors import EnvironmentUnfit
-from ampcompare.base.secret_files import hide_values_in_files
+from ampcompare.base.secret_files import note_secrets_in_files
 from ampcompare.base.secrets import hide, mask
 from ampcompare.results.records.run import dump_json
 from ampcompare.script.legacy.settings import ExecSettings
@@ -36,7 +36,7 @@ KNOWN = (float, bool, type(None), int)  # types of values that wait for nothing
 
 def header(settings: ExecSettings) -> dict[str, Any]:
     """Return the first row of a record: what ran, and where. Secrets in the script's files stay out of all rows."""
-    hide_values_in_files(settings.name, settings.arguments)
+    note_secrets_in_files(settings.name, settings.arguments)
     return {
         "format": FORMAT,
         "schema": SCHEMA,

@@ -76,7 +76,11 @@ def is_exec_record(path: Path) -> bool:
 
 
 def read_exec_record(path: Path) -> ExecSummary:
-    """Read and summarize a record, of which a truncated last line is ignored."""
+    """Read and summarize a record, of which a truncated last line is ignored.
+
+    Raises:
+        RecordError: it cannot be read, has another schema, or a line that is no row.
+    """
     try:
         lines = read_text(path, most=MAX_BYTES).splitlines()
     except FileFault as fault:

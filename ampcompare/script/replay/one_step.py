@@ -85,7 +85,7 @@ def is_plain(value: Any) -> bool:
     return value is None or isinstance(value, (Tensor, str, int, float, bool, torch.dtype))
 
 
-def keep(tensor: Tensor) -> Tensor:
+def copy_to_cpu(tensor: Tensor) -> Tensor:
     """Return a copy of a tensor on the CPU."""
     return tensor.detach().cpu().clone()
 
@@ -205,7 +205,7 @@ class InDouble(TorchFunctionMode):
         if self._given:
             before, given = self._given.pop(0)
             mask = given.to(mask) if before == asked else mask
-        self._masks.append([asked, keep(mask)])
+        self._masks.append([asked, copy_to_cpu(mask)])
         dropped: Tensor = tensor * mask.to(tensor.dtype)
         return dropped
 
@@ -613,7 +613,7 @@ class Keeper(Watch):
 
     def load(self, batch: Any) -> Any:
         if not self.is_over and is_plain(batch):
-            self.batches.append(change_tensors(keep, batch))
+            self.batches.append(change_tensors(copy_to_cpu, batch))
         return batch
 
     def start_step(self) -> None:
@@ -625,13 +625,13 @@ class Keeper(Watch):
     def start_module(self, module: nn.Module, number: int) -> None:
         self.capsule["models"].append({
             "kind": type(module).__name__,
-            "weights": {name: keep(one) for name, one in module.named_parameters()},
-            "buffers": {name: keep(one) for name, one in module.named_buffers()},
+            "weights": {name: copy_to_cpu(one) for name, one in module.named_parameters()},
+            "buffers": {name: copy_to_cpu(one) for name, one in module.named_buffers()},
         })  # fmt: skip
 
     def enter(self, module: nn.Module, args: Any, kwargs: Any) -> Tuple[Any, Any]:
         number = next(number for number, one in enumerate(self.tops) if one is module)
-        given = [change_tensors(keep, one) if is_plain(one) else None for one in (args, kwargs)]
+        given = [change_tensors(copy_to_cpu, one) if is_plain(one) else None for one in (args, kwargs)]
         derived = any(one.requires_grad for one in tensors_in((args, kwargs)))  # of other modules
         self.capsule["calls"].append({"model": number, "args": None if derived else given[0],
                                       "kwargs": None if derived else given[1]})  # fmt: skip
@@ -658,7 +658,7 @@ def _state_of(optimizer: Any) -> Dict[str, Any]:
         "kind": type(optimizer).__name__,
         "groups": [{key: one for key, one in group.items() if key != "params" and is_plain(one)}
                    for group in optimizer.param_groups],
-        "state": [{key: change_tensors(keep, one) for key, one in optimizer.state.get(param, {}).items()
+        "state": [{key: change_tensors(copy_to_cpu, one) for key, one in optimizer.state.get(param, {}).items()
                    if is_plain(one)} for param in params],
     }  # fmt: skip
 
@@ -772,7 +772,7 @@ class Replay(Watch):
                 self.notes.append("%s is not judged: its inputs are no tensors" % name)
             return inner(module, *args, **kwargs)
         is_base = self.known is None
-        given = (args, kwargs) if not is_base else change_tensors(keep, (args, kwargs))
+        given = (args, kwargs) if not is_base else change_tensors(copy_to_cpu, (args, kwargs))
         needs = [one.requires_grad for one in tensors_in((args, kwargs))]
         call = self.calls[name, number] = Call(name, number, given[0], given[1], needs)
         call.training = module.training
@@ -787,7 +787,7 @@ class Replay(Watch):
                 result = change_tensors(lambda one: _replace(one, next(given_out).to(one.device)), result)
                 outputs = tensors_in(result)
         elif is_top:
-            call.output = [keep(one) for one in outputs]
+            call.output = [copy_to_cpu(one) for one in outputs]
         call.gradients = [None] * len(outputs)
         for place, output in enumerate(outputs):
             if output.requires_grad and (is_base or is_top):
@@ -796,9 +796,9 @@ class Replay(Watch):
 
     def _keep_gradient(self, call: Call, place: int, is_top: bool, gradient: Tensor) -> None:
         if not self.is_inside:
-            call.gradients[place] = keep(gradient)
+            call.gradients[place] = copy_to_cpu(gradient)
             if is_top:
-                self.loss_gradients["%s#%d.%d" % (call.name, call.number, place)] = keep(gradient)
+                self.loss_gradients["%s#%d.%d" % (call.name, call.number, place)] = copy_to_cpu(gradient)
 
     def see_loss(self, loss: Tensor) -> None:
         if self.loss is None and loss.numel() == 1:
@@ -807,7 +807,7 @@ class Replay(Watch):
     def end_step(self, optimizer: Any, step: Callable[[], Any]) -> None:
         self.is_over = self.is_inside = True
         params = [one for group in optimizer.param_groups for one in group["params"]]
-        gradients = [None if one.grad is None else keep(one.grad) for one in params]
+        gradients = [None if one.grad is None else copy_to_cpu(one.grad) for one in params]
         for number, top in enumerate(self.tops[: len(self.capsule["models"])]):
             own = dict(top.named_buffers())
             for name, one in self.capsule["models"][number]["buffers"].items():
@@ -860,7 +860,7 @@ class Replay(Watch):
                 row["why"] = "%s: %s" % (type(error).__name__, str(error).splitlines()[0] if str(error) else "")
             else:
                 if self.known is None:
-                    self.answers.setdefault("exact", {})[key] = change_tensors(keep, exact)
+                    self.answers.setdefault("exact", {})[key] = change_tensors(copy_to_cpu, exact)
                     self.answers.setdefault("masks", {})[key] = masks
             self.rows.append(row)
         if self.known is None:
@@ -897,7 +897,7 @@ class Replay(Watch):
             row["why"] = "%s: %s" % (type(error).__name__, str(error).splitlines()[0] if str(error) else "")
         else:
             if self.known is None:
-                self.answers["update"] = change_tensors(keep, exact)
+                self.answers["update"] = change_tensors(copy_to_cpu, exact)
         self.rows.append(row)
 
     def _judge_rest(self, optimizer: Any, gradients: List[Optional[Tensor]]) -> None:

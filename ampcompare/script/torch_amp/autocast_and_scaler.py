@@ -13,15 +13,15 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 from torch.amp.grad_scaler import _refresh_per_optimizer_state
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ScalingError, UnsupportedCombination
+from ampcompare.base.location import here
 from ampcompare.base.patches import Points, Subscriptions, calling_frame
-from ampcompare.guards.location import here
 from ampcompare.script.recording.recorder import Rows, value_of
+from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
 from ampcompare.training.precision.base import NO_CONTEXT, half_dtype_of
 from ampcompare.training.precision.half import hold_state_in
 
@@ -86,159 +86,11 @@ class Casting:
             torch.clear_autocast_cache()  # a block of the script may still be open around this one
 
 
-class TorchAmpStandIn:
-    """What stands behind `torch.amp`.
-
-    Attributes:
-        used: the script, or what drives it, has entered an autocast block or made a GradScaler.
-        has_autocast: the script itself has made an enabled autocast block.
-        has_scaler: the script itself has made a GradScaler that is on.
-        off_scalers: GradScalers that the script itself has made and switched off.
-        is_initialized: the script has called `amp.initialize`, which this arm stands behind.
-        driven: objects of `torch.amp` are made on behalf of the script at present.
-        is_driven: the steps of the script are made and recorded on its behalf; what they lack is no fault of it.
-        needs_scaler: the arm scales the loss, or moves gradients to master weights.
-        casts_loss: casts act on all that the script computes, as O1's do, not on modules alone.
-        casts_weights: the arm acts by casting the weights of models, so not on modules whose weights no optimizer has.
-        steps_copies: optimizers step other tensors than the weights of models: masters, or copies made for a step.
-        copies_in_steps: those copies last for one step, so that no model has what a step writes before it ends.
-        steps_again: a second step by the gradients of the last one moves these on too, without a step of a scaler.
-        widens: the type of the outputs of modules that become fp32; None where the arm does that itself, or not at all.
-        in_step: the optimizer whose step evaluates losses by itself at present, with gradients scaled for it.
-        outputs: the type that the outputs of models get where the arm casts; None if they keep theirs.
-        num_blocks: autocast blocks that were entered, of an arm with `outputs`.
-    """
-
-    needs_scaler = casts_loss = casts_weights = steps_copies = copies_in_steps = False
-    steps_again = True
-    widens: torch.dtype | None = None
-    outputs: torch.dtype | None = None
-    num_blocks = 0
-
-    def __init__(self, initialized: Callable[[], bool]) -> None:
-        self._initialized = initialized
-        self.is_initialized = False
-        self.used = self.has_autocast = self.has_scaler = self.driven = self.is_driven = False
-        self.off_scalers: list[Any] = []
-        self.in_step: Any = None
-        self._off: str | None = None
-
-    def note_made(self, arm: Arm | str, enabled: bool, scaler: Any = None) -> None:
-        """Note that a GradScaler or an autocast block is made, by the script or on its behalf."""
-        if scaler is None:
-            self.has_autocast = self.has_autocast or (enabled and not self.driven)
-        elif not self.driven:
-            self.has_scaler = self.has_scaler or enabled
-            if not enabled:
-                self.off_scalers.append(scaler)
-        if not enabled and not self.used and self._off is None:
-            self._off = switched_off(arm)
-
-    def refuse_off(self) -> None:
-        """Refuse a step of a script that has switched its mixed precision off."""
-        if self._off is not None and not self.used and not self._initialized():
-            raise UnsupportedCombination(self._off)
-
-    def install(self, events: Subscriptions) -> None:
-        """Begin."""
-
-    def initialize(self, models: list[nn.Module], optimizers: list[Any]) -> None:
-        """Prepare models and optimizers that the script names."""
-        self.is_initialized = self.has_autocast = True
-        self.use()
-
-    @contextmanager
-    def on_behalf(self) -> Iterator[None]:
-        """Run a block that makes objects of `torch.amp` for the script."""
-        self.driven = True
-        try:
-            yield
-        finally:
-            self.driven = False
-
-    def is_by_apex(self) -> bool:
-        """Return whether the script trains through `apex.amp`."""
-        return self._initialized()
-
-    def optimizer_made(self) -> None:
-        """Note that the script has made an optimizer."""
-
-    def casts_now(self) -> bool:
-        """Return whether operations are cast at present."""
-        return False
-
-    def forget_casts(self) -> None:
-        """Cast weights again at their next use: a backward pass has freed the graph of their casts."""
-
-    def use(self) -> None:
-        """Note that the arm acts on the script."""
-        self.used = True
-
-    def masters(self, optimizer: Any) -> list[tuple[Tensor, Tensor]]:
-        """Return the weights of models in whose place an optimizer has other tensors at present, with those."""
-        return []
-
-    def input_type(self, module: nn.Module) -> torch.dtype | None:
-        """Return the type of the inputs of a part of a model that the script calls by itself; None for others."""
-        return None
-
-    def alike(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Return the arguments of a module without weights that the script calls, in types that fit one another."""
-        return args, kwargs
-
-    def take_back(self, optimizer: Any) -> None:
-        """Let weights have the gradients of their masters as their own: a backward pass is about to add to them."""
-
-    def forget_unscaled(self, scaler: Any, optimizer: Any) -> None:
-        """Let gradients be unscaled once more before the step."""
-        scaler._per_optimizer_states.pop(id(optimizer), None)
-
-    # What `ScriptScaler` asks of an arm with a loss scale of its own.
-
-    def scaler_made(self, scaler: Any, enabled: bool) -> None:
-        """Note that the script has made a scaler, or that it was made on its behalf."""
-
-    def is_left_alone(self) -> bool:
-        """Return whether GradScaler is torch's own by now: the script trains through `apex.amp`."""
-        return False
-
-    def before_scale(self, *, unscaled: bool) -> None:
-        """Prepare for the backward pass of a loss; `unscaled` gradients of an optimizer may wait for its step."""
-
-    def check_unscale(self, optimizer: Any) -> None:
-        """Raise if the gradients of `optimizer` cannot be those of a scaled loss under the arm."""
-
-    def unscale(self, optimizer: Any, scaler: Any) -> bool:
-        """Give what the optimizer steps true gradients, by a `LossScaler`, and return whether one overflowed."""
-        raise NotImplementedError
-
-    def apply(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        """Step an optimizer whose gradients are true."""
-        return optimizer.step(*args, **kwargs)
-
-    def step_as_written(self, optimizer: Any, step: Any) -> Any:
-        """Return the step of an optimizer that evaluates losses by itself, without what the arm has put around it."""
-        return step
-
-    def skip(self, optimizer: Any) -> None:
-        """End an update of an optimizer without a step."""
-
-
-def losses_on_copies(optimizer: Any, arm: Arm) -> UnsupportedCombination:
-    """Return the refusal of a step that evaluates losses by itself under an arm that makes copies for each step."""
-    return UnsupportedCombination(
-        here(
-            f"the step of {type(optimizer).__name__} evaluates losses by itself, and {arm} steps fp32 copies of the "
-            "weights that it makes for each step, so that the model would not see what the step writes before it ends"
-        )
-    )
-
-
 class TorchAmp(TorchAmpStandIn):
     """The names of `torch.amp` under an arm in fp32 or with autocast; any other is refused at their first use."""
 
-    def __init__(self, arm: Arm, rows: Rows | None = None, initialized: Callable[[], bool] = lambda: False) -> None:
-        super().__init__(initialized)
+    def __init__(self, arm: Arm, rows: Rows | None = None, calls_apex: Callable[[], bool] = lambda: False) -> None:
+        super().__init__(calls_apex)
         self._arm = arm
         self._rows = rows
         self._dtype: torch.dtype | None = None
@@ -277,14 +129,17 @@ class TorchAmp(TorchAmpStandIn):
         """Note that the script makes an object of `torch.amp`, which it may have switched off."""
         if enabled or acts_if_off(self._arm):
             self.use()
-        self.note_made(self._arm, enabled, scaler)
+        if scaler is None:
+            self.script.note_autocast(self._arm, enabled)
+        else:
+            self.script.note_scaler(self._arm, enabled, scaler)
 
     def casts_now(self) -> bool:
-        return self._initialized() or torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
+        return self.script.calls_apex() or torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
 
     def use(self) -> None:
         """Note that the arm acts on the script."""
-        if not self.used:
+        if not self.script.acts:
             if self._dtype is None and self._arm.half:
                 raise UnsupportedCombination(
                     here(
@@ -292,7 +147,7 @@ class TorchAmp(TorchAmpStandIn):
                         "or another arm"
                     )
                 )
-            self.used = True
+            self.script.acts = True
 
     def _make_autocast(
         self,
@@ -332,7 +187,7 @@ class TorchAmp(TorchAmpStandIn):
         return original(scaler, outputs)
 
     def _use_scaled(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.in_step is None and not self._scalers.get(scaler, True) and scaler.is_enabled():
+        if self.script.in_step is None and not self._scalers.get(scaler, True) and scaler.is_enabled():
             raise not_scaled(self._arm)
         return original(scaler, *args, **kwargs)
 
@@ -357,7 +212,7 @@ class TorchAmp(TorchAmpStandIn):
 
     def _is_plain(self) -> bool:
         """Return whether the script trains without a GradScaler, and nobody records that."""
-        return not self.is_driven and self.used and not self._scales and self._rows is not None
+        return not self.script.steps_on_behalf and self.script.acts and not self._scales and self._rows is not None
 
     def _backward(self, original: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if self._is_plain() and self._rows is not None:
@@ -370,15 +225,15 @@ class TorchAmp(TorchAmpStandIn):
             self._rows.add_step(self._rows.number(optimizer)[0], True)
 
     def _before_step(self, optimizer: Any, *_arguments: Any) -> None:
-        self.refuse_off()
-        if self._state_dtype is not None and not self._initialized() and optimizer not in self._with_state:
+        self.script.refuse_off()
+        if self._state_dtype is not None and not self.script.calls_apex() and optimizer not in self._with_state:
             self._with_state.add(optimizer)
             hold_state_in(optimizer, self._state_dtype)
-        if self.is_driven:
+        if self.script.steps_on_behalf:
             return
-        if self.used and not self._casts:
+        if self.script.acts and not self._casts:
             raise without_autocast(self._arm)
-        if self.used and not self._scales and self._dtype is torch.float16:
+        if self.script.acts and not self._scales and self._dtype is torch.float16:
             raise missing_scale(self._arm)
 
 
@@ -397,15 +252,6 @@ def scaler_settings(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str,
     settings = {name: one.default for name, one in SCALER.parameters.items()}
     settings |= dict(zip(settings, args, strict=False)) | dict(kwargs)
     return {**settings, "device": present(settings["device"])}
-
-
-def switched_off(arm: Arm | str) -> str:
-    """Return the message for a script that trains with `torch.amp` switched off."""
-    return here(
-        f"the script makes autocast or GradScaler with enabled=False, so {arm} has no effect; run it with its own "
-        f"option "
-        "for mixed precision, such as --amp"
-    )
 
 
 def missing_scale(arm: Arm | str) -> ScalingError:

@@ -33,11 +33,11 @@ from torch.amp.grad_scaler import OptState
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ScalingError
+from ampcompare.base.location import call_site, here
 from ampcompare.base.patches import GRADIENT_READS, Subscriptions
 from ampcompare.base.tensors.lists import copy_by_dtype
-from ampcompare.guards.location import call_site, here
 from ampcompare.script.recording.recorder import Rows
-from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmpStandIn
+from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
 from ampcompare.script.torch_amp.undoable_step import StateBefore
 from ampcompare.training.precision.base import owned_params
 
@@ -47,8 +47,8 @@ NORMS = {"clip_grad_norm_": 3, "get_total_norm": 2}  # and the place of their ar
 class ScriptOptimizers:
     """The optimizers of a script."""
 
-    def __init__(self, names: TorchAmpStandIn) -> None:
-        self._names = names
+    def __init__(self, stand_in: TorchAmpStandIn) -> None:
+        self._stand_in = stand_in
         self._made: list[weakref.ref[Any]] = []
         self._owners: dict[int, weakref.ref[Any]] = {}  # by the id of a parameter
 
@@ -62,7 +62,7 @@ class ScriptOptimizers:
 
     def weights(self, optimizer: Any) -> list[Tensor]:
         """Return what an optimizer steps, and the 16-bit weights of the model where those are masters."""
-        return [*owned_params(optimizer), *(half for half, _ in self._names.masters(optimizer))]
+        return [*owned_params(optimizer), *(half for half, _ in self._stand_in.masters(optimizer))]
 
     def owner(self, param: Tensor) -> Any:
         """Return the optimizer that has a parameter; None if there is none."""
@@ -106,10 +106,10 @@ class GradientStages:
         is_applied: the scaler has called the step of an optimizer, which the caller of `step` notes here.
     """
 
-    def __init__(self, arm: Arm, names: TorchAmpStandIn, optimizers: ScriptOptimizers) -> None:
+    def __init__(self, arm: Arm, stand_in: TorchAmpStandIn, optimizers: ScriptOptimizers) -> None:
         self._arm = arm
         self._skips_overflows = arm.skips_overflows
-        self._names = names
+        self._stand_in = stand_in
         self._optimizers = optimizers
         self._scaler: Any = None
         self._stages: weakref.WeakKeyDictionary[Any, _Stage] = weakref.WeakKeyDictionary()
@@ -147,7 +147,7 @@ class GradientStages:
     def _make_scaler(self) -> None:
         if self._scaler is None:
             params = [param for optimizer in self._optimizers.live() for param in owned_params(optimizer)]
-            with self._names.on_behalf():
+            with self._stand_in.script.on_behalf():
                 self._scaler = torch.amp.GradScaler(params[0].device.type if params else "cpu")
 
     def scale(self) -> float:
@@ -157,7 +157,7 @@ class GradientStages:
     @property
     def needs_scaler(self) -> bool:
         """Whether the losses of the script are scaled on its behalf."""
-        return self._names.needs_scaler
+        return self._stand_in.needs_scaler
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the scaler; empty under an arm that needs none."""
@@ -224,9 +224,9 @@ class GradientStages:
             if self._in_step is None and (self._is_update_due or self._in_stage(_Stage.UNSCALED)):
                 self._update()
         for optimizer in self._optimizers.live():
-            self._names.take_back(optimizer)
+            self._stand_in.take_back(optimizer)
             if self._in_step is not None and self._stage(optimizer) is _Stage.UNSCALED:
-                self._names.forget_unscaled(self._scaler, optimizer)
+                self._stand_in.forget_unscaled(self._scaler, optimizer)
             self._stages[optimizer] = _Stage.PLAIN
         self.close()
 
@@ -263,9 +263,9 @@ class GradientStages:
         stage = self._stage(optimizer)
         if stage in (_Stage.FOREIGN, _Stage.SCALED):
             return
-        self._names.take_back(optimizer)
+        self._stand_in.take_back(optimizer)
         if stage is _Stage.UNSCALED:
-            self._names.forget_unscaled(self._scaler, optimizer)
+            self._stand_in.forget_unscaled(self._scaler, optimizer)
         if self.has_gradients(optimizer):
             self._multiply(optimizer, self.scale(), but=done)
             done |= set(map(id, self._grads(optimizer)))
@@ -397,7 +397,7 @@ class GradientStages:
             self._scale(torch.zeros(()))
         stage = self._stage(optimizer)
         if stage in (_Stage.FOREIGN, _Stage.STEPPED):
-            if self._names.steps_copies and (stage is _Stage.FOREIGN or not self._names.steps_again):
+            if self._stand_in.steps_copies and (stage is _Stage.FOREIGN or not self._stand_in.steps_again):
                 raise ScalingError(
                     here(
                         f"the script sets gradients itself, as with torch.autograd.grad, and {self._arm} steps fp32 "
@@ -457,11 +457,11 @@ class GradientStages:
                 result.append(self._run_undoable(optimizer, run))
 
         self._run_inside, self.is_applied = run_inside, False
-        self._names.in_step = self._in_step = optimizer
+        self._stand_in.script.in_step = self._in_step = optimizer
         try:
             self._scaler.step(optimizer)
         finally:
-            self._names.in_step = self._in_step = self._run_inside = None
+            self._stand_in.script.in_step = self._in_step = self._run_inside = None
         if id(optimizer) not in states:
             states[id(optimizer)] = _state_without_overflow(optimizer)
         states[id(optimizer)]["stage"] = OptState.STEPPED

@@ -41,16 +41,18 @@ from ampcompare.apex.amp.scaler import LossScaler
 from ampcompare.backends.apex_levels import apex_level
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError, PreparationError, ScalingError, UnsupportedCombination
+from ampcompare.base.location import here
 from ampcompare.base.patches import GRADIENT_READS, Points, Subscriptions, without_subscribers
+from ampcompare.base.tensors.bits import bit_sum
+from ampcompare.base.tensors.data_access import DataAccess
 from ampcompare.base.tensors.lists import copy_by_dtype
 from ampcompare.base.tensors.tree import map_tree, tensors_in
-from ampcompare.guards.location import here
-from ampcompare.script.data_access import DataAccess
 from ampcompare.script.gradient_mirror import GradientMirror, Pairs
 from ampcompare.script.keep_fp32 import WRAPPERS, bare_model
 from ampcompare.script.lifted_weights import HALF, follow_averages, live_modules
-from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmp, losses_on_copies, missing_scale, without_autocast
+from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmp, missing_scale, without_autocast
 from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers
+from ampcompare.script.torch_amp.protocol import losses_on_copies
 from ampcompare.script.torch_amp.script_scaler import ScriptScaler
 from ampcompare.training.precision.base import make_precision, owned_params
 from ampcompare.training.precision.half import Half
@@ -161,7 +163,9 @@ class HalfWeights(TorchAmp):
     def __init__(self, arm: Arm, scaling: ApexScaling | HalfScaling, *args: Any, wrappers: ParallelWrappers) -> None:
         super().__init__(arm, *args)
         self._casts = False
-        self._found = _FoundModels(str(arm), self._prepare, lambda: self.is_initialized or self.is_by_apex(), wrappers)
+        self._found = _FoundModels(
+            str(arm), self._prepare, lambda: self.script.is_initialized or self.is_by_apex(), wrappers
+        )
         self._scaling = scaling
         self.needs_scaler, self.steps_copies = scaling.needs_scaler, scaling.steps_copies
         self.steps_again = scaling.steps_again
@@ -197,14 +201,14 @@ class HalfWeights(TorchAmp):
 
     def is_by_apex(self) -> bool:
         """Return whether the script has prepared its models by `apex.amp`."""
-        return not self._is_prepared and self._initialized()
+        return not self._is_prepared and self.script.calls_apex()
 
     def casts_now(self) -> bool:
         """Return whether the weights are cast."""
-        return self._is_prepared or self._initialized()
+        return self._is_prepared or self.script.calls_apex()
 
     def use(self) -> None:
-        self.used = True
+        self.script.acts = True
 
     def initialize(self, models: list[nn.Module], optimizers: list[Any]) -> None:
         super().initialize(models, optimizers)
@@ -322,7 +326,7 @@ class HalfWeights(TorchAmp):
                 self._note_given(optimizer, self.masters(optimizer))
 
     def check_unscale(self, optimizer: Any) -> None:
-        if not self._casts and not self.is_driven:
+        if not self._casts and not self.script.steps_on_behalf:
             raise self._lacks_autocast()
         if all(optimizer is not one for one in self._optimizers):
             raise PreparationError(
@@ -352,7 +356,7 @@ class HalfWeights(TorchAmp):
     def apply(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         self._stepping = optimizer
         try:
-            if optimizer is self.in_step:
+            if optimizer is self.script.in_step:
                 return self._apply_as_written(optimizer)
             with self._own_gradients(optimizer):
                 return self._scaling.apply(optimizer, good=True)
@@ -401,7 +405,7 @@ class HalfWeights(TorchAmp):
         """Give the model what was written into masters since it last had their weights, outside of a step or inside."""
         for optimizer in self._optimizers:
             versions = self._versions.get(optimizer)
-            is_inside = optimizer is self.in_step
+            is_inside = optimizer is self.script.in_step
             if versions is None or (self._stepping is optimizer and not is_inside):
                 continue
             pairs = self.masters(optimizer)
@@ -470,20 +474,22 @@ class HalfWeights(TorchAmp):
         self._gradients.show_scaled(self.masters(optimizer))
 
     def _lacks_autocast(self) -> AmpCompareError:
-        return without_autocast(self._arm) if self._off is None else UnsupportedCombination(self._off)
+        if self.script.why_off is not None:
+            return UnsupportedCombination(self.script.why_off)
+        return without_autocast(self._arm)
 
     def _before_step(self, optimizer: Any, *_arguments: Any) -> None:
         if optimizer is self._stepping:
             self._follow_writes(optimizer)
             return
         if self.is_by_apex() or not self._is_prepared:
-            self.refuse_off()
+            self.script.refuse_off()
             return
         if all(optimizer is not one for one in self._optimizers):
             return
-        if not self.is_driven and not self._casts:
+        if not self.script.steps_on_behalf and not self._casts:
             raise self._lacks_autocast()
-        if not self.is_driven and self._scaling.needs_scaler:
+        if not self.script.steps_on_behalf and self._scaling.needs_scaler:
             raise missing_scale(self._arm)
         self._follow_writes(optimizer)
         self._gradients.hide(master for _, master in self.masters(optimizer))  # a second step has none, as in Apex
@@ -665,4 +671,4 @@ def _is_shell(module: nn.Module) -> bool:
 
 def _bit_sums(pairs: Pairs) -> Tensor:
     """Return the sum of the bits of each 16-bit weight, as whole numbers."""
-    return torch.stack([param.detach().view(torch.int16).sum().to(pairs[0][0].device) for param, _ in pairs])
+    return torch.stack([bit_sum(param).to(pairs[0][0].device) for param, _ in pairs])

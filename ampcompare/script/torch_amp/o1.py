@@ -15,13 +15,8 @@ from ampcompare.apex.amp.scaler import LossScaler
 from ampcompare.backends.apex_levels import apex_level
 from ampcompare.backends.arm import Arm
 from ampcompare.base.patches import Points, Subscriptions
-from ampcompare.script.torch_amp.autocast_and_scaler import (
-    TorchAmpStandIn,
-    is_own,
-    missing_scale,
-    present,
-    without_autocast,
-)
+from ampcompare.script.torch_amp.autocast_and_scaler import is_own, missing_scale, present, without_autocast
+from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
 from ampcompare.script.torch_amp.script_scaler import ScriptScaler
 from ampcompare.training.precision.base import owned_params
 
@@ -32,8 +27,8 @@ class O1BehindTorch(TorchAmpStandIn):
     needs_scaler = True
     casts_loss = True
 
-    def __init__(self, arm: Arm, initialized: Callable[[], bool] = lambda: False) -> None:
-        super().__init__(initialized)
+    def __init__(self, arm: Arm, calls_apex: Callable[[], bool] = lambda: False) -> None:
+        super().__init__(calls_apex)
         self._level = apex_level(arm.options)
         self._name = f"apex:{arm.options['opt_level']}"
         if (outputs := arm.options.get("cast_model_outputs")) is not None:
@@ -59,7 +54,7 @@ class O1BehindTorch(TorchAmpStandIn):
     def _make_autocast(self, original: Any, block: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
         original(block, present(device_type), *args, **kwargs)
         if not is_own():  # a checkpoint makes one to compute again what the arm has cast
-            self.note_made(self._name, block._enabled)
+            self.script.note_autocast(self._name, block._enabled)
 
     def _casts_of_checkpoint(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         """Let what a checkpoint computes again run under O1's casts if it did so before."""
@@ -77,8 +72,8 @@ class O1BehindTorch(TorchAmpStandIn):
             self._handle._clear_cache()
 
     def _before_step(self, optimizer: Any, *_arguments: Any) -> None:
-        self.refuse_off()
-        if self.used and not self._scaler.scales and not self.is_driven:
+        self.script.refuse_off()
+        if self.script.acts and not self._scaler.scales and not self.script.steps_on_behalf:
             raise missing_scale(self._name)
 
     def optimizer_made(self) -> None:
@@ -90,7 +85,7 @@ class O1BehindTorch(TorchAmpStandIn):
 
     def _enter(self, original: Any, block: Any) -> Any:
         self.optimizer_made()
-        self.used = self.used or block._enabled
+        self.script.acts = self.script.acts or block._enabled
         self.num_blocks += block._enabled
         self._depth += 1
         block._ampcompare_before = self._handle._is_active
@@ -106,10 +101,10 @@ class O1BehindTorch(TorchAmpStandIn):
     # What the scalers do.
 
     def scaler_made(self, scaler: Any, enabled: bool) -> None:
-        self.note_made(self._name, enabled, scaler)
+        self.script.note_scaler(self._name, enabled, scaler)
 
     def check_unscale(self, optimizer: Any) -> None:
-        if not self.used:
+        if not self.script.acts:
             raise without_autocast(self._name)
 
     @torch.no_grad()

@@ -8,8 +8,8 @@ import torch
 from torch import distributed, nn
 
 from ampcompare.base.errors import PreparationError, UnsupportedCombination
+from ampcompare.base.location import here
 from ampcompare.base.patches import Subscriptions
-from ampcompare.guards.location import here
 from ampcompare.training.parallel.replication import reduce_buckets_in
 
 KEPT = ("training", "require_backward_grad_sync")  # what a script may have set since

@@ -34,13 +34,15 @@ from torch.utils.data import dataloader
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import PreparationError, UnsupportedCombination
+from ampcompare.base.location import here, is_installed, is_users
 from ampcompare.base.patches import GRADIENT_READS, Points, Subscriptions, follow_own_calls
+from ampcompare.base.tensors.bits import bit_sum
 from ampcompare.base.tensors.tree import cast_floating, map_tree
-from ampcompare.guards.location import here, is_installed, is_users
 from ampcompare.script.lifted_weights import HALF, LiftedWeights
 from ampcompare.script.recording.recorder import Rows, value_of
-from ampcompare.script.torch_amp.autocast_and_scaler import Casting, TorchAmpStandIn, losses_on_copies
+from ampcompare.script.torch_amp.autocast_and_scaler import Casting
 from ampcompare.script.torch_amp.gradient_stages import GradientStages, ScriptOptimizers
+from ampcompare.script.torch_amp.protocol import TorchAmpStandIn, losses_on_copies
 from ampcompare.training.precision.base import owned_params, refuse_wrapped
 
 GRADIENTS_ONLY = ("torch.", "ampcompare.", "apex.")  # modules of steps that compute with gradients, and of what
@@ -70,7 +72,7 @@ class PlainScript:
         stages: of the gradients, where the arm needs a scaler.
 
     Args:
-        names: stands behind `torch.amp` for the arm; installed before this.
+        stand_in: stands behind `torch.amp` for the arm; installed before this.
         lifted: lifts 16-bit weights, unless the arm is `script`.
         for_cuda: what the script does on CUDA happens on the CPU, with the casts of CUDA.
         rows: records what nothing scales; a GradScaler records itself.
@@ -81,7 +83,7 @@ class PlainScript:
     def __init__(
         self,
         arm: Arm,
-        names: TorchAmpStandIn,
+        stand_in: TorchAmpStandIn,
         lifted: LiftedWeights,
         *,
         for_cuda: bool = False,
@@ -89,7 +91,7 @@ class PlainScript:
         given: Callable[[list[Any], list[Any]], None] = lambda models, optimizers: None,
     ) -> None:
         self._arm = arm
-        self._names = names
+        self._stand_in = stand_in
         self._given = given
         self._has_begun = False
         self.casting = Casting()
@@ -101,8 +103,8 @@ class PlainScript:
         self._mode = _Mode.UNKNOWN
         self._casts = bool(arm.half)
         self._is_fp32 = not self._casts and not arm.is_as_written
-        self._optimizers = ScriptOptimizers(names)
-        self.stages = GradientStages(arm, names, self._optimizers)
+        self._optimizers = ScriptOptimizers(stand_in)
+        self.stages = GradientStages(arm, stand_in, self._optimizers)
         self._trained: dict[int, tuple[weakref.ref[nn.Module], bool]] = {}  # by the id of a module
         self._inside = False  # of a module that is trained
         self._shells: tuple[nn.Module, ...] = ()  # modules whose call is that of a method with the parts of its own
@@ -116,6 +118,7 @@ class PlainScript:
         self._has_graph = False  # a forward pass with gradients has cast weights, and no backward pass came since
         self._stepping = self._repeats = False
         self._copied: Any = None  # the optimizer that steps copies of the weights of models, made for this step
+        self._step_arguments: tuple[Any, Any] | None = None  # of that step, until it begins
         self._passes_in_step = 0
         self._evaluates: dict[type, bool] = {}  # losses, in a step without arguments: by the class of an optimizer
         self._noted: set[type] = set()  # optimizers whose weights and state are copied for a step
@@ -131,7 +134,7 @@ class PlainScript:
         for kind, name in HOOKS:
             events.wrap(kind, name, self._hook)
         self.stages.install(events)
-        if self._names.casts_loss:
+        if self._stand_in.casts_loss:
             events.wrap(*Points.ENTER_AUTOCAST, self._enter_autocast)
             events.wrap(dataloader._BaseDataLoaderIter, "__next__", self._next_batch)
             if hasattr(os, "register_at_fork"):  # where processes can be forked, as workers of loaders are
@@ -147,9 +150,9 @@ class PlainScript:
         self._lift(optimizer)
         self._optimizers.add(optimizer)
         self._take_over(optimizer)
-        if self._mode is not _Mode.OWN and not self._names.is_by_apex():
-            self._names.optimizer_made()
-            if self._names.casts_loss and self._mode is _Mode.UNKNOWN and not _names_mixed_precision():
+        if self._mode is not _Mode.OWN and not self._stand_in.is_by_apex():
+            self._stand_in.optimizer_made()
+            if self._stand_in.casts_loss and self._mode is _Mode.UNKNOWN and not _names_mixed_precision():
                 self._open_casts(next(iter(owned_params(optimizer))).device.type)
 
     def _add_group(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
@@ -160,7 +163,7 @@ class PlainScript:
         self._trained.clear()
 
     def _lift(self, optimizer: Any) -> None:
-        has_cast = self._names.casts_weights and self._names.casts_now()  # then 16 bits may be those of the arm
+        has_cast = self._stand_in.casts_weights and self._stand_in.casts_now()  # then 16 bits may be those of the arm
         if not self._arm.is_as_written and not has_cast:
             self._lifted.lift(optimizer)
 
@@ -177,7 +180,7 @@ class PlainScript:
 
     def _is_for_training(self, module: nn.Module, args: Any, kwargs: Any) -> bool:
         """Return whether a frozen module gets a tensor that an optimizer has, such as an image or a prompt."""
-        if self._names.casts_weights or not self._optimizers.live() or next(module.parameters(), None) is None:
+        if self._stand_in.casts_weights or not self._optimizers.live() or next(module.parameters(), None) is None:
             return False
         return self._has_owned(pytree.tree_leaves((args, kwargs)))
 
@@ -197,25 +200,26 @@ class PlainScript:
             self._begin([], self._optimizers.live())
         if self._mode is _Mode.OWN:
             return self._mode
-        names = self._names
-        follows = self._mode is _Mode.UNKNOWN and bool(names.off_scalers) and (names.has_autocast or not self._casts)
-        if names.is_by_apex() or names.has_scaler or (follows and not names.is_initialized):
+        script = self._stand_in.script
+        is_off = self._mode is _Mode.UNKNOWN and bool(script.off_scalers)
+        follows = is_off and (script.has_autocast or not self._casts)
+        if self._stand_in.is_by_apex() or script.has_scaler or (follows and not script.is_initialized):
             if self._mode is _Mode.PLAIN:
-                names.used = names.has_scaler or names.has_autocast
+                script.acts = script.has_scaler or script.has_autocast
             self._mode = _Mode.OWN
             self._close_casts()
             self.stages.close()
-            self._names.is_driven = False
-        elif self._names.has_autocast:
+            script.steps_on_behalf = False
+        elif script.has_autocast:
             self._mode = _Mode.AUTOCAST
-            self._names.is_driven = True
+            script.steps_on_behalf = True
         elif self._mode is _Mode.UNKNOWN:
             self._mode = _Mode.PLAIN
-            self._names.is_driven = True
+            script.steps_on_behalf = True
             self._refuse_types()
             if not self._casts:
-                self._names.use()
-        if self._mode is not _Mode.OWN and names.off_scalers:
+                self._stand_in.use()
+        if self._mode is not _Mode.OWN and script.off_scalers:
             self._leave_off()
         return self._mode
 
@@ -223,7 +227,7 @@ class PlainScript:
         self._has_begun = True
         for optimizer in self._optimizers.live():  # whose weights the script may have cast since it made it
             self._lift(optimizer)
-        if not self._names.is_by_apex():
+        if not self._stand_in.is_by_apex():
             self._given(models, optimizers)
 
     def initialize(self, models: list[nn.Module], optimizers: list[Any]) -> None:
@@ -233,18 +237,18 @@ class PlainScript:
             refuse_wrapped(models)
         except PreparationError as error:
             raise PreparationError(here(str(error))) from None
-        self._names.initialize(models, optimizers)
-        if self._names.widens is not None:
+        self._stand_in.initialize(models, optimizers)
+        if self._stand_in.widens is not None:
             params = [param for model in models for param in model.parameters()]
             self.casting.start(functools.partial(self._made_block, params[0].device.type if params else "cpu"))
 
     def _leave_off(self) -> None:
         """Let the scalers that the script has switched off do nothing, since losses are scaled on its behalf."""
-        for scaler in self._names.off_scalers:
+        for scaler in self._stand_in.script.off_scalers:
             scaler._enabled = False  # the arm has made it one that is on
             if self._rows is not None:
                 self._rows.ignored.add(scaler)
-        self._names.off_scalers.clear()
+        self._stand_in.script.off_scalers.clear()
 
     def _refuse_types(self) -> None:
         """Refuse float64 weights of the script under arms that cast."""
@@ -260,7 +264,7 @@ class PlainScript:
 
     def _refuse_own_masters(self, module: nn.Module) -> None:
         """Refuse a 16-bit model whose fp32 copies an optimizer has: the script moves gradients by itself."""
-        if self._names.is_by_apex():  # the arm's copies
+        if self._stand_in.is_by_apex():  # the arm's copies
             return
         halves = [param.detach().flatten() for param in module.parameters() if param.dtype in HALF]
         for optimizer in self._optimizers.live() if halves else ():
@@ -287,19 +291,19 @@ class PlainScript:
 
     def _is_in_place_of_autocast(self) -> bool:
         """Return whether the arm does not cast where the script's own blocks would, so that inputs may not fit."""
-        return self._is_fp32 and self._names.has_autocast
+        return self._is_fp32 and self._stand_in.script.has_autocast
 
     def _call(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
         if self._inside:
             if not self._has_cast and self._casts:
-                self._has_cast = self._names.casts_now()  # a block of the script may begin inside of its model
+                self._has_cast = self._stand_in.casts_now()  # a block of the script may begin inside of its model
             return original(module, *args, **kwargs)
         if any(module is shell for shell in self._shells):
             return original(module, *args, **kwargs)
         if not self._is_trained(module) and not self._is_for_training(module, args, kwargs):
             if next(module.parameters(), None) is None:
-                args, kwargs = self._names.alike(args, kwargs)
-            elif self._lifted.types and not self._names.casts_now():  # no block of the arm casts what it gets
+                args, kwargs = self._stand_in.alike(args, kwargs)
+            elif self._lifted.types and not self._stand_in.casts_now():  # no block of the arm casts what it gets
                 args, kwargs = self._lifted.fit(module, (args, kwargs), narrows=True, widens=True)
             return original(module, *args, **kwargs)
         mode = self._decide()
@@ -308,17 +312,17 @@ class PlainScript:
         if self._lifted.types:  # by now
             args, kwargs = self._fitting(module, args, kwargs)
         if self._backwards:  # a checkpoint computes again what it did in the forward pass
-            part = self._names.input_type(module)
-            is_cast = part is None and self._names.casts_now()
+            part = self._stand_in.input_type(module)
+            is_cast = part is None and self._stand_in.casts_now()
             if is_cast or (module not in self._outermost and (part is None or not _has_fp32((args, kwargs)))):
                 result = original(module, *args, **kwargs)
                 return self._cast_output(module, result)
         self._outermost.add(module)
         self._inside = True
-        blocks = self._names.num_blocks
+        blocks = self._stand_in.num_blocks
         try:
             result = self._forward(mode, original, module, args, kwargs)
-            is_cast = self._names.casts_now() or self._names.num_blocks > blocks
+            is_cast = self._stand_in.casts_now() or self._stand_in.num_blocks > blocks
             return self._cast_output(module, result) if is_cast else result
         finally:
             self._inside = False
@@ -326,16 +330,16 @@ class PlainScript:
 
     def _cast_output(self, module: nn.Module, output: Any) -> Any:
         """Return what a module that the script itself calls returns, in the type that an option of the arm asks for."""
-        outputs = self._names.outputs
-        is_own = outputs is None or module not in self._outermost or self._names.is_by_apex()  # which casts it
+        outputs = self._stand_in.outputs
+        is_own = outputs is None or module not in self._outermost or self._stand_in.is_by_apex()  # which casts it
         return output if is_own or outputs is None else cast_floating(output, outputs)
 
     def _fitting(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Return the arguments of a module in the type of its weights, as far as the arm does not cast them itself."""
         if not self._inside:
             self._lifted.lift_thawed()
-        inside_of_cast = self._inside and self._names.casts_weights
-        narrows = not self._casts or (self._names.casts_weights and not self._inside)
+        inside_of_cast = self._inside and self._stand_in.casts_weights
+        narrows = not self._casts or (self._stand_in.casts_weights and not self._inside)
         if self._is_in_place_of_autocast() and not any(one is not None for one in module._parameters.values()):
             types = {one.dtype for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor)}
             is_model = not self._inside and next(module.parameters(), None) is not None
@@ -347,7 +351,7 @@ class PlainScript:
     def through(self, *modules: nn.Module) -> Iterator[None]:
         """Let calls of modules, the outermost first, count as calls of what they call: a library runs a method so."""
         if self._is_trained(modules[0]) and self._decide() is not _Mode.OWN:
-            self._names.input_type(modules[0])  # prepares a model before the library sets another `forward`
+            self._stand_in.input_type(modules[0])  # prepares a model before the library sets another `forward`
         before, self._shells = self._shells, modules
         try:
             yield
@@ -359,23 +363,23 @@ class PlainScript:
 
         It is trained too where an optimizer has those, such as the stacked weights of an ensemble.
         """
-        if self._optimizers.live() and not self._names.casts_weights and not self._is_trained(module) and args:
+        if self._optimizers.live() and not self._stand_in.casts_weights and not self._is_trained(module) and args:
             with temporarily_clear_interpreter_stack():
                 self._trained[id(module)] = weakref.ref(module), self._has_owned(pytree.tree_leaves(args[0]))
         if not self._inside and not self._backwards and self._is_trained(module) and self._decide() is not _Mode.OWN:
             with temporarily_clear_interpreter_stack():  # of vmap and torch.func.grad
-                self._names.input_type(module)
+                self._stand_in.input_type(module)
         return original(module, *args, **kwargs)
 
     def _forward(self, mode: _Mode, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        half = self._names.input_type(module)
-        if mode is not _Mode.OWN and self._names.needs_scaler:
+        half = self._stand_in.input_type(module)
+        if mode is not _Mode.OWN and self._stand_in.needs_scaler:
             for optimizer in self._optimizers.live():  # an arm that has prepared it has replaced its step
                 self._take_over(optimizer)
         if mode is _Mode.PLAIN and self._casts:
-            self._names.use()
-        self._has_cast = self._casts and (mode is _Mode.PLAIN or self._names.casts_now())
-        if self._has_cast and self._names.casts_loss and isinstance(module, torch.jit.ScriptModule):
+            self._stand_in.use()
+        self._has_cast = self._casts and (mode is _Mode.PLAIN or self._stand_in.casts_now())
+        if self._has_cast and self._stand_in.casts_loss and isinstance(module, torch.jit.ScriptModule):
             raise UnsupportedCombination(
                 here(
                     f"{self._arm} casts what functions of torch get in Python, and TorchScript calls them past Python, "
@@ -388,20 +392,20 @@ class PlainScript:
             return cast_floating(original(module, *args, **kwargs), torch.float32)
         if mode is not _Mode.PLAIN or not self._casts:
             return original(module, *args, **kwargs)
-        if self._names.casts_loss and not self._backwards:
+        if self._stand_in.casts_loss and not self._backwards:
             if torch.is_grad_enabled():
                 self._has_graph = True
             elif not self._has_graph:  # an evaluation, before which the script may have changed weights unseen
-                self._names.forget_casts()
+                self._stand_in.forget_casts()
             self._open_casts(next(module.parameters()).device.type)
             return original(module, *args, **kwargs)
         with self._made_block(next(module.parameters()).device.type):
             output = original(module, *args, **kwargs)
-        half = self._names.widens
+        half = self._stand_in.widens
         return output if half is None else map_tree(output, lambda one: one.float() if one.dtype is half else one)
 
     def _made_block(self, device_type: str) -> torch.autocast:
-        with self._names.on_behalf():
+        with self._stand_in.script.on_behalf():
             return torch.autocast("cuda" if self._for_cuda else device_type)
 
     # Casts of O1 stay on, as from `amp.initialize` on, so that what the script computes behind a backward pass from
@@ -422,7 +426,7 @@ class PlainScript:
 
     @contextlib.contextmanager
     def _without_casts(self) -> Iterator[None]:
-        if not self._names.casts_loss:
+        if not self._stand_in.casts_loss:
             yield
             return
         was_open = self._block is not None
@@ -432,11 +436,12 @@ class PlainScript:
         finally:
             self._close_casts()
             is_open = was_open or (self._mode is _Mode.PLAIN and self._casting > 0 and not self._stepping)
-            if is_open and self._mode is not _Mode.OWN and not self._names.has_autocast:
+            if is_open and self._mode is not _Mode.OWN and not self._stand_in.script.has_autocast:
                 self._open_casts(self._device_type)
 
     def _enter_autocast(self, original: Any, block: Any) -> Any:
-        if self._names.has_autocast and block is not self._block:  # casts are on in the blocks of the script alone
+        # Casts are on in the blocks of the script alone.
+        if self._stand_in.script.has_autocast and block is not self._block:
             self._close_casts()
         return original(block)
 
@@ -450,11 +455,11 @@ class PlainScript:
         if self._backwards or self._decide() is _Mode.OWN:
             with self.casting.off():
                 return original(tensors, *args, **kwargs)
-        if self._stepping and self._names.needs_scaler:
+        if self._stepping and self._stand_in.needs_scaler:
             self._check_pass_in_step()
         self._backwards += 1
         try:
-            is_scaled = self._names.needs_scaler and (self._acts() or self._mode is _Mode.AUTOCAST)
+            is_scaled = self._stand_in.needs_scaler and (self._acts() or self._mode is _Mode.AUTOCAST)
             kwargs.update(zip(BACKWARD, args, strict=False))
             given = kwargs.get("grad_tensors")
             loss = tensors if isinstance(tensors, Tensor) else tensors[0]
@@ -479,12 +484,12 @@ class PlainScript:
             if self._stepping:  # the optimizer computes with what it has got
                 self._close_casts()
             else:
-                self._names.forget_casts()
+                self._stand_in.forget_casts()
 
     def _check_pass_in_step(self) -> None:
         """Count a pass in a step that was expected to have some, and refuse another one."""
         self._passes_in_step += 1
-        if self._names.in_step is None:
+        if self._stand_in.script.in_step is None:
             raise UnsupportedCombination(
                 here(
                     "a backward pass runs inside of the step of an optimizer whose step was taken for one by gradients "
@@ -548,17 +553,20 @@ class PlainScript:
         optimizer.step = types.MethodType(step_by_arm, optimizer)
 
     def _step(self, optimizer: Any, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if (run_inside := self.stages.run_inside) is not None and optimizer is self._names.in_step:
+        if (run_inside := self.stages.run_inside) is not None and optimizer is self._stand_in.script.in_step:
             return run_inside()
         if self._stepping or self._decide() is _Mode.OWN:
             self.stages.is_applied = True
+            if optimizer is self._copied and self._step_arguments is not None:
+                (args, kwargs), self._step_arguments = self._step_arguments, None
+                _map_closures(_EvaluatedClosure.begin, args, kwargs)
             return step(*args, **kwargs)
         closure = _closure_in(args, kwargs)
         has_arguments = any(one is not None for one in (*args, *kwargs.values()))
         may_evaluate = not _takes_gradients_only(optimizer) and (has_arguments or self._has_passes(optimizer))
         if not has_arguments and not may_evaluate:
             self._refuse_without_effect()
-        if not self._names.needs_scaler:
+        if not self._stand_in.needs_scaler:
             result = self._step_as_written(optimizer, step, args, kwargs)
             self._refuse_without_effect()
             return result
@@ -572,25 +580,34 @@ class PlainScript:
                     "loss and has no master weights can train this script"
                 )
             )
-        self._copied = optimizer if self._names.copies_in_steps else None
-        if may_evaluate and (has_arguments or self._copied is None):
+        self._copied = optimizer if self._stand_in.copies_in_steps else None
+        count = len(_closures_in(args, kwargs))
+        if may_evaluate and (self._copied is None or count > 1 or (count and closure is None)):
             return self._step_with_passes(optimizer, step, args, kwargs)
-        loss = None
+        loss = evaluated = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
             self._refuse_without_effect()
+            evaluated = _EvaluatedClosure(optimizer, self._arm, loss)
+        if may_evaluate and has_arguments:  # it gets the loss where it calls its closure, if it may have it before
+            args, kwargs = _map_closures(lambda _: evaluated, args, kwargs)
+            self._step_arguments = args, kwargs
+        else:
             args = tuple(one for one in args if one is not closure)
             kwargs = {name: one for name, one in kwargs.items() if one is not closure}
         with self._without_casts():
             self._stepping = True
             try:
                 with self.casting.off():
-                    is_over = self.stages.step(optimizer, kwargs)
+                    is_over = self.stages.step(optimizer, kwargs if self._step_arguments is None else {})
             finally:
                 self._stepping = False
+                is_taken, self._step_arguments = self._step_arguments is None, None
             if not is_over:
                 self._step_as_written(optimizer, step, args, kwargs)
+            elif evaluated is not None and may_evaluate and is_taken:
+                evaluated.check_called()
         return loss
 
     def _has_passes(self, optimizer: Any) -> bool:
@@ -599,7 +616,7 @@ class PlainScript:
 
     def _step_with_passes(self, optimizer: Any, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a step that may evaluate losses by itself as it is written, each of its passes scaled and unscaled."""
-        step = self._names.step_as_written(optimizer, step)
+        step = self._stand_in.step_as_written(optimizer, step)
         for one in self._optimizers.live():  # an arm that has prepared it has replaced its step
             self._take_over(one)
         has_arguments = bool(args or kwargs)
@@ -695,6 +712,57 @@ class PlainScript:
 def _closure_in(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any] | None:
     """Return the closure that a step gets; None if it gets none."""
     return next((one for one in (*args, *kwargs.values()) if callable(one)), None)
+
+
+def _closures_in(args: Any, kwargs: Any) -> list[Any]:
+    """Return the closures among the arguments of a step, those in a dict of options too."""
+    found: list[Any] = []
+    _map_closures(found.append, args, kwargs)
+    return found
+
+
+class _EvaluatedClosure:
+    """The closure of a step on copies of the weights, which has run before: the step gets its loss.
+
+    That is the same where the step calls it once, before it has moved a weight or touched a gradient.
+    """
+
+    def __init__(self, optimizer: Any, arm: Arm, loss: Any) -> None:
+        self._optimizer, self._arm, self._loss = optimizer, arm, loss
+        self._is_called = False
+        self._at_start: tuple[Any, Any] = (None, None)
+
+    def begin(self) -> None:
+        """Note what the step starts from."""
+        self._at_start = self._sums()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        weights, gradients = self._sums()
+        if self._is_called or args or kwargs or weights != self._at_start[0]:
+            raise losses_on_copies(self._optimizer, self._arm)
+        if gradients != self._at_start[1]:
+            raise self._refusal("changes gradients before it calls its closure")
+        self._is_called = True
+        return self._loss
+
+    def check_called(self) -> None:
+        """Refuse a step that has not called it, where it would have computed nothing."""
+        if not self._is_called:
+            raise self._refusal("does not call its closure")
+
+    def _refusal(self, what: str) -> UnsupportedCombination:
+        return UnsupportedCombination(
+            here(
+                f"the step of {type(self._optimizer).__name__} {what}, and {self._arm}, which steps fp32 copies of the "
+                "weights, runs that before the step"
+            )
+        )
+
+    def _sums(self) -> tuple[list[int], list[int | None]]:
+        params = owned_params(self._optimizer)
+        grads = [param.grad for param in params]
+        dense = [None if grad is None or grad.is_sparse else int(bit_sum(grad)) for grad in grads]
+        return [int(bit_sum(param)) for param in params], dense
 
 
 def _map_closures(follow: Callable[[Any], Any], args: Any, kwargs: Any) -> Any:

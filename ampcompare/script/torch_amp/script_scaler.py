@@ -17,12 +17,12 @@ from ampcompare.apex.amp.scaler import LossScaler
 from ampcompare.backends.arm import Arm
 from ampcompare.base.patches import Points, Subscriptions
 from ampcompare.script.torch_amp.autocast_and_scaler import (
-    TorchAmpStandIn,
     forget_steps,
     not_scaled,
     refuse_closure,
     scaler_settings,
 )
+from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
 
 METHODS = ("scale", "unscale_", "step", "update", "get_scale", "state_dict", "load_state_dict")
 SETTERS = ("set_growth_factor", "set_backoff_factor", "set_growth_interval")  # which the arm decides

@@ -5,8 +5,8 @@ Some of their own precision an arm replaces; what it cannot replace it refuses.
 
 import functools
 
+from ampcompare.base.import_hook import ImportHook
 from ampcompare.base.patches import Subscriptions
-from ampcompare.guards.import_hook import ImportHook
 from ampcompare.script.trainers import accelerate, lightning
 from ampcompare.script.trainers.arm import TrainerContext
 

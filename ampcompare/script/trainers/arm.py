@@ -7,8 +7,8 @@ import torch
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import UnsupportedCombination
+from ampcompare.base.location import here
 from ampcompare.base.patches import Subscriptions
-from ampcompare.guards.location import here
 from ampcompare.script.recording.recorder import Rows
 
 Through = Callable[..., AbstractContextManager[None]]

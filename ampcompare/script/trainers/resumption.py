@@ -13,8 +13,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from ampcompare.base.import_hook import ImportHook
 from ampcompare.base.patches import Subscriptions
-from ampcompare.guards.import_hook import ImportHook
 from ampcompare.settings.resume_trace import Row
 
 Note = Callable[..., None]

@@ -45,6 +45,14 @@ SEEN_BY_GUARDS = (
         "they are infinite or NaN and stay so: every later step is skipped, or applies them",
         "call `optimizer.zero_grad()` after every step, skipped or not",
     ),
+    Mistake(
+        "",
+        "weights-apart",
+        "under O2 a script writes weights of the model, or their master weights, outside of the optimizer's `step()`",
+        "the next step overwrites what the model got; what masters got reaches the model at that step only, or never",
+        "write the same values into the model and into `amp.master_params(optimizer)`, or train with `torch.amp`, "
+        "which has one set of weights",
+    ),
 )
 for file in pkgutil.iter_modules(rules.__path__):  # whose import registers its rules
     importlib.import_module(f"{rules.__name__}.{file.name}")

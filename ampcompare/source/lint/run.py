@@ -187,9 +187,17 @@ def _lint_file(path: Path, selection: Selection, fix: bool, report: Report, *, m
 
 
 def fix_text(text: str, findings: list[Finding], selection: Selection) -> tuple[str, list[Finding], int]:
-    """Return a corrected text, the findings that are left, and how many were corrected.
+    """Correct what findings have edits for, as often as that makes fewer of them.
 
     A set of edits whose result does not parse, or has as many findings as before, is not made.
+
+    Args:
+        text: of a module of Python.
+        findings: in this text, as `check_text` returns them.
+        selection: which rules count, and for which versions of libraries.
+
+    Returns:
+        The corrected text, the findings that are left in it, and how many were corrected.
     """
     fixed = 0
     for _ in range(MAX_PASSES):

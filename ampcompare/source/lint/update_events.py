@@ -15,7 +15,15 @@ from ampcompare.source.call_order import CallFollower, Frame
 from ampcompare.source.index import Function, Index
 from ampcompare.source.module import Scope
 from ampcompare.source.object_kinds import ObjectKinds
-from ampcompare.source.syntax import argument, argument_values, arguments, child_nodes, dotted_name, is_literal
+from ampcompare.source.syntax import (
+    argument,
+    argument_values,
+    arguments,
+    child_nodes,
+    dotted_name,
+    is_literal,
+    strip_star,
+)
 
 # Conditions that ask whether numbers are finite.
 FINITE = re.compile(r"finite|isnan|isinf|\bnan\b|\binf\b", re.IGNORECASE)
@@ -368,7 +376,7 @@ class Tracer(CallFollower):
 
     def _values_in(self, text: str, scope: Scope) -> list[ast.expr]:
         """Return what a name of a scope is assigned, or gets by `append`, `extend` and `update`."""
-        values = list(map(without_star, scope.values.get(text, ())))
+        values = list(map(strip_star, scope.values.get(text, ())))
         if any(isinstance(value, (ast.List, ast.Dict, ast.ListComp)) for value in values):
             for call, receiver in self.module.methods("append", "extend", "update", "insert"):
                 if dotted_name(receiver) == text and self.module.scope_of[call] is scope:
@@ -420,13 +428,6 @@ class Tracer(CallFollower):
             if scaler:
                 self._scaled[found[name]] = scaler
         return found
-
-
-def without_star(value: ast.expr) -> ast.expr:
-    """Return what a value is an element of, or the value itself."""
-    while isinstance(value, ast.Starred):
-        value = value.value
-    return value
 
 
 def _gradient_in(node: ast.expr) -> ast.expr | None:

@@ -47,7 +47,6 @@ BANNED = (
     "and migrate again"
 )
 PROBE_KEPT = "{0} is left by hand and imports Apex, so this still asks whether Apex is there"
-HALF = "{0} is left by hand, and training goes through both files: one scaler must serve them, so this one is left too"
 MARKS = (".scale(", ".unscale_(", ".scale_loss(", ".get_scale()", "clip_grad")
 PHRASES = (
     (
@@ -116,99 +115,165 @@ def migrate_text(
         return Migration(text, [])
     module = around.parse(text)
     names = Names(module)
-    kinds = ObjectKinds(module, Index(module))
-    called = [
-        call
-        for call, each in module.methods("step", "backward")
-        if kinds.of(each, module.scope_of[call]) != "scheduler"
-    ]
-    used = [node for node, _ in names.uses] + called
-    crowded = [
-        each for each in map(module.statement, used) if not module.is_alone(each) and not isinstance(each, ast.With)
-    ]
-    if names.uses and crowded and (apart := on_own_lines(module, crowded)) != text:
+    apart = _with_own_lines(text, module, names)
+    if apart != text:
         return _of_other_lines(text, apart, around, versions, alone=alone)
-    edits, findings, core, unsure = Edits(module), [], None, None
     if not names.imports and not names.uses:
-        if any(full.partition(".")[0] == "ampcompare" for _, _, full in module.imports):
-            return Migration(text, [])
-        findings = [Finding.at(node, BY_HAND, NO_EQUIVALENT.format(name)) for node, name in find_internals(module)]
-        for call, _ in module.methods("scale_loss"):  # mxnet has one too
-            if not (module.resolve(call.func) or "").startswith("mxnet."):
-                findings.append(Finding.at(call, BY_HAND, MAY_BE_APEX.format("scale_loss")))
-        if not findings and not alone and _is_of_whole_project(around, module):
-            findings += answer_guards(module, edits)
-        whole = all(each.kind == NOTE for each in findings)
-        _mark(module, edits, findings)
-        return Migration(edits.result() if edits else text, findings, whole=whole)
-    torch, above = _torch_name(module)
-    try:
-        if refused:
-            raise Unsure(next(iter(node for node, _ in names.uses)), refused)
-        core = rewrite_core(module, names, edits, torch, around)
-        if core is not None and not alone:
-            _refuse_half_project(core)
-        if core is not None:
-            keep_fp32(core)
-            note_casts(core)
-        findings += [] if core is None else core.findings
-    except Unsure as error:
-        unsure = error
-        edits = Edits(module)
-        findings.append(Finding.at(error.node, BY_HAND, str(error)))
-    if core is None and unsure is None:
-        findings += [Finding.at(node, BY_HAND, NO_EQUIVALENT.format(name)) for node, name in find_internals(module)]
-    replacements = Replacements(module, names, edits, torch, whole=unsure is None)
-    kept: list[ast.AST] = []
-    for node, meaning in names.uses:
-        if _is_of_core(meaning) or (unsure is not None and _is_of_amp(meaning)):
-            if unsure is not None:
-                kept.append(node)
-            continue
-        try:
-            if not replacements.rewrite(node, meaning):
-                kept.append(node)
-        except Unsure as error:
-            kept.append(node)
-            findings.append(Finding.at(error.node, BY_HAND, str(error)))
-    findings += replacements.findings
-    needed = {_root(node) for node in kept}
-    findings += _keep_for_others(module, names, around, needed, replacements.imports)
-    _rewrite_imports(module, names, edits, needed, replacements.imports)
-    probes = _probes(module, names, edits)
+        return _migrate_unnamed(text, module, around, alone=alone)
+    rewrite = _Rewrite(module, names, around, alone=alone)
+    rewrite.rewrite_core(refused)
+    rewrite.replace_uses()
+    rewrite.rewrite_imports()
+    probes = _probes(module, names, rewrite.edits)
     if probes and not alone and (asking := _left_around(around, module)):
-        edits, findings = Edits(module), [replace(probes[0], kind=BY_HAND, message=PROBE_KEPT.format(asking))]
-        _mark(module, edits, findings)
-        return Migration(edits.result(), findings, len(names.uses), len(names.imports))
-    findings += probes
-    if not kept:
+        return _keep_probe(module, names, replace(probes[0], kind=BY_HAND, message=PROBE_KEPT.format(asking)))
+    rewrite.complete(probes)
+    if rewrite.edits.shared:
+        return _of_other_lines(text, on_own_lines(module, rewrite.edits.shared), around, versions, alone=alone)
+    return _in_last_form(text, rewrite, versions, refused)
+
+
+def _with_own_lines(text: str, module: Module, names: Names) -> str:
+    """Return a text in which each statement about Apex has lines of its own, as edits need it."""
+    if not names.uses:
+        return text
+    kinds = ObjectKinds(module, Index(module))
+    used: list[ast.AST] = [node for node, _ in names.uses]
+    for call, each in module.methods("step", "backward"):
+        if kinds.of(each, module.scope_of[call]) != "scheduler":
+            used.append(call)
+    statements = map(module.statement, used)
+    crowded = [each for each in statements if not module.is_alone(each) and not isinstance(each, ast.With)]
+    return on_own_lines(module, crowded) if crowded else text
+
+
+def _migrate_unnamed(text: str, module: Module, around: Around, *, alone: bool) -> Migration:
+    """Return the migration of a module that names Apex nowhere, but may use its objects or ask whether it is there."""
+    if any(full.partition(".")[0] == "ampcompare" for _, _, full in module.imports):
+        return Migration(text, [])
+    edits = Edits(module)
+    findings = [Finding.at(node, BY_HAND, NO_EQUIVALENT.format(name)) for node, name in find_internals(module)]
+    for call, _ in module.methods("scale_loss"):  # mxnet has one too
+        if not (module.resolve(call.func) or "").startswith("mxnet."):
+            findings.append(Finding.at(call, BY_HAND, MAY_BE_APEX.format("scale_loss")))
+    if not findings and not alone and _is_of_whole_project(around, module):
         findings += answer_guards(module, edits)
-    if unsure is None:
-        _rewrite_texts(module, edits, names)
-    findings = sorted(set(findings))
-    of_torch = rf"(?<!from )(?<![\w.]){re.escape(torch)}\."
-    if edits and above is not None and re.search(of_torch, edits.new_text()) is not None:
-        edits.before(above, [f"import {torch}"])
-    if edits and "functools." in edits.new_text():
-        _import_functools(module, edits)
+    whole = all(each.kind == NOTE for each in findings)
     _mark(module, edits, findings)
-    if edits.shared:
-        return _of_other_lines(text, on_own_lines(module, edits.shared), around, versions, alone=alone)
-    new = _join_branches(edits.result()) if edits else text
-    if new != text and _is_lazy(module):
-        lazy = _import_lazily(new, torch)
+    return Migration(edits.result() if edits else text, findings, whole=whole)
+
+
+def _keep_probe(module: Module, names: Names, finding: Finding) -> Migration:
+    """Return a module as it is, under the finding: it asks whether Apex is there, for a file that still needs it."""
+    edits = Edits(module)
+    _mark(module, edits, [finding])
+    return Migration(edits.result(), [finding], len(names.uses), len(names.imports))
+
+
+class _Rewrite:
+    """The passes over a module that names Apex, in the order of the methods.
+
+    Attributes:
+        edits: of the module.
+        findings: about it.
+        core: the core of `apex.amp` that was rewritten, if there is any; it is left by hand where not `is_whole`.
+        is_whole: whether nothing of the core is left by hand.
+        kept: nodes that name Apex and stay.
+        torch: the name by which the module knows torch.
+    """
+
+    def __init__(self, module: Module, names: Names, around: Around, *, alone: bool) -> None:
+        self.module, self.names = module, names
+        self.edits = Edits(module)
+        self.findings: list[Finding] = []
+        self.core: Core | None = None
+        self.is_whole = True
+        self.kept: list[ast.AST] = []
+        self.torch, self._above = _torch_name(module)
+        self._around, self._alone = around, alone
+        self._twins: dict[tuple[ast.stmt, str], str] = {}  # in torch, of what is imported
+
+    def rewrite_core(self, refused: str) -> None:
+        """Rewrite the core of `apex.amp`, or leave all of it by hand: where `refused` says why, and where not sure."""
+        try:
+            if refused:
+                raise Unsure(next(iter(node for node, _ in self.names.uses)), refused)
+            self.core = rewrite_core(self.module, self.names, self.edits, self.torch, self._around)
+            if self.core is not None:
+                keep_fp32(self.core)
+                note_casts(self.core)
+                self.findings += self.core.findings
+        except Unsure as error:
+            self.is_whole = False
+            self.edits = Edits(self.module)
+            self.findings.append(Finding.at(error.node, BY_HAND, str(error)))
+        if self.core is None and self.is_whole:
+            internals = find_internals(self.module)
+            self.findings += [Finding.at(node, BY_HAND, NO_EQUIVALENT.format(name)) for node, name in internals]
+
+    def replace_uses(self) -> None:
+        """Replace what lies outside of the core: layers, optimizers and the like."""
+        replacements = Replacements(self.module, self.names, self.edits, self.torch, whole=self.is_whole)
+        self._twins = replacements.imports
+        for node, meaning in self.names.uses:
+            if not self.is_whole and (_is_of_core(meaning) or _is_of_amp(meaning)):
+                self.kept.append(node)
+            elif not _is_of_core(meaning):
+                try:
+                    if not replacements.rewrite(node, meaning):
+                        self.kept.append(node)
+                except Unsure as error:
+                    self.kept.append(node)
+                    self.findings.append(Finding.at(error.node, BY_HAND, str(error)))
+        self.findings += replacements.findings
+
+    def rewrite_imports(self) -> None:
+        """Import what the module needs now; what other modules import from it stays."""
+        needed = {_root(node) for node in self.kept}
+        self.findings += _keep_for_others(self.module, self.names, self._around, needed, self._twins)
+        _rewrite_imports(self.module, self.names, self.edits, needed, self._twins)
+
+    def complete(self, probes: list[Finding]) -> None:
+        """Answer what asks whether Apex is there, name torch in help texts, import modules, and mark what is left.
+
+        Args:
+            probes: notes on imports whose success is the answer.
+        """
+        self.findings += probes
+        if not self.kept:
+            self.findings += answer_guards(self.module, self.edits)
+        if self.is_whole:
+            _rewrite_texts(self.module, self.edits, self.names)
+        self.findings = sorted(set(self.findings))
+        of_torch = rf"(?<!from )(?<![\w.]){re.escape(self.torch)}\."
+        if self.edits and self._above is not None and re.search(of_torch, self.edits.new_text()) is not None:
+            self.edits.before(self._above, [f"import {self.torch}"])
+        if self.edits and "functools." in self.edits.new_text():
+            _import_functools(self.module, self.edits)
+        _mark(self.module, self.edits, self.findings)
+
+    def migrate_without_core(self, text: str, versions: Versions, refused: str) -> Migration:
+        """Return the migration of the module with its core left by hand."""
+        return migrate_text(text, self._around, versions, alone=self._alone, refused=refused)
+
+
+def _in_last_form(text: str, rewrite: _Rewrite, versions: Versions, refused: str) -> Migration:
+    """Return the result of a rewrite, without equal branches, with lazy imports, and for the versions of torch."""
+    new = _join_branches(rewrite.edits.result()) if rewrite.edits else text
+    if new != text and _is_lazy(rewrite.module):
+        lazy = _import_lazily(new, rewrite.torch)
         if lazy is None and not refused:
-            return migrate_text(text, around, versions, alone=alone, refused=LAZY)
+            return rewrite.migrate_without_core(text, versions, LAZY)
         new = lazy or new
-    if core is not None and CROSS_ENTROPY.search(new) is not None:
+    findings = rewrite.findings
+    if rewrite.core is not None and CROSS_ENTROPY.search(new) is not None:
         new, notes, left = _keep_cross_entropy(text, new, versions)
         if left:
-            return migrate_text(
-                text, around, versions, alone=alone, refused=BANNED.format(text.splitlines()[left - 1].strip())
-            )
+            return rewrite.migrate_without_core(text, versions, BANNED.format(text.splitlines()[left - 1].strip()))
         findings = sorted({*findings, *notes})
-    new = _older_names(new, torch, versions) if new != text else text
-    return Migration(new, findings, len(names.uses), len(kept), unsure is None)
+    if new != text:
+        new = _older_names(new, rewrite.torch, versions)
+    return Migration(new, findings, len(rewrite.names.uses), len(rewrite.kept), rewrite.is_whole)
 
 
 def _keep_cross_entropy(text: str, new: str, versions: Versions) -> tuple[str, list[Finding], int]:
@@ -275,31 +340,6 @@ def _is_answer(node: ast.Try) -> bool:
 
 def _is_of_amp(meaning: str) -> bool:
     return meaning in ("apex", "apex.amp") or meaning.startswith("apex.amp.")
-
-
-def _refuse_half_project(core: Core) -> None:
-    """Refuse a module whose scaler goes through other files, where one of these is left by hand."""
-    path = core.around.path
-    is_own = bool(core.sites.initializes) and any(each.block for each in core.sites.backwards)
-    if path is None or (is_own and not core.across and core.planned.home != "optimizer" and not core.handed_on):
-        return
-    for other, module in core.around.modules_linked_to(core.module):
-        try:
-            left = [] if _is_whole(other, module) else [other]
-        except (SourceInvalid, RecursionError, ValueError):
-            left = [other]
-        for each in left:
-            node = next(
-                iter(
-                    [
-                        *(one.call for one in core.sites.initializes),
-                        *(one.node for one in core.sites.backwards),
-                        *(one.call for one in core.sites.steps),
-                        core.module.tree.body[0],
-                    ]
-                )
-            )
-            raise Unsure(node, HALF.format(core.index.name_of(module) or each.name))
 
 
 def _is_of_whole_project(around: Around, module: Module) -> bool:

@@ -192,7 +192,15 @@ def reduction_type(model: nn.Module) -> torch.dtype | None:
 
 
 def reduce_buckets_in(dtype: torch.dtype, bucket: Any) -> Any:
-    """Average a bucket of `DistributedDataParallel` over all ranks in `dtype`; a communication hook with its state."""
+    """Average a bucket of `DistributedDataParallel` over all ranks; a communication hook with its state.
+
+    Args:
+        dtype: in which the gradients travel and are added.
+        bucket: a `GradBucket`: one-dimensional, in the type of the gradients, which the result has too.
+
+    Returns:
+        A future of the averaged buffer.
+    """
     buffer = bucket.buffer()
     # Divided before the sum, as DDP does it, so that a sum in fp16 does not overflow.
     moved = buffer.to(dtype) / distributed.get_world_size()

@@ -207,7 +207,11 @@ class Precision:
 
 
 def refuse_wrapped(models: Sequence[nn.Module]) -> None:
-    """Raise if a model is already wrapped for several processes or devices."""
+    """Refuse models that are already wrapped for several processes or devices.
+
+    Raises:
+        PreparationError: one is.
+    """
     for model in models:
         if isinstance(model, WRAPPERS):
             raise PreparationError(

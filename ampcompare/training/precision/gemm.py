@@ -211,7 +211,18 @@ def _is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
 
 
 class FormatForward(ReplacedForward):
-    """Multiplies a linear layer's operands in the formats of a plan; the layer keeps its class, weights and hooks."""
+    """Multiplies a linear layer's operands in the formats of a plan; the layer keeps its class, weights and hooks.
+
+    Args:
+        layer: whose `forward` this replaces: from [..., in_features] to [..., out_features] in bfloat16.
+        plan: the formats of all layers, and the generator of their rounding.
+        name: of the layer in its model.
+        is_kept: whether the plan keeps the layer in bf16.
+
+    Attributes:
+        has_acted: whether the layer was called under a plan that acts.
+        rounded_alone: the products that are rounded, the others not; None for all.
+    """
 
     module: nn.Linear
 
@@ -250,7 +261,13 @@ def _multiplies_in_bf16(value: Tensor, weight: Tensor) -> bool:
 
 
 class Gemm(PrecisionWrapper):
-    """Another arm, its options joined by `+`, whose linear layers multiply in formats of `ampcompare.base.formats`."""
+    """Another arm, its options joined by `+`, whose linear layers multiply in formats of `ampcompare.base.formats`.
+
+    Args:
+        device: where the model trains.
+        over: the other arm, such as "native:bf16+masters=fp32".
+        options: of the backend `gemm`, by name: formats, scales and roundings.
+    """
 
     def __init__(self, *, device: str = "cpu", over: str = "native:bf16", **options: Any) -> None:
         super().__init__(make_precision(Arm.parse(over.replace("+", ",")), device=device))

@@ -282,9 +282,23 @@ class Half(Precision):
     """16-bit weights in the model; inputs are cast to their type, and outputs to fp32.
 
     A static scale is divided out without an overflow check. With a dynamic scale a step with a non-finite gradient is
-    skipped and halves the scale, down to 1; `growth_interval` consecutive good steps double it, as in fp16_utils and
-    DeepSpeed. With optimizers that obey an overflow flag on a GPU, scale and flags stay there. `rounding` "stochastic"
-    is for bfloat16 without masters, `grads` for masters.
+    skipped and halves the scale, down to 1, as in fp16_utils and DeepSpeed. With optimizers that obey an overflow flag
+    on a GPU, scale and flags stay there.
+
+    Args:
+        device: where the model trains.
+        dtype: of the weights, "float16" or "bfloat16"; the other types below are names of torch's too.
+        bn_fp32: whether batch norm keeps fp32 weights and statistics.
+        master_weights: whether optimizers step fp32 copies, which are kept between steps.
+        loss_scale: a number for a static scale, "dynamic", or None for none.
+        init_scale: the first dynamic scale.
+        growth_interval: consecutive good steps that double a dynamic scale.
+        keep_fp32: patterns of modules that keep fp32 weights; "" for none.
+        state: type of the optimizer's state; None for that of what it steps.
+        grads: "float32" to add the gradients of several backward passes in fp32, for masters; None to do so in 16 bits.
+        reduce: type in which gradients are averaged over ranks; None for that of the weights.
+        rounding: "nearest", or "stochastic" when steps write bfloat16 weights, without masters.
+        kahan: whether each weight has a 16-bit compensation of what its steps have rounded away.
     """
 
     def __init__(

@@ -23,10 +23,10 @@ from ampcompare.base.tensors.products import LinearProduct, OperationMode, hide_
 from ampcompare.training.precision.cpu_half import EmulatedHalf
 from ampcompare.training.precision.shared_scales import (
     hadamard_matrix,
+    multiply_by_hadamard,
     round_matrix,
     round_values,
     scale_ends,
-    transform,
 )
 from ampcompare.training.precision.torchao_products import TorchaoProducts
 
@@ -197,7 +197,7 @@ def _multiply(
 def _round_operand(layer: LayerFormats, rounding: ProductRounding, role: str, x: Tensor, *, is_left: bool) -> _Operand:
     matrix = x.float()
     if rounding.transformed:
-        matrix = transform(matrix, hadamard_matrix(x.device))
+        matrix = multiply_by_hadamard(matrix, hadamard_matrix(x.device))
     values, whole = round_values(
         matrix,
         rounding.form,

@@ -278,7 +278,7 @@ def hadamard_matrix(device: torch.device) -> Tensor:
     return signs[:, None] * product / 4
 
 
-def transform(x: Tensor, matrix: Tensor) -> Tensor:
+def multiply_by_hadamard(x: Tensor, matrix: Tensor) -> Tensor:
     """Multiply each 16 numbers of the rows of a matrix by a Hadamard matrix, in bf16, with zeros to a full 16."""
     if x.stride(0) == 1 and x.stride(1) != 1:  # by columns: no copy is made
         stored = x.t()

@@ -14,7 +14,7 @@ import pytest
 
 import ampcompare
 from ampcompare.base.environment import gpus
-from ampcompare.base.environment.apex import probe_apex
+from ampcompare.base.environment.apex import find_installed_apex
 from ampcompare.base.environment.gpus import why_no_accelerator
 from ampcompare.base.environment.oldest import require_python
 from ampcompare.base.environment.packages import distributions_of, entry_points, installed_version
@@ -49,7 +49,7 @@ def _package(folder: Path, *files: str) -> Path:
 )
 def test_what_is_no_usable_apex_is_told_apart(tmp_path: Path, files: list[str], kind: str, reason: str) -> None:
     """Nothing, a clone, a bare folder, a script of the name, the other package of PyPI, and Apex without amp."""
-    found = probe_apex([str(_package(tmp_path, *files))])
+    found = find_installed_apex([str(_package(tmp_path, *files))])
     assert (found.kind, found.has_amp) == (kind, False)
     assert reason in found.reason
     assert (found.path is None) == (not files)
@@ -59,7 +59,7 @@ def test_a_regular_package_wins_over_an_earlier_folder(tmp_path: Path) -> None:
     """Import takes a package on a later path before a bare folder on an earlier one, and so does the probe."""
     (tmp_path / "first" / "apex").mkdir(parents=True)
     later = _package(tmp_path / "second", "__init__.py", "amp/__init__.py")
-    assert probe_apex([str(tmp_path / "first"), str(later)]).kind == "python_only"
+    assert find_installed_apex([str(tmp_path / "first"), str(later)]).kind == "python_only"
 
 
 @pytest.mark.parametrize(("kernels", "kind"), [(None, "python_only"), ("amp_C.cpython-311.so", "full")])
@@ -67,7 +67,7 @@ def test_usable_apex(tmp_path: Path, kernels: str | None, kind: str) -> None:
     _package(tmp_path, "__init__.py", "amp/__init__.py")
     if kernels:
         (tmp_path / kernels).write_bytes(b"")
-    found = probe_apex([str(tmp_path)])
+    found = find_installed_apex([str(tmp_path)])
     assert (found.kind, found.has_amp, found.path) == (kind, True, tmp_path / "apex")
 
 
@@ -77,9 +77,9 @@ def test_version_is_that_of_the_folder_searched(tmp_path: Path) -> None:
     info = tmp_path / "apex-0.1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: apex\nVersion: 0.1\n")
-    assert (probe_apex([str(tmp_path)]).version, probe_apex([str(tmp_path)]).commit) == ("0.1", None)
+    assert (find_installed_apex([str(tmp_path)]).version, find_installed_apex([str(tmp_path)]).commit) == ("0.1", None)
     (info / "direct_url.json").write_text('{"url": "x", "vcs_info": {"vcs": "git", "commit_id": "0123456789ab"}}')
-    found = probe_apex([str(tmp_path)])
+    found = find_installed_apex([str(tmp_path)])
     assert found.commit == "0123456789ab"
     assert "0.1 (commit 01234567)" in found.reason
 
@@ -95,7 +95,7 @@ def test_editable_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     _package(tmp_path, "__init__.py", "amp/__init__.py")
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, Finder])
-    found = probe_apex()
+    found = find_installed_apex()
     assert (found.kind, found.path) == ("python_only", tmp_path / "apex")
     assert "apex" not in sys.modules
 

@@ -87,7 +87,7 @@ def test_only_an_import_of_this_package_is_explained(monkeypatch: pytest.MonkeyP
         raise AssertionError
 
     monkeypatch.setattr(extras, "_is_there", lambda name: name == "sklearn")
-    own, users = f"{extras.PACKAGE}tasks/load.py", "/home/train.py"
+    own, users = f"{extras.PACKAGE}tasks/image_data.py", "/home/train.py"
     assert (
         str(missing_package(error_of("scipy.stats", own))) == "scipy is not installed: pip install 'ampcompare[stats]'"
     )

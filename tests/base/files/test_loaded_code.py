@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ampcompare.base.files import loaded_code
-from ampcompare.base.files.loaded_code import CodeWatch, changed_code, digest_of, read_loaded
+from ampcompare.base.files.loaded_code import CodeWatch, changed_code, digest_of, read_loaded_code
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_modules_and_the_files_that_they_name_count(project: Path, cell: Path) -
     _import(project / "by_path.py")
     watch.end()
     expected = ["by_path.py", "nets/deep/block.py", "read.py", "settings.yaml", "started.py"]
-    assert list(read_loaded(cell).files) == expected
+    assert list(read_loaded_code(cell).files) == expected
 
 
 def test_settings_of_the_cell_name_files_too(project: Path, cell: Path, tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_settings_of_the_cell_name_files_too(project: Path, cell: Path, tmp_path
     (tmp_path / "far.npy").write_text("1")
     (cell / "config.json").write_text(json.dumps({"arguments": ["--data=a.txt", str(tmp_path / "far.npy"), "b.txt"]}))
     CodeWatch(cell, project).end()
-    assert list(read_loaded(cell).files) == ["../far.npy", "a.txt"]
+    assert list(read_loaded_code(cell).files) == ["../far.npy", "a.txt"]
 
 
 def test_installed_packages_python_and_the_cell_do_not_count(project: Path, cell: Path) -> None:
@@ -84,7 +84,7 @@ def test_installed_packages_python_and_the_cell_do_not_count(project: Path, cell
     _import(installed / "library.py")
     _import(cell / "made.py")
     watch.end()
-    assert read_loaded(cell).files == {}
+    assert read_loaded_code(cell).files == {}
 
 
 def test_the_end_adds_modules_that_are_there_and_versions(
@@ -101,7 +101,7 @@ def test_the_end_adds_modules_that_are_there_and_versions(
     watch = CodeWatch(cell, project)
     importlib.import_module("fast")
     watch.end()
-    found = read_loaded(cell)
+    found = read_loaded_code(cell)
     assert list(found.files) == ["late.py"]
     assert (found.packages["numpy"], found.packages["quick"]) == (np.__version__, "3")
 
@@ -119,7 +119,7 @@ def test_changed_gone_and_shadowed_files_are_found(
     importlib.import_module("helper")
     importlib.import_module("nets.deep.block")
     watch.end()
-    files = read_loaded(cell).files
+    files = read_loaded_code(cell).files
     assert list(files) == ["helper.py", "nets/deep/block.py"]
     assert changed_code(files, project) == {}
     copy = tmp_path / "copy"
@@ -141,7 +141,7 @@ def test_a_module_that_changes_meanwhile_equals_no_form(project: Path, cell: Pat
     watches.append(CodeWatch(cell, project))
     for watch in watches:
         watch.end()
-    files = read_loaded(cell).files
+    files = read_loaded_code(cell).files
     assert files["late.py"] == f"changed while it ran|{digest_of('late.py')}"
     assert changed_code(files, project) == {"late.py": "changed"}
 
@@ -172,7 +172,7 @@ def test_named_data_counts_wherever_it_lies(project: Path, cell: Path, tmp_path:
     time.sleep(0.02)
     (project / "result.txt").write_text("written by the run")
     watch.end()
-    files = read_loaded(cell).files
+    files = read_loaded_code(cell).files
     near = {"data.npy", "size", "out/plan.json", "out/x", "set/b/1", "set/m.py", "late.py"}
     assert set(files) == {*near, "../sets/far/deep/points.bin"}
     np.save("data.npy", np.ones(3))
@@ -202,7 +202,7 @@ def test_variables_that_the_code_asks_for_count(project: Path, cell: Path, monke
     watch = CodeWatch(cell, project)
     _import(project / "asks.py")
     watch.end()
-    files = read_loaded(cell).files
+    files = read_loaded_code(cell).files
     assert set(files) == {"$ONE", "$TWO", "$UNSET", "$THREE", "asks.py"}
     assert files["$UNSET"] == files["$THREE"] == "unset"
     assert "1e-3" not in (cell / "loaded.jsonl").read_text()

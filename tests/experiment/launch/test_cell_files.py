@@ -4,8 +4,8 @@ from pathlib import Path
 
 from ampcompare.experiment.launch.cell_files import (
     archive_previous,
-    earlier_files,
     files_of_other_cells,
+    watch_earlier_files,
 )
 from ampcompare.settings.config import RunConfig
 
@@ -29,7 +29,7 @@ def test_files_of_an_earlier_attempt_that_are_read_are_named(tmp_path: Path) -> 
     (tmp_path / "out").mkdir()
     for name in ("out/ck.pt", "out/log.txt", "idle.txt", "steps.jsonl", "script.rank0.jsonl", "config.json", "log.txt"):
         (tmp_path / name).write_text("x")
-    read = earlier_files(tmp_path)
+    read = watch_earlier_files(tmp_path)
     assert read() == []
     for name in ("out/ck.pt", "steps.jsonl"):
         (tmp_path / name).read_text()

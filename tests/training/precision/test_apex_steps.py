@@ -91,7 +91,7 @@ def test_a_loss_that_is_no_scalar(level: str) -> None:
 def test_auto_takes_the_real_apex_with_its_kernels_only(kind: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A Python-only Apex, which waits for the device at each parameter, is taken where it is asked for by name."""
     found = ApexInstall(kind, None, "0.1", f"an apex that is {kind}; remedy")
-    monkeypatch.setattr("ampcompare.backends.apex_levels.probe_apex", lambda: found)
+    monkeypatch.setattr("ampcompare.backends.apex_levels.find_installed_apex", lambda: found)
     monkeypatch.setitem(sys.modules, "apex", ModuleType("apex"))
     monkeypatch.setitem(sys.modules, "apex.amp", ModuleType("apex.amp"))
     engine = choose_engine("auto", "O2", "cuda:0")[1]

@@ -15,11 +15,11 @@ from ampcompare.training.precision.shared_scales import (
     Rounded,
     hadamard_matrix,
     join_tiles,
+    multiply_by_hadamard,
     round_matrix,
     round_to_element,
     round_values,
     scale_ends,
-    transform,
 )
 from tests.training.precision.shared_scales.matrices import bell, hashed, make_matrices
 
@@ -303,8 +303,10 @@ def test_a_hadamard_transform_is_orthogonal_and_fills_up_with_zeros() -> None:
     matrix = hadamard_matrix(torch.device("cpu"))
     assert torch.equal(matrix @ matrix.t(), torch.eye(16))
     a, b = bell(5, 20, 1), bell(7, 20, 2)
-    assert transform(a, matrix).shape == (5, 32)
-    torch.testing.assert_close(transform(a, matrix) @ transform(b, matrix).t(), a @ b.t(), rtol=0.05, atol=0.05)
+    assert multiply_by_hadamard(a, matrix).shape == (5, 32)
+    torch.testing.assert_close(
+        multiply_by_hadamard(a, matrix) @ multiply_by_hadamard(b, matrix).t(), a @ b.t(), rtol=0.05, atol=0.05
+    )
 
 
 @pytest.mark.parametrize(
@@ -355,8 +357,8 @@ def test_fewer_passes_give_the_same_values(name: str, shape: tuple[int, int]) ->
 
 def test_a_transform_by_columns_is_that_by_rows() -> None:
     x, matrix = make_matrices(96, 40)["wide bf16"].float(), hadamard_matrix(torch.device("cpu"))
-    assert torch.equal(transform(x.t(), matrix), transform(x.t().contiguous(), matrix))
-    assert torch.equal(transform(x[:90].t(), matrix), transform(x[:90].t().contiguous(), matrix))
+    assert torch.equal(multiply_by_hadamard(x.t(), matrix), multiply_by_hadamard(x.t().contiguous(), matrix))
+    assert torch.equal(multiply_by_hadamard(x[:90].t(), matrix), multiply_by_hadamard(x[:90].t().contiguous(), matrix))
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -89,11 +89,17 @@ def list_metrics(config: RunConfig) -> ShortRun:
 
 
 def brief_record(config: RunConfig, folder: Path) -> RunRecord:
-    """Run the script of a configuration for some steps, in a folder of its own, and return its record."""
+    """Run the script of a configuration for some steps, in a folder of its own, and return its record.
+
+    Args:
+        config: with a script; the script's own limit of steps holds, else `BRIEFLY`.
+        folder: gets the files of the run.
+    """
     from ampcompare.experiment.launch.script.launcher import ScriptLauncher  # which imports torch
 
     assert config.script is not None
-    script = config.script.model_copy(update={"metrics": (), "max_steps": script_steps(config)})
+    own = {"metrics": (), "max_steps": script_steps(config), "first_weights": None}
+    script = config.script.model_copy(update=own)
     with ScriptLauncher() as launcher:
         return launcher.launch(config.model_copy(update={"script": script}), folder)
 

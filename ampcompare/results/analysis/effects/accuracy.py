@@ -42,7 +42,17 @@ from ampcompare.results.records.verdict import Verdict
 
 
 def accuracy_margin(records: Sequence[RunRecord], reference: str, terms: Criteria, metric: Metric) -> AccuracyMargin:
-    """Return the margin of the metric that the rule gives for the runs of the reference."""
+    """Return the margin of the metric that the rule gives for the runs of the reference.
+
+    Args:
+        records: of the reference; only completed runs with an evaluation count.
+        reference: its arm as text, for messages.
+        terms: whose `rule` gives the margin.
+        metric: that is compared.
+
+    Raises:
+        ConfigError: the rule does not fit the metric.
+    """
     runs = [record for record in records if record.status == "completed" and record.summary.epochs]
     values = [value for run in runs if has_score(value := run.summary.metric_final, metric)]
     return resolve_margin(

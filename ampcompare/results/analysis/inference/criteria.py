@@ -126,7 +126,11 @@ class AccuracyMargin:
 
 
 def parse_margin(value: float | str) -> MarginRule:
-    """Read a margin: a number of points, or a text such as `0.5`, `0.5pp`, `10%`, `2sd` or `auto`."""
+    """Read a margin: a number of points, or a text such as `0.5`, `0.5pp`, `10%`, `2sd` or `auto`.
+
+    Raises:
+        ConfigError: it is no such text, not above 0, or more than all errors.
+    """
     if isinstance(value, str):
         text = value.strip().lower()
         if text == "auto":

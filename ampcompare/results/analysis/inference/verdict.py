@@ -159,7 +159,7 @@ class _Claim:
 
 
 @dataclass(frozen=True)
-class _Step:
+class _HolmStep:
     """The step of Holm's method that decided on one effect: its interval at the level of that step."""
 
     shown: bool
@@ -174,14 +174,14 @@ EQUIVALENT = _Claim(lambda p: p.equivalent, 1, lambda low, high, margin: low > -
 CLAIMS = (DIFFERENT, NON_INFERIOR, EQUIVALENT)
 
 
-def _holm(effects: Sequence[Effect], p: Sequence[float], claim: _Claim, margin: float, alpha: float) -> list[_Step]:
+def _holm(effects: Sequence[Effect], p: Sequence[float], claim: _Claim, margin: float, alpha: float) -> list[_HolmStep]:
     """Test one claim for all effects by Holm's step-down method.
 
     From the smallest value of `p` on, the level is alpha divided by the number of effects that are left, until the
     claim fails; all that are left then fail at that level. A test is made by its interval, so the two cannot disagree.
     """
     order = sorted(range(len(effects)), key=p.__getitem__)
-    steps: dict[int, _Step] = {}
+    steps: dict[int, _HolmStep] = {}
     level, holding = alpha, True
     for rank, number in enumerate(order):
         if holding:
@@ -190,17 +190,17 @@ def _holm(effects: Sequence[Effect], p: Sequence[float], claim: _Claim, margin: 
         of_claim = bounds if claim is DIFFERENT else margin_bounds
         low, high = of_claim(effects[number], confidence)
         holding = holding and claim.holds(low, high, margin)
-        steps[number] = _Step(holding, low, high, confidence)
+        steps[number] = _HolmStep(holding, low, high, confidence)
     return [steps[number] for number in range(len(effects))]
 
 
 def _verdict(
-    effect: Effect, different: _Step, non_inferior: _Step, equivalent: _Step, margin: Margin, alpha: float
+    effect: Effect, different: _HolmStep, non_inferior: _HolmStep, equivalent: _HolmStep, margin: Margin, alpha: float
 ) -> Verdict:
     # The hull of the three fails every claim that failed, so that it suggests none of the other words. Where they have
     # one error it is the widest of them.
     steps = (different, non_inferior, equivalent)
-    hull = _Step(
+    hull = _HolmStep(
         different.shown, min(step.low for step in steps), max(step.high for step in steps),
         max(step.confidence for step in steps),
     )  # fmt: skip
@@ -219,7 +219,7 @@ def _verdict(
     return _verdict_by("inconclusive", hull, more_seeds=_more_seeds(effect, margin, alpha))
 
 
-def _verdict_by(kind: Kind, step: _Step, why: str = "", more_seeds: int | None = None) -> Verdict:
+def _verdict_by(kind: Kind, step: _HolmStep, why: str = "", more_seeds: int | None = None) -> Verdict:
     return Verdict(kind=kind, why=why, more_seeds=more_seeds, low=step.low, high=step.high, confidence=step.confidence)
 
 

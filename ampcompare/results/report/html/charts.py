@@ -110,7 +110,7 @@ def band_series(arm: ArmRuns, band: Band, *, stairs: bool = False, dots: bool = 
     return [series]
 
 
-def point(arm: ArmRuns, x: Sequence[float], y: Sequence[float]) -> list[Series]:
+def mean_point(arm: ArmRuns, x: Sequence[float], y: Sequence[float]) -> list[Series]:
     """Return one point at the means of two measurements of the same runs, with their ranges; nothing without any.
 
     Nor where one of them is not finite, as a perplexity may be: it has no place on an axis.

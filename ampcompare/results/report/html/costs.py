@@ -18,8 +18,8 @@ from ampcompare.results.report.html.charts import (
     View,
     band_series,
     make_curve,
+    mean_point,
     over_seeds,
-    point,
 )
 from ampcompare.results.report.html.learning_curves import metric_by_epoch, metric_of_arms
 from ampcompare.results.report.html.runs import ArmRuns, round_digits, time_marks, undrawn_sentences
@@ -188,7 +188,7 @@ def _accuracy_against_time(arms: Sequence[ArmRuns]) -> Chart:
         timed = [record for record in arm.timed_runs if record.status == "completed" and record.summary.epochs]
         seconds = [sum(epoch.train_seconds for epoch in record.summary.epochs) for record in timed]
         values = [metric.factor * summary.metric_final for summary in done if summary.metric_final is not None]
-        series += point(arm, seconds, values)
+        series += mean_point(arm, seconds, values)
     drawn = {one["a"] for one in series}
     return Chart(
         "pareto",

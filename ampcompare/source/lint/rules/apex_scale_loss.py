@@ -16,9 +16,9 @@ from ampcompare.source.lint.module import (
     name_of,
     rule,
 )
-from ampcompare.source.lint.update_events import Event, Kind, without_star
+from ampcompare.source.lint.update_events import Event, Kind
 from ampcompare.source.module import Scope
-from ampcompare.source.syntax import argument, is_literal, last_name
+from ampcompare.source.syntax import argument, is_literal, last_name, strip_star
 
 EMPTIES = ("zero_", "detach_", "requires_grad_")
 FLAGS = (ast.Name, ast.Attribute, ast.BoolOp, ast.UnaryOp, ast.Compare)  # values that another flag may have
@@ -351,7 +351,7 @@ def scaled_loss_read(module: LintModule) -> Iterator[Finding]:
         ):
             continue
         for value in _values_at(module, call, node.id):
-            inner = without_star(value)
+            inner = strip_star(value)
             if not isinstance(inner, ast.Call) or _is_labelled(parent):
                 continue
             if module.resolve(inner.func) == "apex.amp.scale_loss":
@@ -363,7 +363,7 @@ def _values_at(module: LintModule, call: ast.Call, name: str) -> list[ast.expr]:
     values = module.scope_of[call].values.get(name, [])
     if len(values) < 2:
         return values
-    above = [value for value in map(without_star, values) if value.lineno < call.lineno]
+    above = [value for value in map(strip_star, values) if value.lineno < call.lineno]
     nearest = max(above, key=lambda value: value.lineno, default=None)
     if nearest is None:
         return []

@@ -88,9 +88,9 @@ def test_a_failure_keeps_its_exit_code(
 
 
 def _has_nvidia_apex() -> bool:
-    from ampcompare.base.environment.apex import probe_apex
+    from ampcompare.base.environment.apex import find_installed_apex
 
-    return probe_apex().has_amp
+    return find_installed_apex().has_amp
 
 
 @pytest.mark.parametrize("size", [2**46, 2**60])

@@ -1,0 +1,126 @@
+"""Locate an event in the user's code: the innermost frame outside torch, Apex, Python and ampcompare."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import sys
+import sysconfig
+from dataclasses import dataclass
+from traceback import walk_tb
+from types import CodeType, FrameType
+
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+STANDARD = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
+INSTALLED = tuple({sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")})
+BACKPORTS = ("typing_extensions.py",)  # of Python; torch's deprecated classes are called through it
+CALL_SITE_DEPTH = 3
+FRAME = re.compile(r'^ *File "([^"\n]+)", line (\d+), in ', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Location:
+    """A line, from 1, of a file as the interpreter knows it."""
+
+    file: str
+    line: int
+    caller: Location | None = None  # the user's own line that led there, where `file` belongs to an installed package
+
+    def __str__(self) -> str:
+        text = f"{_short(self.file)}:{self.line}"
+        return text if self.caller is None else f"{text} (from {self.caller})"
+
+
+def _short(file: str) -> str:
+    for root in (*INSTALLED, os.getcwd() + os.sep):
+        if file.startswith(root):
+            return file[len(root) :]
+    return file
+
+
+@functools.cache
+def _kind(file: str) -> str:
+    """Return "inner" for torch, Apex, Python and this package, "installed" for other packages, else "user"."""
+    inner = tuple(
+        module.__path__[0] + os.sep
+        for name in ("torch", "apex")
+        if (module := sys.modules.get(name)) is not None and getattr(module, "__path__", None)
+    )
+    if file.startswith((PACKAGE, *inner, "<frozen ")) or os.path.basename(file) in BACKPORTS:
+        return "inner"
+    if file.startswith(INSTALLED):
+        return "installed"
+    return "inner" if file.startswith(STANDARD) else "user"
+
+
+def is_users(file: str) -> bool:
+    """Return whether a file belongs neither to torch, Apex or Python nor to ampcompare."""
+    return _kind(file) != "inner"
+
+
+def is_installed(file: str) -> bool:
+    """Return whether a file belongs to a package that is neither torch, Apex nor ampcompare."""
+    return _kind(file) == "installed"
+
+
+def user_frames(frame: FrameType | None = None) -> list[tuple[CodeType, int]]:
+    """Return code and line of the frames that are not "inner", innermost first, from the caller's or `frame` on."""
+    frame = frame or sys._getframe(1)
+    frames = []
+    while frame is not None:
+        if is_users(frame.f_code.co_filename):
+            frames.append((frame.f_code, frame.f_lineno))
+        frame = frame.f_back
+    return frames
+
+
+def call_site() -> tuple[int, ...]:
+    """Return what identifies this call: code and instruction of the three innermost frames of the user."""
+    frame: FrameType | None = sys._getframe(1)
+    site: list[int] = []
+    while frame is not None and len(site) < 2 * CALL_SITE_DEPTH:
+        if is_users(frame.f_code.co_filename):
+            site += (id(frame.f_code), frame.f_lasti)  # a code's hash is that of all its instructions
+        frame = frame.f_back
+    return tuple(site)
+
+
+def user_location(frame: FrameType | None = None) -> Location:
+    """Return the line of the innermost frame that is not "inner"; of ampcompare's caller if there is none.
+
+    Frames inside of `frame` do not count.
+    """
+    frames = [(code.co_filename, line) for code, line in user_frames(frame)]
+    if not frames:
+        frame = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
+            frame = frame.f_back
+        return Location("?", 0) if frame is None else Location(frame.f_code.co_filename, frame.f_lineno)
+    file, line = frames[0]
+    if _kind(file) == "user":
+        return Location(file, line)
+    caller = next((Location(*entry) for entry in frames if _kind(entry[0]) == "user"), None)
+    return Location(file, line, caller)
+
+
+def here(problem: str) -> str:
+    """Return a message that begins with the line of the script that is running."""
+    frames = [Location(code.co_filename, line) for code, line in user_frames()]
+    # Decorators of installed packages stand between the script and torch.
+    own = [place for place in frames if "-packages" not in place.file]
+    return f"{next(iter([*own, *frames]), 'the script')}: {problem}"
+
+
+def raised_at(error: BaseException) -> Location | None:
+    """Return the user's innermost own line in the traceback of an error; of an installed package if it has none.
+
+    Where the message has the traceback of another process in it, that is the one.
+    """
+    frames = [(file, int(line)) for file, line in FRAME.findall(str(error))]
+    frames = frames or [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
+    for kind in ("user", "installed"):
+        for file, line in reversed(frames):
+            if _kind(file) == kind and not file.startswith("<"):
+                return Location(file, line)
+    return None

@@ -1,0 +1,73 @@
+"""Accesses of `tensor.data`, by which a script may write into a tensor without a trace in its version."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_DATA: Any = vars(torch._C.TensorBase)["data"]
+
+
+class DataAccess:
+    """Notes for which of some tensors `data` was read or replaced; without any, `tensor.data` is torch's own.
+
+    Args:
+        before: gets a tensor before the first access since `take`.
+    """
+
+    def __init__(self, before: Callable[[Tensor], None] | None = None) -> None:
+        self._before = before
+        self._followed: dict[int, Tensor] = {}
+        self._taken: set[int] = set()
+
+    def follow(self, tensors: Iterable[Tensor]) -> None:
+        """Follow these too, which stay alive until `end`."""
+        self._followed.update({id(one): one for one in tensors})
+        if self._followed and self not in _followers:
+            _followers.append(self)
+            Tensor.data = _PROPERTY  # type: ignore[assignment]
+
+    def take(self, tensors: Iterable[Tensor]) -> bool:
+        """Return whether `data` of one of these was accessed since the last call for it."""
+        if not self._taken:
+            return False
+        found = self._taken.intersection(map(id, tensors))
+        self._taken -= found
+        return bool(found)
+
+    def end(self) -> None:
+        """Follow none."""
+        self._followed.clear()
+        self._taken.clear()
+        if self in _followers:
+            _followers.remove(self)
+        if not _followers and vars(Tensor).get("data") is _PROPERTY:
+            del Tensor.data
+
+    def note(self, tensor: Tensor) -> None:
+        """Note an access, if the tensor is followed."""
+        if self._followed.get(id(tensor)) is tensor and id(tensor) not in self._taken:
+            self._taken.add(id(tensor))
+            if self._before is not None:
+                self._before(tensor)
+
+
+_followers: list[DataAccess] = []  # of this process
+
+
+def _get(tensor: Tensor) -> Any:
+    for follower in _followers:
+        follower.note(tensor)
+    return _DATA.__get__(tensor)
+
+
+def _set(tensor: Tensor, values: Tensor) -> None:
+    for follower in _followers:
+        follower.note(tensor)
+    _DATA.__set__(tensor, values)
+
+
+_PROPERTY = property(_get, _set)

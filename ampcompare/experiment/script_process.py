@@ -1,0 +1,126 @@
+"""Run a script in a child process, in a sandbox: on the CPU as it is or rewritten, or in another stack."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from ampcompare.base.errors import ConfigError, LaunchError
+from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, open_sandbox
+from ampcompare.base.processes.start import kill_family, start_command
+from ampcompare.experiment.script_run import Run, read_error, read_run
+from ampcompare.script.legacy.replay import SEED
+from ampcompare.settings.stack import StackConfig
+
+ENGINE = "on ampcompare's engine"
+SUPERVISE = "ampcompare.experiment.launch.script.supervise"
+TIME_LIMIT = 3600.0  # of a run
+
+
+def require_script(path: str) -> Path:
+    """Return the path of a script.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    script = Path(path)
+    if not script.is_file():
+        raise ConfigError(f"{path} is a folder; name a script" if script.is_dir() else f"there is no script {path}")
+    return script
+
+
+def run_script(
+    script: Path,
+    arguments: list[str],
+    *,
+    steps: int,
+    rewrite: str | None = None,
+    opt_level: str | None = None,
+    twin: bool = False,
+    stack: StackConfig | None = None,
+    first_weights: Path | None = None,
+) -> Run:
+    """Run a script in a child process: on the CPU, or in a stack, on the device that the script takes there.
+
+    Args:
+        rewrite: how it is rewritten, with the files that it imports: for "torch" or the "adapter"; None as it is.
+        opt_level: instead of the script's.
+        twin: whether its weights change by a unit in the last place of fp16 behind the first step.
+        stack: where it runs; None for here.
+        first_weights: the file from which it begins, and that a run in a stack makes.
+
+    Raises:
+        EnvironmentUnfit: the stack cannot be started, or has no torch.
+        LaunchError: it failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="ampcompare-verify-") as outer:
+        folder = Path(outer, "run")
+        folder.mkdir()
+        made = folder / "first.pt"
+        request = {
+            "arguments": arguments,
+            "steps": steps,
+            "rewrite": rewrite,
+            "opt_level": opt_level,
+            "twin": twin,
+            "folder": str(folder),
+            "first_weights": first_weights if stack is None or first_weights is None else str(made),
+        }
+        with open_sandbox(Path(outer, "store"), shared=[folder], roots=[script.parent]) as sandbox:
+            at = sandbox.at(str(script))
+            words, place = json.dumps({**request, "script": at}, default=str), ""
+            environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", **sandbox.environment}
+            if stack is None:
+                command = start_command("ampcompare.script.legacy.replay", words)
+            else:
+                from ampcompare.experiment.launch.script.stacks import OTHER_PYTHON, traced_command  # it imports torch
+
+                command, found = traced_command(stack, at, arguments, folder, seed=SEED, steps=steps, request=words)
+                place = f"in the stack {stack.name} ({found.versions})"
+                if found.has_ampcompare and not found.apex:
+                    place = f"{ENGINE} {place}"
+                environment = {name: value for name, value in environment.items() if name not in OTHER_PYTHON}
+            code, text = wait_for(command, environment)
+        which = "the rewritten script" if rewrite else f"the unchanged script{f' at {opt_level}' * bool(opt_level)}"
+        which += f" in the stack {stack.name}" if stack is not None else ""
+        last = [line for line in text.splitlines() if line.strip()]
+        errors = [line for line in last if not line.startswith("ampcompare:")] or last
+        if code is None:
+            raise LaunchError(f"{which} had not made its steps after {TIME_LIMIT:g} s and was ended; use fewer --steps")
+        if code:
+            why = read_error(folder) or (errors[-1] if errors else "")
+            raise LaunchError(f"{which} ended with exit code {code}: {why}")
+        if stack is not None and first_weights is not None and made.exists():
+            shutil.move(made, first_weights)
+        run = read_run(folder, steps=steps)
+        limits = WITHOUT_OVERLAYS if sandbox.is_partial else ""
+        written = [one.path for one in sandbox.written]
+        return dataclasses.replace(run, written=written, limits=limits, place=place)
+
+
+def wait_for(command: list[str], environment: dict[str, str]) -> tuple[int | None, str]:
+    """Return the exit code of a command, None if it was ended after `TIME_LIMIT`, and its errors.
+
+    They go to a file: what a script leaves behind, which is ended as well, would hold a pipe open.
+    """
+    null, code = subprocess.DEVNULL, None
+    # What supervises a stack ends with its input, and gives the script none.
+    start = subprocess.PIPE if SUPERVISE in command else null
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            command, stdin=start, stdout=null, stderr=errors, env=environment, start_new_session=True
+        )
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(TIME_LIMIT)
+        finally:
+            kill_family(process.pid)
+            process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
+        errors.seek(0)
+        return code, errors.read().decode("utf-8", "replace")

@@ -1,0 +1,91 @@
+"""Guards of weights that exist twice, in a model and as the master weights of its optimizer."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ampcompare.guards.detector import Detector, guard_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ampcompare.base.tensors.data_access import DataAccess
+    from ampcompare.guards.master_pairs import MasterPairs
+
+MAX_READS = 32  # steps that only read `data`, each of which makes the guard wait for the device
+
+
+class WeightsApart(Detector):
+    """Weights of a model, or their masters, that something other than the step of their optimizer has written.
+
+    A write is seen by the version of a tensor; by its bits where the script accessed its `data`. What is put back
+    before the next step is none.
+    """
+
+    guard = guard_of("weights-apart")
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._pairs: weakref.WeakKeyDictionary[Any, MasterPairs] = weakref.WeakKeyDictionary()
+        self._reads: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # steps that only read `data`
+        self._data: DataAccess | None = None
+        self._stepping: Any = None
+
+    def masters_made(self, optimizer: Any) -> None:
+        self._begin(optimizer)
+
+    def masters_copied(self, optimizer: Any) -> None:
+        self._begin(optimizer)
+
+    def block(self, optimizers: Sequence[Any]) -> None:
+        for optimizer in optimizers:
+            if (pairs := self._pairs.get(optimizer)) is None:
+                continue
+            if count := pairs.masters_apart():
+                name = type(optimizer).__name__
+                self.report(
+                    f"this loss was computed without what was written into {count} master weights of {name} since its "
+                    f"last step, which the model gets by step() of this {name} only"
+                )
+            pairs.note_pass()
+
+    def attempt(self, optimizer: Any, scaler: Any) -> None:
+        if (pairs := self._pairs.get(optimizer)) is None:
+            return
+        if count := pairs.params_apart():
+            self.report(
+                f"this step overwrites {count} weights of the model, into which something else has written since the "
+                "last step, by master weights that lack it"
+            )
+        self._stepping = optimizer
+
+    def after_attempt(self, optimizer: Any, scaler: Any, applied: bool) -> None:
+        if optimizer in self._pairs and any(cls.__name__ == "FusedSGD" for cls in type(optimizer).__mro__):
+            self._begin(optimizer)  # its kernel writes both
+
+    def end(self) -> None:
+        if self._data is not None:
+            self._data.end()
+
+    def _begin(self, optimizer: Any) -> None:
+        """Look for writes from now on, when the model has the weights of the masters."""
+        from ampcompare.base.tensors.data_access import DataAccess
+        from ampcompare.guards.master_pairs import MasterPairs
+
+        before = self._pairs.get(optimizer)
+        if before is not None and before.is_read:
+            self._reads[optimizer] = self._reads.get(optimizer, 0) + 1
+        self._pairs[optimizer] = pairs = MasterPairs(optimizer)
+        if self._data is None:
+            self._data = DataAccess(self._before_access)
+        followed = [*pairs.params, *pairs.masters]
+        self._data.take(followed)
+        self._data.follow(followed)
+        self._stepping = None
+
+    def _before_access(self, tensor: Tensor) -> None:
+        for optimizer, pairs in self._pairs.items():
+            if optimizer is not self._stepping and self._reads.get(optimizer, 0) < MAX_READS:
+                pairs.keep_bits(tensor)

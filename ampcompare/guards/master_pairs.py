@@ -1,0 +1,101 @@
+"""The weights of a model and their master weights under Apex, and which of them are written outside of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ampcompare.base.tensors.bits import bit_sum
+
+# Of a unit in the last place: what adding to 16-bit weights and subtracting again may leave, with room.
+ROUNDING = 4.0
+
+
+class MasterPairs:
+    """The pairs of one optimizer, since the model last had the weights of its masters.
+
+    Attributes:
+        params: 16-bit weights of the model.
+        masters: their master weights, in the same order.
+        is_read: `data` of one of them was read since.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        stash = optimizer._amp_stash
+        self.params: list[Tensor] = list(stash.all_fp16_params)
+        self.masters: list[Tensor] = list(stash.all_fp32_from_fp16_params)
+        self._versions = {id(one): one._version for one in (*self.params, *self.masters)}
+        self._sums: dict[int, Tensor] = {}
+        self._farthest = 0.0  # norm of what the model was away from its masters, when a loss was scaled
+
+    @property
+    def is_read(self) -> bool:
+        return bool(self._sums)
+
+    def keep_bits(self, tensor: Tensor) -> None:
+        """Note what a tensor of a pair is before its `data` is accessed; nothing waits for its device."""
+        if id(tensor) in self._versions:
+            self._sums[id(tensor)] = bit_sum(tensor)
+
+    @torch.no_grad()
+    def masters_apart(self) -> int:
+        """Return how many masters were written while the weights of the model stayed, and differ from these."""
+        indices = [index for index, written in enumerate(self._which_written(self.masters)) if written]
+        if not indices:
+            return 0
+        stayed = [not written for written in self._which_written([self.params[index] for index in indices])]
+        pairs = [
+            (self.params[index], self.masters[index]) for index, stays in zip(indices, stayed, strict=True) if stays
+        ]
+        return sum(not torch.equal(param, master.to(param.dtype)) for param, master in pairs)
+
+    def note_pass(self) -> None:
+        """Note how far the model is from its masters, where it was written before a loss is scaled."""
+        if written := self._find_written():
+            self._farthest = max(self._farthest, self._distance(written))
+
+    def params_apart(self) -> int:
+        """Return how many weights of the model were written, and differ from the masters that overwrite them in a step.
+
+        What rounding leaves of weights that were moved for a pass and moved back does not count, nor that between a
+        weight and a master that were both written.
+        """
+        written = self._find_written()
+        distance = self._distance(written) if written else 0.0
+        if not distance > 0:
+            return 0
+        both = any(self._which_written([self.masters[index] for index in written]))
+        if both or self._farthest > distance:
+            unit = torch.finfo(self.params[0].dtype).eps
+            if distance <= ROUNDING * unit * (float(_norm(self.masters)) + self._farthest):
+                return 0
+        return sum(
+            not torch.equal(self.params[index], self.masters[index].to(self.params[index].dtype)) for index in written
+        )
+
+    def _find_written(self) -> list[int]:
+        return [index for index, written in enumerate(self._which_written(self.params)) if written]
+
+    def _which_written(self, tensors: Sequence[Tensor]) -> list[bool]:
+        """Return for each tensor whether it was written; this waits for the device where `data` was read."""
+        read = [one for one in tensors if id(one) in self._sums and one._version == self._versions[id(one)]]
+        changed: dict[int, bool] = {}
+        if read:
+            differ = torch.stack([(self._sums[id(one)] != bit_sum(one)).to(read[0].device) for one in read])
+            changed = {id(one): bool(is_other) for one, is_other in zip(read, differ.tolist(), strict=True)}
+        return [one._version != self._versions[id(one)] or changed.get(id(one), False) for one in tensors]
+
+    @torch.no_grad()
+    def _distance(self, indices: Sequence[int]) -> float:
+        pairs = [(self.params[index], self.masters[index]) for index in indices]
+        return float(_norm([param.float() - master.to(param.dtype).float() for param, master in pairs]))
+
+
+@torch.no_grad()
+def _norm(tensors: Sequence[Tensor]) -> Tensor:
+    norms = [torch.linalg.vector_norm(one.detach().float()) for one in tensors]
+    norm: Tensor = torch.linalg.vector_norm(torch.stack([one.to(norms[0].device) for one in norms]))
+    return norm

@@ -1,0 +1,82 @@
+"""How a script uses `torch.amp`, whatever arm stands behind it, and what is done there on its behalf."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ampcompare.backends.arm import Arm
+from ampcompare.base.errors import UnsupportedCombination
+from ampcompare.base.location import here
+
+
+class AmpUse:
+    """What a script has made of `torch.amp` so far.
+
+    Attributes:
+        calls_apex: returns whether the script has called the `amp.initialize` of an Apex, behind which no arm stands.
+        acts: the script, or what drives it, has entered an autocast block or made a GradScaler, so that the arm acts.
+        has_autocast: the script itself has made an enabled autocast block.
+        has_scaler: the script itself has made a GradScaler that is on.
+        off_scalers: GradScalers that the script itself has made and switched off.
+        is_initialized: the script has called `amp.initialize`, which this arm stands behind.
+        makes_on_behalf: objects of `torch.amp` are made on behalf of the script at present.
+        steps_on_behalf: the steps of the script are made and recorded on its behalf; what they lack is no fault of it.
+        why_off: why the arm has no effect, if the script made something that is off before anything that is on.
+        in_step: the optimizer whose step evaluates losses by itself at present, with gradients scaled for it.
+    """
+
+    def __init__(self, calls_apex: Callable[[], bool]) -> None:
+        self.calls_apex = calls_apex
+        self.acts = self.has_autocast = self.has_scaler = self.is_initialized = False
+        self.makes_on_behalf = self.steps_on_behalf = False
+        self.off_scalers: list[Any] = []
+        self.in_step: Any = None
+        self.why_off: str | None = None
+
+    def note_autocast(self, arm: Arm | str, enabled: bool) -> None:
+        """Note that an autocast block is made, by the script or on its behalf.
+
+        Args:
+            arm: named in the refusal of a script that has its mixed precision off.
+            enabled: whether its casts are on.
+        """
+        self.has_autocast = self.has_autocast or (enabled and not self.makes_on_behalf)
+        self._note_off(arm, enabled)
+
+    def note_scaler(self, arm: Arm | str, enabled: bool, scaler: Any) -> None:
+        """Note that a GradScaler is made, by the script or on its behalf; arguments as of `note_autocast`."""
+        if not self.makes_on_behalf:
+            self.has_scaler = self.has_scaler or enabled
+            if not enabled:
+                self.off_scalers.append(scaler)
+        self._note_off(arm, enabled)
+
+    def _note_off(self, arm: Arm | str, enabled: bool) -> None:
+        if not enabled and not self.acts and self.why_off is None:
+            self.why_off = _switched_off(arm)
+
+    def refuse_off(self) -> None:
+        """Refuse a step of a script that has switched its mixed precision off.
+
+        Raises:
+            UnsupportedCombination: it has made a block or a scaler that is off, and none that is on.
+        """
+        if self.why_off is not None and not self.acts and not self.calls_apex():
+            raise UnsupportedCombination(self.why_off)
+
+    @contextmanager
+    def on_behalf(self) -> Iterator[None]:
+        """Run a block that makes objects of `torch.amp` for the script."""
+        self.makes_on_behalf = True
+        try:
+            yield
+        finally:
+            self.makes_on_behalf = False
+
+
+def _switched_off(arm: Arm | str) -> str:
+    """Return the message for a script that trains with `torch.amp` switched off."""
+    return here(
+        f"the script makes autocast or GradScaler with enabled=False, so {arm} has no effect; run it with its own "
+        "option for mixed precision, such as --amp"
+    )
