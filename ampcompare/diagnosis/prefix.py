@@ -93,7 +93,7 @@ class PrefixWatch(StepObserver):
         steps = max(self._made.values(), default=0)
         total = max((each.total for each in rates if each.total), default=self.total)
         ahead = MAX_STEPS if total is None else total - steps
-        errors = {name: self._state.error(dtype, ahead) for name, dtype in TYPES.items()}
+        errors = dict(zip(TYPES, self._state.errors(list(TYPES.values()), ahead), strict=True))
         return Prefix(
             steps=steps,
             total=total,

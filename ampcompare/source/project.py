@@ -141,6 +141,12 @@ class Project:
             if other not in given and (module := self.module(other)) is not None:
                 yield other, module
 
+    def modules_with(self, path: Path, words: frozenset[str]) -> Iterator[tuple[Path, Module]]:
+        """Yield the modules of the project of a file, itself among them, that have one of some words in imports."""
+        for other in self._files_with(path, words):
+            if (module := self.module(other)) is not None:
+                yield other, module
+
     def _files_with(self, path: Path, words: frozenset[str]) -> Iterator[Path]:
         """Yield the files around one that have one of some words in their imports, those next to it first."""
         for other in filter(Path.is_file, self._files_around(path.parent)):  # not a link to nothing, nor a pipe

@@ -142,6 +142,8 @@ def _is_of_tensor(call: ast.Call) -> bool:
 
 def keep_fp32(core: Core) -> None:
     """Let outputs that go to the CPU be fp32, as under O1, and note products in place, in all files of the project."""
+    if core.is_off:
+        return
     _note_products(core)
     tails = {last_part(key) for key in model_keys(core.module, core.sites)}
     for call, owner in core.module.methods("cpu"):

@@ -47,7 +47,6 @@ BANNED = (
     "and migrate again"
 )
 PROBE_KEPT = "{0} is left by hand and imports Apex, so this still asks whether Apex is there"
-HALF = "{0} is left by hand, and training goes through both files: one scaler must serve them, so this one is left too"
 MARKS = (".scale(", ".unscale_(", ".scale_loss(", ".get_scale()", "clip_grad")
 PHRASES = (
     (
@@ -201,8 +200,6 @@ class _Rewrite:
                 raise Unsure(next(iter(node for node, _ in self.names.uses)), refused)
             self.core = rewrite_core(self.module, self.names, self.edits, self.torch, self._around)
             if self.core is not None:
-                if not self._alone:
-                    _refuse_half_project(self.core)
                 keep_fp32(self.core)
                 note_casts(self.core)
                 self.findings += self.core.findings
@@ -343,31 +340,6 @@ def _is_answer(node: ast.Try) -> bool:
 
 def _is_of_amp(meaning: str) -> bool:
     return meaning in ("apex", "apex.amp") or meaning.startswith("apex.amp.")
-
-
-def _refuse_half_project(core: Core) -> None:
-    """Refuse a module whose scaler goes through other files, where one of these is left by hand."""
-    path = core.around.path
-    is_own = bool(core.sites.initializes) and any(each.block for each in core.sites.backwards)
-    if path is None or (is_own and not core.across and core.planned.home != "optimizer" and not core.handed_on):
-        return
-    for other, module in core.around.modules_linked_to(core.module):
-        try:
-            left = [] if _is_whole(other, module) else [other]
-        except (SourceInvalid, RecursionError, ValueError):
-            left = [other]
-        for each in left:
-            node = next(
-                iter(
-                    [
-                        *(one.call for one in core.sites.initializes),
-                        *(one.node for one in core.sites.backwards),
-                        *(one.call for one in core.sites.steps),
-                        core.module.tree.body[0],
-                    ]
-                )
-            )
-            raise Unsure(node, HALF.format(core.index.name_of(module) or each.name))
 
 
 def _is_of_whole_project(around: Around, module: Module) -> bool:

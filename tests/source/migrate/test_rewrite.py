@@ -106,6 +106,15 @@ from apex import amp
 model = torch.nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
+
+
+def train(x):
+    loss = model(x).mean()
+    with amp.scale_loss(loss, optimizer) as scaled:
+        scaled.backward()
+    optimizer.step()
+
+
 checkpoint = torch.load(path)
 model.load_state_dict(checkpoint["model"])
 optimizer.load_state_dict(checkpoint["optimizer"])

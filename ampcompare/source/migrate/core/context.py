@@ -9,9 +9,9 @@ from ampcompare.source.migrate.core.scalers import Scaler
 from ampcompare.source.migrate.finding import NOTE, Finding
 from ampcompare.source.migrate.read.forward import Forward
 from ampcompare.source.migrate.read.names import Names
-from ampcompare.source.migrate.read.neighbors import CARRIED, Around
+from ampcompare.source.migrate.read.neighbors import Around
 from ampcompare.source.migrate.read.order import Order
-from ampcompare.source.migrate.read.sites import Sites, Unsure
+from ampcompare.source.migrate.read.sites import Sites
 from ampcompare.source.module import Function, Module
 
 
@@ -24,10 +24,7 @@ class Core:
         edits: gets the changes.
         torch: the name by which the module knows torch.
         findings: notes on what differs.
-        handed_on: calls of functions of other files, with their names, that get a loss and may scale it.
-        across: whether functions of another module step the same optimizers.
         unscaled: steps (by `id` of the call) above which gradients are unscaled whether it runs or not.
-        local: functions in which a variable has the scaler that the optimizer carries.
     """
 
     module: Module
@@ -41,8 +38,6 @@ class Core:
     order: Order
     forward: Forward
     findings: list[Finding] = field(default_factory=list)
-    handed_on: list[tuple[ast.Call, str]] = field(default_factory=list)
-    across: bool = False
     always: bool = False
     update: str = ""
     declared: set[Function] = field(default_factory=set)
@@ -50,8 +45,13 @@ class Core:
     made: dict[ast.Call, list[str]] = field(default_factory=dict)
     defaults: set[ast.stmt] = field(default_factory=set)
     bracketed: set[ast.stmt] = field(default_factory=set)
-    local: dict[Function, str] = field(default_factory=dict)
     unscaled: set[int] = field(default_factory=set)
+
+    @property
+    def is_off(self) -> bool:
+        """Whether all is in fp32, at O0 alone."""
+        levels = [each.arguments.get("opt_level") for each in self.sites.initializes]
+        return bool(levels) and all(isinstance(each, ast.Constant) and each.value == "O0" for each in levels)
 
     @property
     def off(self) -> str:
@@ -62,16 +62,10 @@ class Core:
         """Add a note on the line of a node."""
         self.findings.append(Finding.at(node, NOTE, message))
 
-    def scaler(self, node: ast.AST, optimizer: str | None) -> str:
-        """Return the expression for a scaler."""
-        function = self.module.function(node)
-        if function in self.local:
-            return self.local[function]
-        if self.planned.home != "optimizer":
-            return self.planned.expression
-        if optimizer is None:
-            raise Unsure(node, "the scaler is made in another file, and no optimizer that carries it is in scope")
-        return f"{optimizer}.{CARRIED}"
+    @property
+    def scaler(self) -> str:
+        """The expression for the scaler."""
+        return self.planned.expression
 
     def is_without_casts(self, node: ast.AST) -> bool:
         """Return whether a place is in a block of `amp.disable_casts`, in which autocast stays off."""
@@ -79,7 +73,8 @@ class Core:
         calls = (item.context_expr for each in blocks for item in each.items if isinstance(item.context_expr, ast.Call))
         return any(self.names.meaning(each.func) == "apex.amp.disable_casts" for each in calls)
 
-    def autocast(self, node: ast.AST, optimizer: str | None) -> str:
-        """Return the `with` line for a forward pass."""
-        enabled = "" if self.always else f", enabled={self.scaler(node, optimizer)}.is_enabled()"
+    @property
+    def autocast(self) -> str:
+        """The `with` line for a forward pass."""
+        enabled = "" if self.always else f", enabled={self.scaler}.is_enabled()"
         return f'with {self.torch}.autocast("cuda", dtype={self.torch}.float16{enabled}):'

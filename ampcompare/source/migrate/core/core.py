@@ -5,16 +5,17 @@ import re
 from collections.abc import Iterator
 
 from ampcompare.source.amp_names import AUTOCASTS, SCALERS
-from ampcompare.source.branches import branches_around, is_exclusive
+from ampcompare.source.branches import is_exclusive
 from ampcompare.source.edits import Edits
 from ampcompare.source.index import Answer, choices_of
 from ampcompare.source.index import Function as Called
-from ampcompare.source.migrate.core.across_files import casts_itself, is_list
 from ampcompare.source.migrate.core.context import Core
 from ampcompare.source.migrate.core.initialize import create_scalers
 from ampcompare.source.migrate.core.internals import AMP_STATE, refuse_internals
+from ampcompare.source.migrate.core.model_casts import casts_itself, gets_optimizers
+from ampcompare.source.migrate.core.outside import OUTSIDE, cast_other_calls
 from ampcompare.source.migrate.core.scalers import plan_scaler
-from ampcompare.source.migrate.core.state_dict import is_in_reach, rewrite_state
+from ampcompare.source.migrate.core.state_dict import rewrite_state
 from ampcompare.source.migrate.core.steps import (
     note_joint_steps,
     note_steps_apart,
@@ -25,11 +26,11 @@ from ampcompare.source.migrate.core.steps import (
 from ampcompare.source.migrate.finding import Unsure
 from ampcompare.source.migrate.read.forward import find_forward
 from ampcompare.source.migrate.read.names import Names
-from ampcompare.source.migrate.read.neighbors import CARRIED, Around
-from ampcompare.source.migrate.read.order import BLOCK, Order, find_order
-from ampcompare.source.migrate.read.sites import Backward, Initialize, Sites, Step, collect_sites, model_keys
-from ampcompare.source.module import Function, Module
-from ampcompare.source.syntax import argument_values, dotted_name, last_name, last_part, parameters, walk
+from ampcompare.source.migrate.read.neighbors import Around
+from ampcompare.source.migrate.read.order import BLOCK, find_order, is_backward, is_update
+from ampcompare.source.migrate.read.sites import Backward, Initialize, Sites, Step, collect_sites
+from ampcompare.source.module import Module
+from ampcompare.source.syntax import argument_values, dotted_name, is_literal, last_name, last_part, walk
 
 ONE_BY_ONE = (
     "{0} is stepped under another name, such as that of a loop; each step must become scaler.step(...), with one "
@@ -43,42 +44,32 @@ CLIPPED_INSIDE = (
 CHANGED_INSIDE = (
     "{0} reads or changes gradients inside the block of scale_loss, where they are scaled; move it below the block"
 )
-HANDED_ON = (
-    "{0} gets the loss and the optimizer, and is no function of this file; if it scales the loss, the forward pass "
-    "must run under torch.autocast here, or in the model"
+HANDED_ON = "{0} gets the loss and the optimizer, and is no function of this file; what it does with them is not known"
+NO_BACKWARD = (
+    "no backward pass is in this file, so nothing here says what becomes of this optimizer; the adapter knows when it "
+    "runs"
 )
-CARRIED_HERE = (
-    f"the optimizer carries the scaler here, as {CARRIED}; no file that initializes was found that imports this one, "
-    "so set that attribute where it is made"
+SEVERAL_FILES = (
+    "training goes through {0} too; only a run knows what a scaler and autocast must cover over several files, so they "
+    "move together, with the adapter"
 )
-STATE_OF_NOBODY = (
-    "no file that initializes was found that leads here, so nothing says which optimizer carries the scaler of this "
-    "state, nor whether there is one"
+NO_INITIALIZE = (
+    "amp.initialize is in no place of this file, so nothing here says which model and optimizer it got; files that "
+    "train together move together, with the adapter"
+)
+FORWARD_UNSEEN = (
+    "what computes this loss is not all in sight, so it cannot be put under autocast; the adapter casts where it runs"
+)
+UPDATES_ABOVE = (
+    "`{0}` in line {1} of {2}, which imports this file, may belong to this training; files that train together move "
+    "together, with the adapter"
 )
 MAY_BE_APEX = "{0} is called on something that may be apex.amp or not"
-MISSING = (
-    "the forward pass of this loss is in another file; it must run under torch.autocast (migrate does that where it "
-    "finds amp.initialize)"
-)
 NAMED = (
     "{0} gets a model, and nothing is known of it but its name, which does not speak of gradients: they are still "
     "scaled there, so it must not read or change them"
 )
-NO_GRAD = ("torch.no_grad", "torch.inference_mode")
-HALVES = ("torch.half", "torch.float16", "torch.cuda.HalfTensor")
-HALF_GIVEN = (
-    "this runs outside of autocast, on weights that are fp32 in the result, and line {0} makes fp16 tensors: put it "
-    'under torch.autocast("cuda", dtype=torch.float16) and take that cast away'
-)
-# Methods of torch.nn.Module, and what is called so on models, none of which computes.
-NO_COMPUTATION = re.compile(
-    r"^_?(?:load|save|set|get|add|register|freeze|unfreeze|remove|named|init|initialize|reset|print|summary|export|apply|update|"
-    r"zero_grad|parameters|modules|children|buffers|state_dict|train|eval|to|cpu|cuda|half|float|double|bfloat16|type|"
-    r"requires_grad|share_memory|module|append|extend|insert|items|keys|values|copy|pop|format|join|no_sync|backward|"
-    r"step|num|is|has|with|make|build|create|config|resize|tie|hook|log)(?:_|$)"
-)
-OUTSIDE = "Apex cast in {0} too; it is in fp32 now, unless under autocast"
-METHOD = OUTSIDE + ", which covers forward alone"
+PLURAL = re.compile(r"(?:optimizers|optims|opts)$", re.IGNORECASE)
 
 
 def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, around: Around) -> Core | None:
@@ -98,34 +89,24 @@ def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, around:
         return None
     _refuse(module, names, sites)
     _refuse_native(module, names, sites)
-    across = around.is_across(module)
-    planned = plan_scaler(module, sites, across=across)
+    _refuse_several_files(module, sites, asked, around)
+    planned = plan_scaler(module, sites)
     order = find_order(index, sites)
-    _refuse_without_step(module, sites, order)
+    _refuse_without_step(module, sites)
     sites.backwards = [each for each in sites.backwards if id(each.node) not in order.plain]
     forward = find_forward(index, names, sites)
     core = Core(module, index, around, names, edits, torch, sites, planned, order, forward)
-    core.across = across
-    core.handed_on = list(find_handed_on(core))
+    for call, name in find_handed_on(core):
+        raise Unsure(call, HANDED_ON.format(name))
+    for backward in forward.missing:
+        raise Unsure(backward.statement, FORWARD_UNSEEN)
     create_scalers(core)
-    _name_carried(core)
-    if planned.home == "optimizer" and not sites.initializes and not around.is_given(module):
-        if sites.backwards:
-            core.note(sites.backwards[0].statement, CARRIED_HERE)
-        for state in (*sites.saves, *sites.loads):
-            raise Unsure(state, STATE_OF_NOBODY)
-    if not sites.initializes:  # where the model is made it casts by itself
-        for each in forward.missing:
-            if planned.home != "optimizer" or not around.is_given(module):
-                core.note(each.statement, MISSING)  # else the model casts by itself, where it is initialized
-        for call, name in core.handed_on:
-            core.note(call, HANDED_ON.format(name))
     for first, last in forward.regions:
         if not core.is_without_casts(first):
-            edits.wrap(first, last, core.autocast(first, optimizer_near(core, first)))
-    for call in forward.apart if sites.initializes and not casts_itself(core) else ():
+            edits.wrap(first, last, core.autocast)
+    for call in () if casts_itself(core) else forward.apart:
         core.note(call, OUTSIDE.format(f"{ast.unparse(call.func)}()"))
-    _refuse_half_outside(core, _cast_evaluation(core) | _cast_own_forward(core))
+    cast_other_calls(core)
     for place, node in order.named.items():
         core.note(node, NAMED.format(place))
     place_unscale(core)
@@ -147,6 +128,42 @@ def _refuse(module: Module, names: Names, sites: Sites) -> None:
         if isinstance(node, ast.Attribute) and node.attr in ("scale_loss", "master_params"):
             if names.meaning(node) is None and isinstance(module.parent(node), ast.Call):
                 raise Unsure(node, MAY_BE_APEX.format(node.attr))
+
+
+def _refuse_several_files(module: Module, sites: Sites, asked: ast.AST | None, around: Around) -> None:
+    """Refuse a training of which another file has a part: what lies between the parts is not all in sight.
+
+    An inference without an optimizer is whole by itself.
+    """
+    scales = any(each.block for each in sites.backwards)
+    trains = any(gets_optimizers(each) for each in sites.initializes)
+    nodes: list[ast.AST] = [
+        *(each.call for each in sites.initializes),
+        *(each.node for each in sites.backwards),
+        *(node for node in (*sites.masters, *sites.saves, *sites.loads, asked) if node is not None),
+    ]
+    for other in around.modules_that_share(module, everywhere=trains and not scales):
+        raise Unsure(nodes[0], SEVERAL_FILES.format(other.name))
+    if not sites.initializes:
+        raise Unsure(nodes[0], NO_INITIALIZE)
+    if trains and not scales and not any(True for _ in module.methods("backward")):
+        raise Unsure(nodes[0], NO_BACKWARD)
+    for path, above in around.modules_above(module) if scales else ():
+        updates = (each for each in above.nodes if is_backward(above, each) or is_update(above, each))
+        if (found := next(updates, None)) is not None:
+            line = getattr(found, "lineno", 0)
+            raise Unsure(nodes[0], UPDATES_ABOVE.format(ast.unparse(found), line, path.name))
+
+
+def is_list(module: Module, optimizers: ast.expr) -> bool:
+    """Return whether a name stands for several optimizers: by what it is bound to, or else by its plural."""
+    key, scope = dotted_name(optimizers) or "", module.scope_of.get(optimizers, module.top)
+    values = [each for each in module.values_of(key, scope) or [] if not is_literal(each, None)]
+    lists = (ast.List, ast.Tuple, ast.Dict, ast.ListComp, ast.DictComp)
+    makers = [last_name(each.func) for each in values if isinstance(each, ast.Call)]
+    if any(isinstance(each, lists) for each in values) or {"list", "tuple", "dict", "sorted"} & set(makers):
+        return True
+    return PLURAL.search(key) is not None and not any(name[:1].isupper() for name in makers)
 
 
 def _refuse_passed_on(module: Module, names: Names) -> None:
@@ -178,203 +195,6 @@ def _is_passed_on(module: Module, node: ast.AST) -> bool:
     if isinstance(getattr(node, "ctx", None), ast.Store) or isinstance(parent, (ast.Compare, ast.Global)):
         return False
     return not (isinstance(parent, (ast.If, ast.BoolOp, ast.IfExp, ast.UnaryOp, ast.Assert)))
-
-
-def _cast_evaluation(core: Core) -> set[ast.AST]:
-    """Add autocast to `with torch.no_grad():` around calls of a model, and note the calls that stay in fp32.
-
-    Returns:
-        The statements that have autocast now.
-    """
-    if core.forward.missing or not core.sites.initializes or not any(each.block for each in core.sites.backwards):
-        return set()  # the model itself runs under autocast, or nothing is trained here
-    tails = {last_part(key) for key in model_keys(core.module, core.sites)}
-    wrapped: set[ast.AST] = set()
-    for node in core.module.nodes:
-        if not isinstance(node, ast.With) or not _is_no_grad(core, node) or not _calls(node, tails):
-            continue
-        if any(outer in wrapped for outer in core.module.ancestors(node)) or not _reaches(core, node):
-            continue
-        if core.is_without_casts(node):
-            continue
-        wrapped.add(node)
-        header = core.autocast(node, None).removeprefix("with ").removesuffix(":")
-        _, end = core.module.span(node.items[-1].optional_vars or node.items[-1].context_expr)
-        core.edits.replace_span(end, end, f", {header}")
-    trained = {each.function for each in core.sites.backwards}
-    for function in (
-        node for node in core.module.scope_from if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-    ):
-        if function in trained or any(each in wrapped for each in walk(function)):
-            continue
-        calls = _calls(function, tails)
-        names = {each.attr for each in walk(function) if isinstance(each, ast.Attribute)}
-        if calls and names & {"eval", "no_grad", "inference_mode"}:  # it looks like evaluation
-            core.note(calls[0], "Apex cast in this forward pass too; it is in fp32 now, unless under autocast")
-    return wrapped
-
-
-def _cast_own_forward(core: Core) -> set[ast.AST]:
-    """Put `forward` of a class that trains under autocast, where it is called by another file, before the loss.
-
-    Returns:
-        The statements that have autocast now.
-    """
-    if casts_itself(core) or core.planned.home != "self" or not core.sites.initializes:
-        return set()
-    module = core.module
-    tails = {last_part(key) for key in model_keys(module, core.sites)}
-    trained = {each.function for each in core.sites.backwards if each.block}
-    holders = {module.class_of(each) for each in trained} - {None}
-    wrapped: set[ast.AST] = set()
-    for function in (each for each in module.scope_from if isinstance(each, ast.FunctionDef)):
-        if function.name != "forward" or function in trained or module.class_of(function) not in holders:
-            continue
-        inside = [each for each in function.body if any(_computes(call, tails) for call in _calls_in(each))]
-        if inside and _reaches(core, inside[0]):
-            core.edits.wrap(inside[0], inside[-1], core.autocast(inside[0], None))
-            first, last = (function.body.index(each) for each in (inside[0], inside[-1]))
-            wrapped.update(function.body[first : last + 1])
-    return wrapped
-
-
-def _calls_in(node: ast.AST) -> list[ast.Call]:
-    return [each for each in walk(node) if isinstance(each, ast.Call)]
-
-
-def _computes(call: ast.Call, tails: set[str]) -> bool:
-    """Return whether a call is one of a model, or of a method of a model that may compute."""
-    name = last_name(call.func)
-    if name in tails:
-        return True
-    if not isinstance(call.func, ast.Attribute) or NO_COMPUTATION.search(name) or not (call.args or call.keywords):
-        return False
-    return last_part((dotted_name(call.func.value) or "").removesuffix(".module")) in tails
-
-
-def _refuse_half_outside(core: Core, wrapped: set[ast.AST]) -> None:
-    """Refuse calls of a model that stay outside of autocast and may get fp16 tensors, and note those of methods.
-
-    The weights, which were fp16 or cast at each call, are fp32 in the result.
-
-    Args:
-        wrapped: statements that were put under autocast.
-    """
-    module = core.module
-    tails = {last_part(key) for key in model_keys(module, core.sites)}
-    halves = [node for node in module.nodes if _makes_half(core, node)]
-    noted: set[str] = set()
-    for call in module.calls if core.sites.initializes else ():
-        name = last_name(call.func)
-        is_method = name not in tails and _computes(call, tails)
-        if not is_method and (name not in tails or casts_itself(core)):
-            continue
-        statement = module.statement(call)
-        if any(each in wrapped for each in (statement, *module.ancestors(call))) or any(
-            first.lineno <= statement.lineno <= last.lineno for first, last in core.forward.regions
-        ):
-            continue
-        function = module.function(call)
-        for node in halves:
-            if module.function(node) is function and module.statement(node).lineno < statement.lineno:
-                raise Unsure(call, HALF_GIVEN.format(module.statement(node).lineno))
-        if is_method and casts_itself(core) and name not in noted and not _runs_before(core, statement):
-            noted.add(name)
-            core.note(call, METHOD.format(f"{ast.unparse(call.func)}()"))
-
-
-def _runs_before(core: Core, statement: ast.stmt) -> bool:
-    """Return whether a statement runs before `amp.initialize` alone, so that Apex casts nothing in it."""
-    module = core.module
-    if any(isinstance(each, (ast.For, ast.AsyncFor, ast.While)) for each in module.within_function(statement)):
-        return False
-    function = module.function(statement)
-    return any(
-        each.function is function and each.statement.lineno > statement.lineno for each in core.sites.initializes
-    )
-
-
-def _makes_half(core: Core, node: ast.AST) -> bool:
-    if isinstance(node, ast.Call):
-        return isinstance(node.func, ast.Attribute) and node.func.attr == "half" and not node.args
-    is_name = isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load)
-    return is_name and core.module.resolve(node, follow=False) in HALVES
-
-
-def _is_no_grad(core: Core, node: ast.With) -> bool:
-    contexts = [item.context_expr for item in node.items]
-    return all(isinstance(each, ast.Call) and core.names.meaning(each.func) in NO_GRAD for each in contexts)
-
-
-def _calls(node: ast.AST, tails: set[str]) -> list[ast.Call]:
-    return [each for each in walk(node) if isinstance(each, ast.Call) and last_name(each.func) in tails]
-
-
-def _reaches(core: Core, node: ast.AST) -> bool:
-    """Return whether the scaler is in scope."""
-    if core.planned.home == "optimizer":
-        return False
-    if core.always or core.planned.home == "module":
-        return True
-    function = core.module.function(node)
-    if core.planned.home == "self":
-        return function is not None and [each.arg for each in function.args.args[:1]] == ["self"]
-    created = {each.function for each in core.sites.initializes}
-    return any(each in created for each in (*core.module.functions_around(node), None))
-
-
-def _name_carried(core: Core) -> None:
-    """Bind the carried scaler to a variable in each function where a test of the script says whether there is one.
-
-    Where the script trains in fp32 no `amp.initialize` ran, so the optimizer carries nothing.
-    """
-    if core.planned.home != "optimizer":
-        return
-    passes = core.sites.backwards
-    tests = {each.function: _test(core.module, each, passes) for each in passes if each.block}
-    common = next(iter(tests.values())) if len(set(tests.values())) == 1 else None
-    nodes: dict[Function | None, list[ast.stmt]] = {}
-    statements = [each.statement for each in passes] + [each.statement for each in core.sites.steps]
-    for statement in (*statements, *(first for first, _ in core.forward.regions)):
-        nodes.setdefault(core.module.function(statement), []).append(statement)
-    for function, statements in nodes.items():
-        test = tests.get(function, common)
-        key = optimizer_near(core, statements[0])
-        if function is None or test is None or key is None:
-            continue
-        first = min(statements, key=lambda each: each.lineno)
-        place = next(each for each in function.body if each is first or each in core.module.ancestors(first))
-        if _is_known(core.module, f"{key}, {test}", function, place):
-            name = core.planned.name
-            core.local[function] = name
-            core.edits.before(place, [f"{name} = {key}.{CARRIED} if {test} else {core.off}"], outside=True)
-        else:
-            core.note(first, f"the optimizer must carry {CARRIED} here even where {test} does not hold")
-
-
-def _test(module: Module, backward: Backward, others: list[Backward]) -> str | None:
-    """Return the test of the nearest `if` that has the block in one branch and a plain backward pass in the other."""
-    for outer, positive in branches_around(module, backward.statement):
-        other = outer.orelse if positive else outer.body
-        if any(not each.block and module.is_in(each.statement, other) for each in others):
-            text = ast.unparse(outer.test)
-            return text if positive else f"not ({text})"
-    return None
-
-
-def _is_known(module: Module, expression: str, function: Function, place: ast.stmt) -> bool:
-    """Return whether all names of an expression have the value above a statement that they have below it."""
-    names = {node.id for node in ast.walk(ast.parse(expression)) if isinstance(node, ast.Name)}
-    known = set(parameters(function))
-    for node in module.nodes:
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in names:
-            if module.function(node) is function:
-                if node.lineno >= place.lineno:
-                    return False
-                known.add(node.id)
-            elif module.function(node) is None:
-                known.add(node.id)
-    return names <= known | module.top.imports.keys()
 
 
 def _refuse_native(module: Module, names: Names, sites: Sites) -> None:
@@ -438,24 +258,15 @@ def _steps_apart(module: Module, step: Step) -> bool:
     )
 
 
-def _optimizer_of(core: Core, backward: Backward) -> str | None:
-    """Return the optimizer of a plain backward pass: that of the nearest block in its function."""
-    if backward.optimizers:
-        return backward.optimizers[0]
-    blocks = [each for each in core.sites.backwards if each.block and each.function is backward.function]
-    near = min(blocks, key=lambda each: abs(each.statement.lineno - backward.statement.lineno), default=None)
-    return near.optimizers[0] if near is not None and near.optimizers else optimizer_near(core, backward.statement)
-
-
 def _rewrite_backward(core: Core, backward: Backward) -> None:
     """Scale the loss of a backward pass by its scaler."""
     module, edits, statement = core.module, core.edits, backward.statement
     loss = module.source(backward.loss)
     inline: list[str] = []
     if backward in core.forward.inline and not core.is_without_casts(statement):
-        inline = [core.autocast(statement, _optimizer_of(core, backward)), f"{module.unit}loss = {loss}"]
+        inline = [core.autocast, f"{module.unit}loss = {loss}"]
         loss = "loss"
-    scaler = core.scaler(statement, _optimizer_of(core, backward))
+    scaler = core.scaler
     if not backward.block:
         if inline:
             edits.before(statement, inline)
@@ -492,12 +303,12 @@ def _refuse_inside(core: Core, statement: ast.With) -> None:
             raise Unsure(step.call, "the step is inside the block of scale_loss, where gradients are still scaled")
 
 
-def _refuse_without_step(module: Module, sites: Sites, order: Order) -> None:
-    """Refuse a loss that is scaled for an optimizer without a step in the file, or in another one that leads there."""
+def _refuse_without_step(module: Module, sites: Sites) -> None:
+    """Refuse a loss that is scaled for an optimizer without a step in the file."""
     stepped = {last_part(each.optimizer) for each in sites.steps}
     for backward in sites.backwards:
         for key in backward.optimizers:
-            if last_part(key) not in stepped and id(backward.node) not in order.stepped:
+            if last_part(key) not in stepped:
                 given = backward.arguments.get("optimizers")
                 is_several = not key.replace(".", "").isidentifier() or (given is not None and is_list(module, given))
                 raise Unsure(backward.statement, (ONE_BY_ONE if is_several else NO_STEP).format(key))
@@ -521,16 +332,3 @@ def find_handed_on(core: Core) -> Iterator[tuple[ast.Call, str]]:
             not functions and any("loss" in each.lower() for each in given)
         ):
             yield node, key
-
-
-def optimizer_near(core: Core, node: ast.AST) -> str | None:
-    """Return an optimizer of the function around a node, else of the module."""
-    function = core.module.function(node)
-    for backward in core.sites.backwards:
-        if backward.optimizers and backward.function is function:
-            return backward.optimizers[0]
-    if function in core.order.keys:
-        return core.order.keys[function]
-    if core.planned.home != "optimizer":
-        return core.sites.optimizers[0] if core.sites.optimizers else None
-    return next((key for key in core.sites.optimizers if is_in_reach(core, node, key)), None)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ampcompare.source.branches import is_exclusive
-from ampcompare.source.migrate.core.across_files import attach, carried_keys, is_bound_above, wrapped_models
+from ampcompare.source.migrate.core.model_casts import wrapped_models
 from ampcompare.source.migrate.core.scalers import conditions_of, is_constructor, varies
 from ampcompare.source.migrate.read.options import as_bool
 from ampcompare.source.migrate.read.sites import Initialize, Unsure
@@ -35,7 +35,7 @@ AT_TIMES = "amp.initialize runs here in some rounds or calls only, or again; mak
 def create_scalers(core: Core) -> None:
     """Rewrite every `amp.initialize`."""
     initializes = core.sites.initializes
-    single = len(initializes) == 1 and not core.across and any(each.block for each in core.sites.backwards)
+    single = len(initializes) == 1 and any(each.block for each in core.sites.backwards)
     made = [(each, _scaler_settings(core.module, each, single=single)) for each in initializes]
     for each in initializes:
         _refuse_in_expression(core, each)
@@ -49,7 +49,7 @@ def create_scalers(core: Core) -> None:
         settings.enabled or (conditions_of(core.module, each) and _always_above(core, each) is None)
         for each, settings in made
     )
-    core.always = bool(made) and not conditional and core.planned.home not in ("module", "optimizer")
+    core.always = bool(made) and not conditional and core.planned.home != "module"
     if core.planned.home == "module" and made and all(each.function is None for each, _ in made):
         core.always = not conditional
     for each, settings in made:
@@ -74,7 +74,6 @@ def _create(core: Core, initialize: Initialize, settings: _ScalerSettings) -> No
     if in_module:
         declare_global(core, function)
     default = [f"{planned.expression} = {core.off}"]
-    carried = carried_keys(core, initialize)
     models = wrapped_models(core, initialize)
     if in_class:
         _declare_in_class(core, initialize)
@@ -86,13 +85,9 @@ def _create(core: Core, initialize: Initialize, settings: _ScalerSettings) -> No
         core.note(initialize.call, AGAIN)
     else:
         core.made[initialize.call] = lines
-    if conditions and not in_module and not in_class and above is not None and conditions[-1] in core.defaults:
-        bound = [each for each in carried if is_bound_above(conditions[-1], each)]
-        core.edits.before(conditions[-1], attach(core, initialize, bound))
     if conditions and not in_module and not in_class and above is None:
-        default += attach(core, initialize, [each for each in carried if is_bound_above(conditions[-1], each)])
         _put_default(core, initialize, conditions[-1], default)
-    replace_call(core, initialize, lines + attach(core, initialize, carried) + models)
+    replace_call(core, initialize, lines + models)
 
 
 def _put_default(core: Core, initialize: Initialize, condition: ast.If, default: list[str]) -> None:

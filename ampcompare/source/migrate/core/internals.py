@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ampcompare.source.migrate.core.state_dict import optimizer_of_state
 from ampcompare.source.migrate.read.sites import Unsure
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import dotted_name
@@ -39,7 +38,7 @@ def _read_scale(core: Core, use: ast.expr, meaning: str) -> bool:
     call = next(itertools.islice(core.module.ancestors(use), 2, None))
     if meaning != f"{AMP_STATE}.loss_scalers" or ast.unparse(call) != f"{ast.unparse(use)}[0].loss_scale()":
         return False
-    core.edits.replace(call, f"{core.scaler(use, optimizer_of_state(core, use))}.get_scale()")
+    core.edits.replace(call, f"{core.scaler}.get_scale()")
     return True
 
 

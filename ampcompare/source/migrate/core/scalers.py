@@ -17,8 +17,7 @@ class Scaler:
 
     Attributes:
         name: of the variable.
-        home: "local" (a variable), "module" (a global one), "self" (an attribute of the object), "optimizer" (an
-            attribute of the optimizer, which another file may set).
+        home: "local" (a variable), "module" (a global one), "self" (an attribute of the object).
     """
 
     name: str
@@ -30,11 +29,9 @@ class Scaler:
         return f"self.{self.name}" if self.home == "self" else self.name
 
 
-def plan_scaler(module: Module, sites: Sites, *, across: bool = False) -> Scaler:
-    """Return the scaler that the uses of a module need; one that another module uses too is on the optimizer."""
+def plan_scaler(module: Module, sites: Sites) -> Scaler:
+    """Return the scaler that the uses of a module need."""
     home = _home(module, sites)
-    if across and home == "module":
-        home = "optimizer"
     return Scaler(_free_name(module, attribute=home == "self"), home)
 
 
@@ -53,8 +50,6 @@ def _home(module: Module, sites: Sites) -> str:
     used: set[Function | None] = {each.function for each in sites.backwards}
     used |= {each.function for each in sites.steps} | {each.function for each in sites.reads}
     used |= {module.function(each) for each in others}
-    if not created:
-        return "optimizer"
     if len(created) == 1:
         (function,) = created
         if function is None:

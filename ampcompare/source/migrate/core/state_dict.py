@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from ampcompare.source.migrate.read.sites import Unsure
-from ampcompare.source.syntax import bound_in, dotted_name, walk
+from ampcompare.source.syntax import dotted_name
 
 if TYPE_CHECKING:
     from ampcompare.source.migrate.core.context import Core
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 FROM_APEX = "# saved with Apex"
 ENTRY = re.compile(r"loss_scaler\d+")
 OF_APEX = "the entries of Apex's state are read here; the state of a GradScaler has others, such as scale"
-OWN = ("self.optimizer", "self.optim", "self.opt")  # what runners and trainers call theirs
 
 
 def rewrite_state(core: Core) -> None:
@@ -31,37 +30,10 @@ def rewrite_state(core: Core) -> None:
         _load_state(core, call)
 
 
-def optimizer_of_state(core: Core, call: ast.expr) -> str | None:
-    """Return an optimizer that is in reach of a call, for a scaler that it carries."""
-    if core.planned.home != "optimizer":
-        return None
-    function = core.module.function(call)
-    names = [each.arg for each in function.args.args] if function is not None else []
-    keys = [*core.sites.optimizers, *(each.optimizer for each in core.sites.steps)]
-    if keys:
-        return next((key for key in keys if is_in_reach(core, call, key)), None)
-    own = {dotted_name(node) for node in walk(function or core.module.tree) if isinstance(node, ast.Attribute)} & {*OWN}
-    return next((name for name in names if name in ("optimizer", "optim", "opt")), own.pop() if len(own) == 1 else None)
-
-
-def is_in_reach(core: Core, call: ast.AST, key: str) -> bool:
-    """Return whether a key means an optimizer where a call is: in its function, or in its class."""
-    module, function = core.module, core.module.function(call)
-    users = {each.function for each in core.sites.backwards if key in each.optimizers}
-    users |= {each.function for each in core.sites.steps if each.optimizer == key}
-    if key.startswith("self."):
-        given = {name for scope in module.scope_of[call].enclosing() for name in scope.parameters}
-        if "self" not in given or (function is not None and key in bound_in(function)):
-            return False
-        return module.class_of(function) in {module.class_of(each) for each in users} - {None}
-    root = key.split(".")[0]
-    return any(root in one.parameters or root in one.values for one in module.scope_of[call].enclosing())
-
-
 def _save_state(core: Core, call: ast.Call) -> str:
     if call.args or call.keywords:
         raise Unsure(call, "amp.state_dict with a destination has no equivalent")
-    return f"{core.scaler(call, optimizer_of_state(core, call))}.state_dict()"
+    return f"{core.scaler}.state_dict()"
 
 
 def _load_state(core: Core, call: ast.Call) -> None:
@@ -71,7 +43,7 @@ def _load_state(core: Core, call: ast.Call) -> None:
         raise Unsure(call, "amp.load_state_dict is not a statement of its own")
     value = call.args[0] if call.args else call.keywords[0].value
     text = module.source(value)
-    scaler = core.scaler(call, optimizer_of_state(core, call))
+    scaler = core.scaler
     lines: list[str] = []
     is_lookup = isinstance(value, ast.Subscript) and isinstance(value.slice, ast.Constant)
     if dotted_name(value.value if is_lookup else value) is None:  # type: ignore[attr-defined]

@@ -94,7 +94,7 @@ def _place(core: Core, optimizer: str, step: Step, reads: list[Read]) -> None:
         only_if |= missing
     _refuse_mixed(core, optimizer, step, reads)
     statements = {_twin_branch(core, read) for read in reads}
-    scaler = core.scaler(step.call, optimizer)
+    scaler = core.scaler
     lines = [f"{scaler}.unscale_({optimizer})"]
     if only_if and len({each.optimizer for each in core.sites.steps}) > 1:  # one of several may be None, or not step
         lines = [f"if {' and '.join(sorted(only_if))}:", f"{module.unit}{lines[0]}"]
@@ -138,7 +138,7 @@ def _read_scaled(core: Core, optimizer: str, step: Step, read: Read) -> None:
     A clip of torch gets a limit that is scaled as they are, and its norm is scaled back; around anything else the
     gradients are unscaled and scaled again.
     """
-    scaler = core.scaler(step.call, optimizer)
+    scaler = core.scaler
     core.note(read.node, PACE)
     call = getattr(read.statement, "value", None)
     limit = _limit(core, call) if isinstance(call, ast.Call) else None
@@ -254,7 +254,7 @@ def rewrite_steps(core: Core) -> None:
             raise Unsure(step.call, IN_EXPRESSION)
         if _is_first(core, step):
             continue
-        scaler = core.scaler(step.call, step.optimizer)
+        scaler = core.scaler
         core.edits.replace(step.call, f"{scaler}.step({', '.join([step.optimizer, *step.options])})")
         if core.order.updates.get(id(step.call), True):
             _update(core, step, f"{scaler}.update({core.update})")

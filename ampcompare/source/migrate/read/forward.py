@@ -138,6 +138,8 @@ class _Finder:
             if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 if before is None:
                     return self._trace_outside(outer, needed, depth)
+                if self._finds_model_outside(outer, needed, depth):
+                    return True
                 break
             if outer is None or isinstance(outer, ast.ClassDef):
                 break
@@ -183,6 +185,13 @@ class _Finder:
                 keys = set().union(*(_loads(value) for value in values))
                 found = self._trace(module.statement(node), keys, depth + 1) or found
         return found
+
+    def _finds_model_outside(self, function: Function, needed: set[str], depth: int) -> bool:
+        """Follow parameters to the callers, and return whether a model is called there; what is marked stays if so."""
+        kept = {key: set(each) for key, (_, each) in self._marks.items()}
+        self._trace_outside(function, needed & self._module.scope_from[function].parameters, depth)
+        new = (each for key, (_, marked) in self._marks.items() for each in marked - kept.get(key, set()))
+        return any(self._calls_model(each) for each in new)
 
     def _computes(self, node: ast.AST) -> bool:
         """Return whether a statement or expression calls a model, or else something that may call one."""

@@ -7,13 +7,13 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ampcompare.source.amp_names import CORE
+from ampcompare.source.amp_names import APEX, CORE
 from ampcompare.source.index import Index
 from ampcompare.source.module import Module
 from ampcompare.source.project import MAX_MODULES, Project
 from ampcompare.source.syntax import dotted_name, last_name
 
-CARRIED = "grad_scaler"  # the attribute of an optimizer in which another file finds its scaler
+CARRIED = "grad_scaler"  # the attribute of an optimizer by which files that an earlier version migrated share a scaler
 INDEXES: dict[frozenset[Module], Index] = {}  # of the projects that were looked at last
 MAX_INDEXES = 4
 NEEDED = frozenset({"scale_loss", "master_params", "state_dict", "load_state_dict"})
@@ -50,35 +50,6 @@ class Around:
         """Return the module of a text, that of the file where it is its own."""
         return Project(self.path).parse(text)
 
-    def is_across(self, module: Module) -> bool:
-        """Return whether an optimizer that a module initializes is stepped, or saved, by functions of another one.
-
-        That is so if it imports from such a module, or if another script next to it initializes and imports from it.
-        """
-        if self.path is None or not initializes(module):
-            return False
-        project = self.project(module)
-        assert project.path is not None
-        if any(needs_scaler(each) for each in _modules_imported_by(project, module)):
-            return True
-        return needs_scaler(module) and _is_imported_by_script(project)
-
-    def is_given(self, module: Module) -> bool:
-        """Return whether a module around that imports a module, or that it imports, initializes.
-
-        So does one that it is linked to through others, where that scales no loss itself.
-        """
-        if self.path is None:
-            return True
-        project = self.project(module)
-        assert project.path is not None
-        importing = (project.module(each) for each in project.importers(project.path))
-        if any(map(initializes, _modules_imported_by(project, module))):
-            return True
-        if any(each is not None and initializes(each) for each in importing):
-            return True
-        return any(initializes(each) and not _scales(each) for _, each in self.modules_linked_to(module))
-
     def modules_linked_to(self, module: Module) -> Iterator[tuple[Path, Module]]:
         """Yield the other modules with a part of Apex's core through which the same training may go.
 
@@ -96,6 +67,28 @@ class Around:
                 if any(_may_reach(both, {one, *theirs}) for one, theirs in reached.items()):
                     yield path, other
 
+    def modules_that_share(self, module: Module, *, everywhere: bool) -> Iterator[Path]:
+        """Yield the other files that may have a part of the same training.
+
+        Two that initialize and scale a loss each have one of their own, unless one of them leads to the other.
+
+        Args:
+            everywhere: whether all of the project may, as where a registry or a string leads to them.
+        """
+        if self.path is None:
+            return
+        project = self.project(module)
+        assert project.path is not None
+        for path, other in self.modules_linked_to(module):
+            apart = project.path not in _reached_from(project, path) and path not in _reached_from(
+                project, project.path
+            )
+            if not (apart and _is_complete(module) and _is_complete(other)):
+                yield path
+        for path, other in project.modules_with(project.path, frozenset(APEX)) if everywhere else ():
+            if path != project.path and needs_scaler(other):
+                yield path
+
     def modules_that_ask(self, module: Module) -> Iterator[tuple[Path, Module]]:
         """Yield the modules with a part of Apex's core that may ask whether Apex is there where a module does.
 
@@ -111,6 +104,20 @@ class Around:
                 path in own or project.path in _reached_from(project, path)
             ):
                 yield path, other
+
+    def modules_above(self, module: Module) -> Iterator[tuple[Path, Module]]:
+        """Yield the modules of the project that import one, and in turn those that import these."""
+        if self.path is None:
+            return
+        project = self.project(module)
+        assert project.path is not None
+        seen, waiting = {project.path}, [project.path]
+        while waiting and len(seen) < MAX_MODULES:
+            for other in project.importers(waiting.pop()):
+                if other not in seen and (found := project.module(other)) is not None:
+                    seen.add(other)
+                    waiting.append(other)
+                    yield other, found
 
     def modules_below(self, module: Module) -> Iterator[Module]:
         """Yield the modules of the project that one imports, and in turn those that these do."""
@@ -159,8 +166,10 @@ def needs_scaler(module: Module) -> bool:
     )
 
 
-def _scales(module: Module) -> bool:
-    return any(last_name(call.func) == "scale_loss" and _is_of_amp(module, call) for call in module.calls)
+def _is_complete(module: Module) -> bool:
+    """Return whether a module initializes and scales a loss, so that it may train without another one."""
+    scales = any(last_name(call.func) == "scale_loss" and _is_of_amp(module, call) for call in module.calls)
+    return scales and initializes(module)
 
 
 def _is_of_amp(module: Module, call: ast.Call) -> bool:
@@ -187,23 +196,6 @@ def _reached_from(project: Project, path: Path) -> set[Path]:
 def _may_reach(both: set[Path], reached: set[Path]) -> bool:
     """Return whether two files are among those that one reaches, or one of them is and the rest was not looked at."""
     return both <= reached or (len(reached) >= MAX_MODULES and not both.isdisjoint(reached))
-
-
-def _modules_imported_by(project: Project, module: Module) -> Iterator[Module]:
-    assert project.path is not None
-    for place in project.imported_by(module, project.path):
-        if (found := project.module(place)) is not None:
-            yield found
-
-
-def _is_imported_by_script(project: Project) -> bool:
-    """Return whether a module near the one of a project initializes and imports it."""
-    assert project.path is not None
-    near = (project.path.parent, project.path.parent.parent)
-    for other in project.importers(project.path):
-        if other.parent in near and (module := project.module(other)) is not None and initializes(module):
-            return True
-    return False
 
 
 def _names_taken(project: Project, path: Path, module: Module, names: Collection[str]) -> Iterator[str]:

@@ -14,7 +14,6 @@ from ampcompare.source.branches import Facts, contradict, expression_of, narrow
 from ampcompare.source.call_order import DEFINITIONS, CallFollower, Frame
 from ampcompare.source.index import Answer, Event, Function, Imported, Index, Unknown, choices_of, nodes_of
 from ampcompare.source.migrate.finding import Unsure
-from ampcompare.source.migrate.read.neighbors import initializes
 from ampcompare.source.migrate.read.sites import Backward, Read, Sites, Step, clips, model_keys, reads_grad
 from ampcompare.source.module import Module, Scope
 from ampcompare.source.object_kinds import SCHEDULER
@@ -80,9 +79,7 @@ class Order:
         updates: steps (by `id` of the call) after which the scale is updated.
         scaled: steps (by `id` of the call) that a backward pass for their optimizer precedes.
         pending: optimizers whose gradients are scaled and not yet used, at each read (by `id` of its node).
-        stepped: blocks (by `id` of the call) whose gradients another file steps with, and is rewritten too.
         seen: whether a block was met at all.
-        keys: what functions that lead to a block, and have none, call its optimizer.
         guards: steps (by `id` of the call) with the tests of gradients that decide on them.
         lifted: reads (by `id` of the node) in functions that a statement calls, which counts as the read.
         plain: backward passes (by `id` of the node) whose steps stay as they are, and so do they.
@@ -92,10 +89,8 @@ class Order:
     updates: dict[int, bool] = field(default_factory=dict)
     scaled: set[int] = field(default_factory=set)
     pending: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    keys: dict[ast.AST, str] = field(default_factory=dict)
     guards: dict[int, set[str]] = field(default_factory=dict)
     plain: set[int] = field(default_factory=set)
-    stepped: set[int] = field(default_factory=set)
     lifted: set[int] = field(default_factory=set)
     seen: bool = False
     named: dict[str, ast.AST] = field(default_factory=dict)
@@ -159,6 +154,13 @@ def is_step(module: Module, node: ast.AST) -> bool:
         return False
     owner = node.func.value.value if isinstance(node.func.value, ast.Subscript) else node.func.value
     return SCHEDULER.search(last_name(owner).strip("_").lower()) is None
+
+
+def is_update(module: Module, node: ast.AST) -> bool:
+    """Return whether a node steps an optimizer, by its name, or reads gradients."""
+    owner = _receiver(node)
+    named = owner is not None and OPTIMIZERS.search(last_name(owner).rstrip("s")) is not None
+    return is_read(module, node) or (named and is_step(module, node))
 
 
 def is_known_by_name(module: Module, call: ast.Call) -> bool:
@@ -238,7 +240,6 @@ class _Events(CallFollower):
         for read in sites.reads:
             self._sites[id(read.node)] = read
         self._calls: tuple[tuple[Scope, ast.AST], ...] = ()
-        self.texts: dict[tuple[Scope, str], str] = {}  # what a function calls an object that it passes on
         self._tails = {last_part(key) for key in sites.optimizers} | {last_part(each.optimizer) for each in sites.steps}
         self._models = {last_part(key) for key in model_keys(index.module, sites)}
 
@@ -288,9 +289,6 @@ class _Events(CallFollower):
             if len(functions) > 1:
                 key = f"call at {call.lineno}:{call.col_offset}"
                 inner = Frame(**{**vars(frame), "facts": {**frame.facts, key: number}})
-            for value in argument_values(call):
-                if (text := dotted_name(value)) is not None:
-                    self.texts.setdefault((frame.scope, self.canonical(value, frame)), text)
             before, self._calls = self._calls, (*self._calls, (frame.scope, call))
             followed = self.enter_function(each, inner, call) or followed
             self._calls = before
@@ -483,11 +481,6 @@ class _Proof:
                 raise Unsure(self._own(block), "what comes before and after this block is too much to be followed")
             traces.append(found)
             seen |= {id(each.node) for each in found}
-            for block in (each for each in found if each.block):
-                for home, _ in block.calls[:-1]:
-                    key = next((text for name in block.names if (text := events.texts.get((home, name)))), None)
-                    if key is not None and home.module is self._module and home.function is not None:
-                        self._order.keys.setdefault(home.function, key)
         for scope in self._module.scopes:
             if isinstance(scope.node, (ast.ClassDef, ast.Lambda)):
                 continue
@@ -653,9 +646,7 @@ class _Proof:
             if event.kind == "step" and event.names and event.names[0] == name:
                 steps.append(event)
                 if event.site is None:
-                    if event.scope.module is self._module or not _is_of_apex(event.scope.module):
-                        raise Unsure(block.node, f"{self._place(event)} steps {_plain(name)}, and is not rewritten")
-                    self._order.stepped.add(id(block.node))
+                    raise Unsure(block.node, f"{self._place(event)} steps {_plain(name)}, and is not rewritten")
                 if not (set(event.facts.items()) - set(block.facts.items())) or len(event.loops) < len(block.loops):
                     break
                 continue
@@ -921,11 +912,6 @@ def _shares_round(one: Happening, other: Happening) -> bool:
     """Return whether two events are in the same innermost loop, or one of them in a loop of the other's round."""
     short, long = sorted((one.loops, other.loops), key=len)
     return long[: len(short)] == short
-
-
-def _is_of_apex(module: Module) -> bool:
-    """Return whether a module has a part of the core of Apex, so that its steps are rewritten too."""
-    return any(is_block(module, call) for call in module.calls) or initializes(module)
 
 
 def _plain(name: str) -> str:
