@@ -4,6 +4,7 @@ Sources of the recipes: OCP Microscaling Formats 1.0, arXiv 2509.25149 (NVFP4), 
 torchao 0.18 `float8` and `prototype/mx_formats`.
 """
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from ampcompare.backends.explanation import ArmExplanation
@@ -82,8 +83,8 @@ def _check(options: Options) -> str:
         if options.get(switch) and not any(switch in form.switches for form in formats.values()):
             return f"{switch} changes nothing here: it needs {needs}"
     scale, grads_as = options.get("scale"), options.get("grads_as")
-    if scale and not any(scale in FORMATS[name].scales for name in names.values() if name != "bf16"):
-        used = sorted({name for name in names.values() if name != "bf16"})
+    used = sorted({name for name in names.values() if name != "bf16"})
+    if scale and not any(scale in FORMATS[name].scales for name in used):
         known = "; ".join(f"{name} has {', '.join(FORMATS[name].scales)}" for name in used) or "bf16 has none"
         return f"scale={scale} is not a way to make a scale of these formats: {known}"
     wide = [role for role in GRADIENTS if names[role] != "bf16" and FORMATS[names[role]].element.largest > 6]
@@ -92,15 +93,19 @@ def _check(options: Options) -> str:
     for role in PRODUCTS:
         if role in options and options[role] == options["format"]:
             return f"{role}={options[role]} is what {options['format']} means already; leave it out"
-    if options.get("engine") == "torchao":
-        others = sorted({name for name in names.values() if name != "mxfp8"})
-        switches = [name for name in (*NEEDS, "grads_as") if options.get(name)]
-        if others or switches:
-            return (
-                f"engine=torchao multiplies in mxfp8 alone, without switches, not in {', '.join(others + switches)}; "
-                "leave these out, or engine"
-            )
-    return ""
+    return _why_not_torchao(options, names.values()) if options.get("engine") == "torchao" else ""
+
+
+def _why_not_torchao(options: Options, names: Collection[str]) -> str:
+    """Return why torchao cannot multiply in formats, by their names; "" if it can."""
+    others = sorted({name for name in names if name != "mxfp8"})
+    switches = [name for name in (*NEEDS, "grads_as") if options.get(name)]
+    if not others and not switches:
+        return ""
+    return (
+        f"engine=torchao multiplies in mxfp8 alone, without switches, not in {', '.join(others + switches)}; "
+        "leave these out, or engine"
+    )
 
 
 def _wraps(options: Options, inner: Roles) -> Roles:

@@ -371,17 +371,8 @@ def _why_again(record: RunRecord, config: RunConfig) -> str:
         return f"it {was}{record.status} before"
     if config.stack is not None:
         return _why_stack_again(record, config)
-    now = fingerprint()
-    changed = [name for name, value in now.items() if record.environment.get(name) != value]
-    changed += [name for name in SWITCHES if name not in now and record.environment.get(name)]
-    changed += [name for name, version in record.packages.items() if installed_version(name) != version]
-    code = changed_code(record.code or {}, code_folder(config))
-    gone = [name for name, how in code.items() if how == "gone"]
-    changed += [name for name in code if name not in gone]
-    if changed or gone:
-        shown = [f"{_some(changed)} changed since"] if changed else []
-        shown += [f"{_some(gone)} {'are' if len(gone) > 1 else 'is'} gone"] if gone else []
-        return " and ".join(shown)
+    if moved := _what_changed(record, config):
+        return moved
     before = foreign_steps(record)
     if before and not config.saving.resume_into_other_arm:
         return f"it was {before}"
@@ -389,6 +380,21 @@ def _why_again(record: RunRecord, config: RunConfig) -> str:
     if config.saving.resume_into_other_arm and config.saving.resume not in (other, "auto"):
         return f"it resumed from {other or 'no checkpoint'} before"
     return ""
+
+
+def _what_changed(record: RunRecord, config: RunConfig) -> str:
+    """Return what of the machine, the packages and the code of a run is no longer as it was; "" if all is."""
+    now = fingerprint()
+    changed = [name for name, value in now.items() if record.environment.get(name) != value]
+    changed += [name for name in SWITCHES if name not in now and record.environment.get(name)]
+    changed += [name for name, version in record.packages.items() if installed_version(name) != version]
+    code = changed_code(record.code or {}, code_folder(config))
+    gone = [name for name, how in code.items() if how == "gone"]
+    changed += [name for name in code if name not in gone]
+    words = [f"{_some(changed)} changed since"] if changed else []
+    if gone:
+        words.append(f"{_some(gone)} {'are' if len(gone) > 1 else 'is'} gone")
+    return " and ".join(words)
 
 
 def _why_stack_again(record: RunRecord, config: RunConfig) -> str:

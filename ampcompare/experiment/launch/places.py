@@ -3,7 +3,7 @@
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -128,18 +128,17 @@ def find_places(cells: Sequence[RunConfig], jobs: int | str | None, gpus: str | 
         jobs: cells that run at the same time; "auto": as many as there are places; None: the same where several GPUs
             are visible, else one.
         gpus: numbers of the GPUs to use, as torch counts the visible ones, such as 0,2-3; all that are free by default.
+
+    Raises:
+        ConfigError: there are no such GPUs for these cells, or they cannot communicate.
+        EnvironmentUnfit: a cell has more processes than there are GPUs to choose from.
     """
     processes = max(cell.processes for cell in cells)
     devices = {cell.device for cell in cells}
     local = all(cell.launcher not in ("slurm", "ray") for cell in cells)
     found = visible_gpus() if local and (gpus is not None or jobs != 1) and devices <= {"auto", "cuda"} else []
     if gpus is not None and not found:
-        where = f"the device is {', '.join(sorted(devices))}" if not devices <= {"auto", "cuda"} else "none is visible"
-        raise ConfigError(
-            f"--gpus {gpus} needs NVIDIA GPUs, but {where}"
-            if local
-            else "--gpus is for cells on this machine; Slurm and Ray choose them"
-        )
+        raise ConfigError(_why_no_gpus(gpus, devices, local=local))
     if not found:
         return _on_cores(jobs if local else 1, processes, max(cell.threads for cell in cells), devices)
     chosen, notes = _choose_gpus(found, gpus)
@@ -163,6 +162,14 @@ def find_places(cells: Sequence[RunConfig], jobs: int | str | None, gpus: str | 
         about_times = (text,)
     places = [Place(tuple(groups[n % len(groups)]), cores[n % len(groups)], shared, count) for n in range(count)]
     return Places(tuple(places), notes, about_times)
+
+
+def _why_no_gpus(gpus: str, devices: Collection[str], *, local: bool) -> str:
+    """Return why cells cannot use the GPUs that were named, of which there are none for them here."""
+    if not local:
+        return "--gpus is for cells on this machine; Slurm and Ray choose them"
+    where = "none is visible" if set(devices) <= {"auto", "cuda"} else f"the device is {', '.join(sorted(devices))}"
+    return f"--gpus {gpus} needs NVIDIA GPUs, but {where}"
 
 
 def _choose_gpus(found: Sequence[Gpu], gpus: str | None) -> tuple[list[Gpu], tuple[str, ...]]:

@@ -287,8 +287,7 @@ def _compare(
     step = grid_step(values, min(ours.step, theirs.step)) if ours.single and theirs.single else 0.0
     rounding = [max(step, sample.step) ** 2 / 12 for sample in samples]  # variance of the error of a number
     counts = [sample.count for sample in samples]
-    partners = {run.seed: quantity.mean for run, quantity in there if run.seed and run.runs == 1}
-    pairs = [(one.mean, partners[run.seed]) for run, one in here if run.runs == 1 and run.seed in partners]
+    pairs = _pairs_of_seeds(here, there)
     is_paired = 2 * len(pairs) > max(len(here), len(there))
     uses_sd = min(counts) < MIN_PAIRS and sd is not None
     if sd is not None and uses_sd:
@@ -306,6 +305,14 @@ def _compare(
     least, error = rounding_spread(ours.step, theirs.step), effect.error
     effect = replace(effect, error=max(least, error))
     return _Difference(effect, error < least, not uses_sd and not is_paired, uses_sd)
+
+
+def _pairs_of_seeds(
+    here: Sequence[tuple[Run, Quantity]], there: Sequence[tuple[Run, Quantity]]
+) -> list[tuple[float, float]]:
+    """Return the values of single runs of both sides that have a seed in common."""
+    partners = {run.seed: quantity.mean for run, quantity in there if run.seed and run.runs == 1}
+    return [(one.mean, partners[run.seed]) for run, one in here if run.runs == 1 and run.seed in partners]
 
 
 def judge(

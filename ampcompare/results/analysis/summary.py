@@ -255,13 +255,10 @@ def _row(arm: str, pairing: Pairing) -> ArmSummary:
     rate = wilson(diverged, len(ran)) if diverged else (None, None)
     metric = metric_of(records)
     finals = [record.summary.metric_final for record in done]
-    engines = sorted({f"{record.engine.name} {record.engine.version}" for record in ran if record.engine})
-    engines += sorted({name for record in ran if (name := record.library)})
-    invalid_time = invalid_reason_of_arm(ran)
-    timed = ran if invalid_time else [record for record in ran if not invalid_reason(record)]
     return ArmSummary(
+        **_times(ran),
         arm=arm,
-        engine=", ".join(engines) or None,
+        engine=_engines(ran),
         half=next((record.half for record in ran if record.half), None),
         lr=records[0].config.recipe.optimizer.lr if records and records[0].config.script is None else float("nan"),
         seeds=sorted(record.config.recipe.seed for record in records),
@@ -273,14 +270,6 @@ def _row(arm: str, pairing: Pairing) -> ArmSummary:
         metric_mean=_mean(finals),
         metric_sd=_sd(finals),
         metric_best=metric.best(value for record in ran if (value := record.summary.metric_best) is not None),
-        epoch_seconds=_mean(record.summary.epoch_seconds for record in timed),
-        epoch_seconds_sd=_sd(record.summary.epoch_seconds for record in timed),
-        step_seconds_median=_mean(record.summary.step_seconds_median for record in timed),
-        invalid_time=invalid_time,
-        samples_per_second=_mean(record.summary.samples_per_second for record in timed),
-        start_seconds=_mean(_start_seconds(record) for record in ran),
-        loader_start_seconds=_mean(record.summary.loader_start_seconds for record in ran),
-        allreduce_share=_mean(record.processes.allreduce_share for record in ran if record.processes),
         peak_bytes=_peak(ran),
         metric_correlation=_correlation(pairs),
         pairs=len(pairs),
@@ -291,6 +280,29 @@ def _row(arm: str, pairing: Pairing) -> ArmSummary:
         num_steps=sum(record.summary.num_steps for record in ran) if ran else None,
         status=_status(records),
     )
+
+
+def _engines(ran: Sequence[RunRecord]) -> str | None:
+    """Return the engines and libraries that runs were trained by, with their versions; None without any."""
+    engines = sorted({f"{record.engine.name} {record.engine.version}" for record in ran if record.engine})
+    libraries = sorted({record.library for record in ran if record.library})
+    return ", ".join([*engines, *libraries]) or None
+
+
+def _times(ran: Sequence[RunRecord]) -> dict[str, Any]:
+    """Return the fields of a row that are times, in seconds: those of steps and epochs of valid runs alone."""
+    invalid_time = invalid_reason_of_arm(ran)
+    timed = ran if invalid_time else [record for record in ran if not invalid_reason(record)]
+    return {
+        "invalid_time": invalid_time,
+        "epoch_seconds": _mean(record.summary.epoch_seconds for record in timed),
+        "epoch_seconds_sd": _sd(record.summary.epoch_seconds for record in timed),
+        "step_seconds_median": _mean(record.summary.step_seconds_median for record in timed),
+        "samples_per_second": _mean(record.summary.samples_per_second for record in timed),
+        "start_seconds": _mean(_start_seconds(record) for record in ran),
+        "loader_start_seconds": _mean(record.summary.loader_start_seconds for record in ran),
+        "allreduce_share": _mean(record.processes.allreduce_share for record in ran if record.processes),
+    }
 
 
 def _start_seconds(record: RunRecord) -> float | None:

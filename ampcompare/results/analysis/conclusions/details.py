@@ -54,6 +54,11 @@ def details(comparison: Comparison) -> Iterable[str]:
     yield from _averaged_metric({row.arm: by_arm[row.arm] for row in rows}, metric)
     yield from _correlations(rows, reference, metric)
     yield from _same_bits(by_arm, reference)
+    yield from _half_on_cpu(records)
+
+
+def _half_on_cpu(records: Sequence[RunRecord]) -> Iterable[str]:
+    """Yield how 16 bits were computed on a CPU, if any run did so."""
     on_cpu = [record for record in records if str(record.environment.get("device", "")).startswith("cpu")]
     hows = {record.half for record in on_cpu}
     said = [HALF_ON_CPU[how] for how in sorted(how for how in hows if how in HALF_ON_CPU)]

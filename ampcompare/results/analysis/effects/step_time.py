@@ -47,6 +47,14 @@ def invalid_reason(record: RunRecord) -> str:
         return f"data-bound: waits {100 * wait / step:.0f} % of a step for data"
     if readings is None:
         return ""
+    others = _other_work(record, readings) or _unsteady_clock(record, readings)
+    if not others and readings.outlier_share is not None and readings.outlier_share > MAX_OUTLIERS:
+        return f"{100 * readings.outlier_share:.0f} % of steps are outliers"
+    return others or _change(readings)
+
+
+def _other_work(record: RunRecord, readings: SystemReadings) -> str:
+    """Return what else held up the device or the cores of a run; "" if nothing did."""
     slowed = [reason for reason in readings.throttled if reason not in NORMAL]
     if slowed:
         return f"GPU slowed by {' and '.join(slowed)}"
@@ -56,19 +64,21 @@ def invalid_reason(record: RunRecord) -> str:
         return f"load {readings.load_average:.1f} on {readings.cores} cores"
     if record.jobs > 1 and readings.waiting_share is not None and readings.waiting_share > MAX_WAITING:
         return f"waits {100 * readings.waiting_share:.0f} % of the time for a core, next to other cells"
-    config = record.config
-    alone = config.workers == 0 and config.threads == 1
+    alone = record.config.workers == 0 and record.config.threads == 1
     if alone and readings.cpu_share is not None and readings.cpu_share < MIN_CPU_SHARE:
         return f"had {100 * readings.cpu_share:.0f} % of a core"
+    return ""
+
+
+def _unsteady_clock(record: RunRecord, readings: SystemReadings) -> str:
+    """Return how the clock of a run's device moved, or that it was not read where it must be; "" if it was steady."""
     low, high = readings.clock_low_mhz, readings.clock_high_mhz
     kind = "cuda" if str(record.environment.get("device", "cpu")).startswith("cuda") else "cpu"
     if kind == "cuda" and record.jobs > 1 and low is None:  # an arm that heats its neighbors would go unseen
         return "the clock of a GPU next to other cells was not read (extra gpu)"
     if low and high and high / low - 1 > MAX_CLOCK_SPREAD[kind]:
         return f"clock {low:.0f} to {high:.0f} MHz"
-    if readings.outlier_share is not None and readings.outlier_share > MAX_OUTLIERS:
-        return f"{100 * readings.outlier_share:.0f} % of steps are outliers"
-    return _change(readings)
+    return ""
 
 
 def invalid_reason_of_arm(records: Sequence[RunRecord]) -> str:

@@ -104,11 +104,7 @@ def find_masters(root: Any, models: Mapping[Place, Mapping[str, Any]], wrappers:
     """
     found = Masters([{} for _ in models])
     halves = {place for place, model in models.items() if half_dtype(model)}
-    every = []
-    for index, (place, model) in enumerate(models.items()):
-        for name, value in model.items() if place in halves else ():
-            if isinstance(value, Tensor) and value.is_floating_point() and value.ndim:
-                every.append(_Weight(index, name, value))
+    every = _weights_of(models, halves)
     first: dict[Any, _Weight] = {}
     for weight in every:
         first.setdefault(_memory(weight.value), weight)
@@ -132,6 +128,16 @@ def find_masters(root: Any, models: Mapping[Place, Mapping[str, Any]], wrappers:
         free = [weight for at, weight in enumerate(free) if at not in taken]
     _share(found, every)
     return found
+
+
+def _weights_of(models: Mapping[Place, Mapping[str, Any]], halves: set[Place]) -> list[_Weight]:
+    """Return the weights of those models that lie at some places."""
+    weights = []
+    for index, (place, model) in enumerate(models.items()):
+        for name, value in model.items() if place in halves else ():
+            if isinstance(value, Tensor) and value.is_floating_point() and value.ndim:
+                weights.append(_Weight(index, name, value))
+    return weights
 
 
 def _is_of_copies(bundle: _Bundle, wrappers: Sequence[Place]) -> bool:
