@@ -6,6 +6,7 @@ to restore, as digests: values in fp32, and these values rounded to each 16-bit 
 
 from __future__ import annotations
 
+import functools
 import gc
 import hashlib
 import itertools
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from ampcompare.base.errors import UnsupportedCombination
+from ampcompare.base.import_hook import ImportHook
 from ampcompare.base.location import is_installed, is_users
 from ampcompare.base.patches import Layer, Points, Subscriptions
 from ampcompare.script.killed_saves import ChangeWatch, KilledSaves
@@ -89,8 +91,22 @@ class ResumeTrace:
         for kind in (nn.Module, torch.optim.Optimizer, torch.amp.GradScaler, *_schedulers()):
             events.wrap(kind, "load_state_dict", self._restore)
         events.wrap(torch, "set_rng_state", self._set_generator)
+        names = ("ampcompare.apex.amp", "apex.amp")  # the second is NVIDIA's, or an alias, which is not followed
+        imports = ImportHook({name: functools.partial(self._follow_amp, events, name) for name in names})
+        imports.begin()
+        events.at_end(imports.end)
         if self._trainers is not None:
             self._trainers(self._write, events)
+
+    def _follow_amp(self, events: Subscriptions, name: str) -> None:
+        module: Any = sys.modules[name]
+
+        def load(inner: Any, *args: Any, **options: Any) -> Any:
+            is_early = not getattr(getattr(module, "_amp_state", None), "loss_scalers", ())
+            self._write(Row.RESTORE, what="scaler", number=None, line=place_in_script(), is_early=is_early)
+            return inner(*args, **options)
+
+        events.wrap(module, "load_state_dict", load)
 
     def _write(self, kind: str, **values: Any) -> None:
         if os.getpid() == self._process:  # workers of a data loader are forks
@@ -244,6 +260,7 @@ class ResumeTrace:
             "masters": masters,
             "moments": moments,
             "averages": _averages(self._models, owned, self._owners),
+            "together": [_hash(_bytes(each.detach().float()) for each in one.parameters()) for one in self._models],
             "scales": [*self._scales()],
             "rates": rates,
             "generators": _generators(),
