@@ -569,8 +569,6 @@ def _cause_of_state(
         return f"{begins}: its state is in the file, and is not loaded{_line_of(resumed.loads)}"
     if only_missing:
         return ""
-    if restored[-1].get("is_early"):
-        return f"{begins}: {restored[-1]['line']} loads its state before amp.initialize makes it"
     return f"{begins}, though {restored[-1]['line']} loads its state"
 
 

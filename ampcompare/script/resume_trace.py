@@ -77,6 +77,7 @@ class ResumeTrace:
         self._depth = 0
         self._owners: list[Any] = []  # objects of the script's own classes
         self._models: list[nn.Module] = []
+        self._called: list[nn.Module] = []
         self._optimizers: list[weakref.ref[Any]] = []
         self._scalers: list[weakref.ref[Any]] = []
 
@@ -99,14 +100,11 @@ class ResumeTrace:
             self._trainers(self._write, events)
 
     def _follow_amp(self, events: Subscriptions, name: str) -> None:
-        module: Any = sys.modules[name]
-
         def load(inner: Any, *args: Any, **options: Any) -> Any:
-            is_early = not getattr(getattr(module, "_amp_state", None), "loss_scalers", ())
-            self._write(Row.RESTORE, what="scaler", number=None, line=place_in_script(), is_early=is_early)
+            self._write(Row.RESTORE, what="scaler", number=None, line=place_in_script())
             return inner(*args, **options)
 
-        events.wrap(module, "load_state_dict", load)
+        events.wrap(sys.modules[name], "load_state_dict", load)
 
     def _write(self, kind: str, **values: Any) -> None:
         if os.getpid() == self._process:  # workers of a data loader are forks
@@ -155,8 +153,12 @@ class ResumeTrace:
             os._exit(0)  # it has saved, and was not killed
         if self._depth or self._is_inside or not self._trains(module):
             return inner(module, *args, **options)
-        if not any(module is each for each in self._models):
-            self._models.append(module)
+        if not any(module is each for each in self._called):
+            self._called.append(module)
+            # Parts of a model that is known already, as of one whose parts alone are called, are no other models.
+            known = {id(each) for model in self._models for each in model.parameters()}
+            if any(id(each) not in known for each in module.parameters()):
+                self._models.append(module)
         self._is_inside = True
         try:
             if self._has_saved and self._files.has_ended():

@@ -57,8 +57,7 @@ class Row:
     SAVE = "save"
     MOVE = "move"  # of a file or folder, from `path` to `to`
     LOAD = "load"
-    # Of `what`: a load_state_dict, or a generator; of an optimizer or a scaler also its `number`, in the order as made;
-    # of the loss scalers of Apex, `is_early`: before `amp.initialize` has made them.
+    # Of `what`: a load_state_dict, or a generator; of an optimizer or a scaler also its `number`, in the order as made.
     RESTORE = "restore"
     TRAINER = "trainer"  # a trainer was started `by` what its user would write
     STATES = "states"  # Accelerate has saved all its states to the folder `path`
