@@ -47,7 +47,14 @@ batch_option = options_of(api_find_batch)
 @batch_option("--margin", metavar="PERCENT", group=MACHINE)
 @batch_option("--gpus", metavar="LIST", group=MACHINE)
 @batch_option("--preflight/--no-preflight", group=MACHINE)
-@option("--stack", "stacks", multiple=True, hidden=True)
+@option(
+    "--stack",
+    "stacks",
+    multiple=True,
+    metavar="NAME=COMMAND",
+    group=ARMS,
+    help="refused: a stack trains a script, whose batches are its own; where it has ampcompare, call find-batch there",
+)
 @recipe_options(FIND_BATCH)
 @json_option()
 def command(**parameters: Any) -> int:
