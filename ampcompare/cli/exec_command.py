@@ -15,6 +15,7 @@ from ampcompare.cli.values import FILE, LEVEL, Choice
 from ampcompare.script.legacy.settings import ExecSettings
 
 exec_option = options_of(ExecSettings)
+OF_WHOLE_RUNS = ("opt_level", "ledger", "record", "twin", "first_weights", "shift_seeds", "max_steps")
 USAGE = 2  # the exit code of argparse and click for an argument that they do not know
 
 
@@ -47,6 +48,7 @@ USAGE = 2  # the exit code of argparse and click for an argument that they do no
 @exec_option("--seed", metavar="N")
 @exec_option("--shift-seeds", metavar="global|all")
 @exec_option("--twin")
+@exec_option("--first-weights", type=FILE)
 @exec_option("--max-steps", type=click.IntRange(1), metavar="N")
 @exec_option("--record", type=FILE)
 @exec_option("--ledger")
@@ -120,7 +122,7 @@ def command(
         raise ConfigError("--ledger follows a script under an arm: give --arm O2 in place of --opt-level O2")
     if arm is None:
         refuse_given(
-            ("seed", "shift_seeds", "twin", "max_steps"),
+            ("seed", "shift_seeds", "twin", "first_weights", "max_steps"),
             "is for a script under an arm; --arm script trains it as it is",
         )
     if options["shift_seeds"] is not None and options["seed"] is None:
@@ -140,6 +142,8 @@ def command(
     from ampcompare.script.legacy.target import Target, script_target
 
     target = Target(script, list(arguments), is_module=True) if module else script_target(script, list(arguments))
+    if (weights := options["first_weights"]) is not None:
+        options["first_weights"] = os.path.abspath(weights)  # likewise for a process in another folder
     options["watch"] = arm is not None and record is not None
     options["guards"] = options["guards"] or ExecSettings.guards
     is_cell = CELL_FOLDER in os.environ  # whose record the parent reads
@@ -173,7 +177,7 @@ def _verify_resume(
     options: dict[str, Any],
 ) -> int:
     """Verify that a script resumes, and return the exit code."""
-    own = [name for name in ("opt_level", "ledger", "record", "twin", "shift_seeds", "max_steps") if options[name]]
+    own = [name for name in OF_WHOLE_RUNS if options[name]]
     if own:
         flag = "--" + own[0].replace("_", "-")
         raise ConfigError(f"{flag} is not for --verify-resume, which runs the script by itself; leave it out")
@@ -204,7 +208,7 @@ def _keep_step(
     options: dict[str, Any],
 ) -> int:
     """Run a script as it is, keep one of its steps, and return its exit code."""
-    own = [name for name in ("opt_level", "ledger", "record", "twin", "shift_seeds", "max_steps") if options[name]]
+    own = [name for name in OF_WHOLE_RUNS if options[name]]
     if own or (options["arm"] or "script").partition("@")[0] != "script":
         flag = "--" + (own[0].replace("_", "-") if own else "arm")
         raise ConfigError(f"{flag} is not for --capsule, which keeps a step of the script as it is; leave it out")
@@ -241,7 +245,7 @@ def _run_in_stack(stacks: tuple[str, ...], words: list[str], *, ledger: bool, **
     from ampcompare.experiment.launch.script.stacks import run_in_stack
     from ampcompare.script.recording.summary import in_words, read_exec_record
 
-    names = ("seed", "max_steps", "shift_seeds", "twin", "device", "autocast_lists", "compat_torch")
+    names = ("seed", "max_steps", "shift_seeds", "twin", "first_weights", "device", "autocast_lists", "compat_torch")
     given = {name: options[name] for name in names if options[name] not in (None, False)}
     code = run_in_stack(stack, arm, words, options["record"], ledger=ledger, **given)
     if options["record"] is not None and os.path.exists(options["record"]):

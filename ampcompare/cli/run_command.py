@@ -78,7 +78,10 @@ def command(**parameters: Any) -> int:
     from ampcompare.results.records.run import dump_json
 
     as_json, quiet = parameters["as_json"], parameters["quiet"]
-    config = sources_from(parameters).config.model_copy(update={"stack": _stack_of(parameters)})
+    sources = sources_from(parameters)
+    if (name := parameters["first_weights"]) is not None:
+        sources = sources.begin_from(name, parse_stacks(parameters["stacks"]))
+    config = sources.config.model_copy(update={"stack": _stack_of(parameters)})
     options = options_by_name(RunOptions, parameters, config=config)
     if parameters["list_metrics"]:
         return show_metrics(options.config)
@@ -113,8 +116,9 @@ def _stack_of(parameters: Mapping[str, Any]) -> StackConfig | None:
     """Return the stack that the arm names; None for an arm of this environment."""
     stacks = parse_stacks(parameters["stacks"])
     named = arms_with_stacks([parameters["arm_text"]], stacks) if parameters["arm_text"] is not None else []
-    if stacks and [stack for _, stack in named] != list(stacks.values()):
-        name = next(iter(stacks))
+    used = {stack.name for _, stack in named if stack is not None} | {parameters["first_weights"]}
+    if unused := sorted(stacks.keys() - used):
+        name = unused[0]
         raise ConfigError(f"no arm trains in the stack {name}; name it, as in --arm script@{name}")
     return named[0][1] if named else None
 

@@ -295,7 +295,13 @@ def stack_option(option_of: OptionOf) -> Callable[[Function], Function]:
         help="another environment, by what starts its Python: old=/envs/old/bin/python, or old='docker run IMAGE "
         "python'; arms such as script@old train there; repeatable",
     )
-    return added
+    weights: Callable[[Function], Function] = option_of(
+        "--first-weights",
+        metavar="NAME",
+        group=SCRIPT,
+        help="with -- SCRIPT: the stack whose first weights all arms begin with, recorded there once for each seed",
+    )
+    return lambda function: added(weights(function))
 
 
 def arm_options(function: Function) -> Function:

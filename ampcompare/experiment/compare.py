@@ -135,6 +135,8 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
         raise ConfigError('a baseline is what --fail-on compares with; add --fail-on "metric:worse", or leave it out')
     baseline = reload_comparison(options.baseline) if options.baseline is not None else None
     sources = collect_settings(options.settings, TRAIN)
+    if options.first_weights is not None:
+        sources = sources.begin_from(options.first_weights, options.stacks)
     margins = (options.margin, sources.matrix.margin, Criteria.margin)
     margin, metrics = next(value for value in margins if value is not None), _known_metrics(sources)
     gates = tuple(parse_gate(text, metrics) for text in options.fail_on)
@@ -147,7 +149,7 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
     rows = tuple(matrix_rows(
         sources, arms=options.arms, reference=options.reference, sweep=options.sweep, stacks=options.stacks,
     ))  # fmt: skip
-    used = {row.stack.name for row in rows if row.stack is not None}
+    used = {row.stack.name for row in rows if row.stack is not None} | {options.first_weights}
     if unused := sorted(options.stacks.keys() - used):
         raise ConfigError(f"no arm trains in the stack {unused[0]}; name one, as in --arm script,script@{unused[0]}")
     if options.twin and (base_row := find_reference(rows, options.reference)) is not None:

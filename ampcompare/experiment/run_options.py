@@ -143,6 +143,8 @@ class CompareOptions:
         config_file: YAML file of settings, which win over those of the recipe.
         stacks: other environments of Python and torch by name, with what starts their Python, for arms such as
             "script@old": {"old": "/envs/old/bin/python"}.
+        first_weights: with a script, the stack whose first weights all arms begin with, recorded there once for each
+            seed; by default the script's own.
         sweep: settings with values to cross with the arms: {"workers": [0, 2]}.
         output_dir: run directory, by default `runs/compare-<digest of the plan>`.
         force: ignore records of earlier calls and run again.
@@ -199,6 +201,7 @@ class CompareOptions:
         size: str | None = None,
         config_file: str | Path | None = None,
         stacks: Mapping[str, str] | Sequence[str] = (),
+        first_weights: str | None = None,
         sweep: Mapping[str, Sequence[Any]] | None = None,
         output_dir: str | Path | None = None,
         force: bool = False,
@@ -247,6 +250,7 @@ class CompareOptions:
         self.budget_seconds = None if budget is None else to_seconds("budget", budget)
         self.sweep = tuple((find_setting(name, "sweep"), list(values)) for name, values in (sweep or {}).items())
         self.stacks = parse_stacks((stacks,) if isinstance(stacks, str) else stacks)
+        self.first_weights = first_weights
         self.margin, self.time_margin, self.loss_margin = margin, time_margin, loss_margin
         self.looks, self.objective = looks, prefer or objective
         self.jobs, self.gpus, self.timing_rounds = jobs, gpus, timing_rounds

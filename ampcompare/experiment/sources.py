@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -25,7 +25,7 @@ from ampcompare.settings.file import (
 )
 from ampcompare.settings.layers import Layer, ResolvedSettings, resolve_settings, set_path
 from ampcompare.settings.reads import CommandReads
-from ampcompare.settings.stack import StackConfig
+from ampcompare.settings.stack import StackConfig, first_weights_stack
 from ampcompare.settings.validation import flatten
 
 YAML_SUFFIXES = (".yaml", ".yml")  # of a recipe that is a file
@@ -65,6 +65,14 @@ class SettingsSources:
     def config(self) -> RunConfig:
         """The settings of a run."""
         return self.resolved.config
+
+    def begin_from(self, name: str, stacks: Mapping[str, StackConfig]) -> SettingsSources:
+        """Return these with a script that begins with the first weights of one of some stacks."""
+        script = self.config.script
+        stack = first_weights_stack(name, stacks, has_script=script is not None)
+        assert script is not None
+        config = self.config.model_copy(update={"script": script.model_copy(update={"first_weights": stack})})
+        return replace(self, resolved=replace(self.resolved, config=config))
 
 
 def collect_settings(request: SettingsRequest, reads: CommandReads, *, one_run: bool = False) -> SettingsSources:

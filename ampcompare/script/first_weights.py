@@ -34,8 +34,11 @@ class FirstWeights:
         self._has_stepped = False
         events.wrap(Optimizer, "add_param_group", self._add_group)
 
-    def check(self) -> None:
+    def check(self) -> bool:
         """Record that a step follows, so that what optimizers get from here on is not first.
+
+        Returns:
+            Whether it is the first step.
 
         Raises:
             ConfigError: stored weights are left over.
@@ -44,7 +47,8 @@ class FirstWeights:
             raise ConfigError(
                 f"the stored first weights do not fit this script: {len(self._stored)} of them are left over"
             )
-        self._has_stepped = True
+        is_first, self._has_stepped = not self._has_stepped, True
+        return is_first
 
     def _add_group(self, inner: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         inner(optimizer, *args, **kwargs)

@@ -13,15 +13,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError
 from ampcompare.base.files.loaded_code import CodeWatch
+from ampcompare.base.patches import Layer, Subscriptions
 from ampcompare.base.rank_marks import CELL_FOLDER, mark_output
 from ampcompare.base.tensors.cuda_casts import cuda_casts
 from ampcompare.results.records.evaluation import emulated_type
 from ampcompare.results.records.ledger import Ledger
 from ampcompare.results.records.run import SeedCall
+from ampcompare.script.first_weights import FirstWeights
 from ampcompare.script.ledger import ScriptLedger
 from ampcompare.script.legacy import child_processes
 from ampcompare.script.legacy.execute import execute
@@ -143,8 +146,22 @@ def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepa
     _follow_seeds(settings, prepared)
     if settings.twin:
         change_optimized_weights()  # until the process ends
+    if settings.first_weights is not None:
+        _begin_from(Path(settings.first_weights), prepared)
     child_processes.pass_on(dataclasses.asdict(settings), target=f"{__name__}:{prepare_child.__name__}")
     return prepared
+
+
+def _begin_from(file: Path, prepared: Prepared) -> None:
+    """Let what optimizers get before the first step begin with the weights of a file, until the process ends."""
+    first = FirstWeights(Subscriptions(Layer.RECORD), file)
+
+    def check(*_: Any) -> None:
+        if first.check() and prepared.recorder is not None:
+            text = f"begins with {first.count} stored first weights, of which {first.changed} differ from its own"
+            prepared.recorder.add({"kind": "note", "text": text})
+
+    register_optimizer_step_pre_hook(check)
 
 
 def _follow_seeds(settings: ExecSettings, prepared: Prepared) -> None:

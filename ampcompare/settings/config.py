@@ -52,7 +52,7 @@ LATER_SETTINGS: dict[str, dict[str, Any]] = {
 }
 # The same for settings of a run outside of the recipe, at which `settings_digest` leaves them out.
 LATER_RUN_SETTINGS: dict[str, Any] = {"script": None, "stack": None, "eval_precision": [], "first_weights": "seed"}
-LATER_SCRIPT_SETTINGS: dict[str, Any] = {"shift_seeds": None}
+LATER_SCRIPT_SETTINGS: dict[str, Any] = {"shift_seeds": None, "first_weights": None}
 NO_DEFAULT = object()
 # What casts by the lists of `autocast_lists`, as `Roles.lists` says; records from before that setting used the CPU's.
 AUTOCAST_LISTS = "autocast"

@@ -101,6 +101,29 @@ def arms_with_stacks(texts: Sequence[str], stacks: Mapping[str, StackConfig]) ->
     return found
 
 
+def first_weights_stack(name: str, stacks: Mapping[str, StackConfig], *, has_script: bool) -> StackConfig:
+    """Return the stack whose first weights all cells begin with.
+
+    Args:
+        name: what `--first-weights` has.
+        stacks: the environments that are known, by name.
+        has_script: whether a script trains.
+
+    Raises:
+        ConfigError: the stack is not known, or a recipe trains, whose weights follow from its seed.
+    """
+    if not has_script:
+        raise ConfigError(
+            f"--first-weights {name} is for a script after --; the weights of a recipe are those of its seed"
+        )
+    if name not in stacks:
+        hint = f" {did_you_mean(name, stacks)}" if stacks else ""
+        raise ConfigError(
+            f"--first-weights {name} names a stack that is not given: add --stack {name}=COMMAND.{hint}".rstrip(".")
+        )
+    return stacks[name]
+
+
 def _find(name: str, stacks: Mapping[str, StackConfig]) -> StackConfig:
     if name not in stacks:
         hint = f" {did_you_mean(name, stacks)}" if stacks else ""

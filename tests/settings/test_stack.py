@@ -1,10 +1,16 @@
 """Stacks and the arms that name them."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from ampcompare.base.errors import ConfigError
+from ampcompare.experiment.compare import plan_comparison
+from ampcompare.experiment.launch.script.launcher import first_weights_config
 from ampcompare.experiment.matrix import cross, find_reference
-from ampcompare.settings.stack import arms_with_stacks, parse_stacks
+from ampcompare.experiment.run_options import CompareOptions
+from ampcompare.settings.stack import arms_with_stacks, first_weights_stack, parse_stacks
 
 
 def test_a_command_line_gets_a_python() -> None:
@@ -43,3 +49,25 @@ def test_a_reference_names_its_stack() -> None:
     assert [row.label for row in rows] == ["script@old", "script", "apex:O2@old"]
     found = [find_reference(rows, name) for name in ("script", "O2@old", "script@old", "O2")]
     assert found == [rows[1], rows[2], rows[0], None]
+
+
+def test_first_weights_are_those_of_a_stack_that_is_given() -> None:
+    stacks = parse_stacks({"old": "python"})
+    assert first_weights_stack("old", stacks, has_script=True).name == "old"
+    with pytest.raises(ConfigError, match=r"--first-weights odl names a stack that is not given.*did you mean 'old'"):
+        first_weights_stack("odl", stacks, has_script=True)
+    with pytest.raises(ConfigError, match="is for a script after --"):
+        first_weights_stack("old", stacks, has_script=False)
+
+
+def test_cells_of_one_seed_share_first_weights_and_have_names_of_their_own(tmp_path: Path) -> None:
+    """The stack needs no arm of its own; what is recorded there depends on the seed, and on no arm."""
+    (tmp_path / "train.py").write_text("")
+    options: dict[str, Any] = {"script": [str(tmp_path / "train.py")], "stacks": {"old": "python"}, "seeds": "0-1"}
+    arms = ["script", "fp32"]
+    own = plan_comparison(CompareOptions(arms, script=options["script"], seeds="0-1"))
+    begun = plan_comparison(CompareOptions(arms, first_weights="old", **options))
+    assert {cell.digest() for cell in own.plan.cells}.isdisjoint(cell.digest() for cell in begun.plan.cells)
+    recorded = {cell.recipe.seed: first_weights_config(cell) for cell in begun.plan.cells}
+    assert len({first_weights_config(cell).digest() for cell in begun.plan.cells}) == len(recorded) == 2
+    assert [str(cell.stack and cell.stack.name) for cell in recorded.values()] == ["old", "old"]

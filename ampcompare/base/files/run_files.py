@@ -16,6 +16,7 @@ class RunFile:
     OWNER = ".owner.json"
     CELLS = "cells"
     CACHES = ".caches"  # of compilers, for all cells: each would compile again what it cannot keep in the home
+    FIRST_WEIGHTS = "first-weights"  # of stacks: a folder for each seed, like that of a cell
     VERIFY_RESUME = "verify-resume"
     VERIFIED = ("unbroken", "resumed")  # of --verify-resume, in that folder; the first is the run without a break
 
@@ -45,6 +46,7 @@ class CellFile:
     RANK_SCRIPTS = "script.rank*.jsonl"
     RECORDER = "recorder.py"  # of a stack
     BY_HAND = "by-hand.txt"
+    WEIGHTS = "first.pt"  # of a stack
     CHECKPOINTS = "checkpoints"
     ROUNDS = "rounds"
 

@@ -92,6 +92,13 @@ class LocalLauncher(Launcher):
         launcher = self.launcher_of(config)
         if self._is_closed:  # before it was created
             raise LauncherClosed
+        if config.script is not None and config.script.first_weights is not None:
+            from ampcompare.experiment.launch.script.stacks import WeightsLauncher
+
+            weights = self._launcher("weights", lambda: WeightsLauncher(self._place))
+            assert isinstance(weights, WeightsLauncher)
+            if (record := weights.record_for(config, folder)) is not None:
+                return record
         return launcher.launch(config, folder, on_progress)
 
     def _fall_back(

@@ -275,6 +275,8 @@ def _shared_line(comparison: Comparison) -> str:
         texts = _values(comparison, value)
         if len(texts) == 1:
             shared += texts
+    stacks = {one.config.script.first_weights for one in comparison.records if one.config.script is not None}
+    shared += [f"first weights of the stack {one.name}" for one in stacks if one is not None]
     if len(scales := _values(comparison, _loss_scale)) == 1:
         is_of_all = all(_loss_scale(row) for row in comparison.arms if row.completed)
         shared.append(f"{scales.pop()}{'' if is_of_all else ' where the loss is scaled'}")

@@ -15,6 +15,7 @@ class ExecSettings:
         seed: seed Python, NumPy and torch before the script starts; with --arm.
         shift_seeds: add an offset for the seed to what the script seeds: global generators alone, or all; with --seed.
         twin: change each weight that an optimizer gets by one part in 512; with --arm.
+        first_weights: begin with the weights of a file that `recorder.py --save-weights FILE` has kept; with --arm.
         max_steps: end after N steps; with --arm.
         watch: record also first weights and batches, scalars, memory and the files that the script writes.
         record: record every backward pass and step, for `ampcompare report FILE`.
@@ -34,6 +35,7 @@ class ExecSettings:
     seed: int | None = None
     shift_seeds: Literal["global", "all"] | None = None
     twin: bool = False
+    first_weights: str | None = None
     max_steps: int | None = None
     watch: bool = False
     record: str | None = None

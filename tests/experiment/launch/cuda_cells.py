@@ -39,10 +39,12 @@ from ampcompare.apex.amp._engine import device_skip  # noqa: E402
 from ampcompare.experiment.launch.worker import cell  # noqa: E402
 from ampcompare.settings.config import RunConfig  # noqa: E402
 from ampcompare.training.ema import ModelEma  # noqa: E402
+from ampcompare.training.precision import shared_scales  # noqa: E402
 from ampcompare.training.session import Session  # noqa: E402
 
 assert "cuda" in device_skip._DEVICE_TYPES
 device_skip._DEVICE_TYPES = frozenset({"cpu"})  # flags stay on what stands for a GPU
+shared_scales._round_in_binades = lambda *_: None  # as away from the CPU, where it would read
 
 
 class Ledger(TorchDispatchMode):

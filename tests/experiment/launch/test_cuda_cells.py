@@ -25,7 +25,10 @@ O1, O2 = "apex:O1,engine=compat", "apex:O2,engine=compat"
 
 
 def _for_this_model(arm: str) -> str:
-    """Return an arm that keeps modules of another model in fp32 with a pattern for the one trained here."""
+    """Return an arm that keeps modules of another model with a pattern for the one trained here, which has one linear
+    layer."""
+    if arm.startswith("gemm:") and "keep=" not in arm:
+        arm += ",keep=none"
     return re.sub(r"keep_fp32=[^,]*", "keep_fp32=BatchNorm2d", arm)
 
 

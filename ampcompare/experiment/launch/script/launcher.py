@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ampcompare.base.environment.fingerprint import THREAD_VARIABLES, fingerprint, host_name
-from ampcompare.base.files.run_files import CellFile
+from ampcompare.base.files.run_files import CellFile, RunFile
 from ampcompare.base.formatting import few
 from ampcompare.base.processes.client import Fork
 from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, Sandbox
@@ -223,6 +223,8 @@ def script_command(config: RunConfig, script: ScriptConfig, folder: Path) -> lis
         start += [str(config.processes), "-m"]
     options = ["--arm", config.arm, "--seed", str(seed), "--record", str((folder / CellFile.SCRIPT).resolve())]
     options += ["--twin"] * (config.first_weights == "twin")
+    if script.first_weights is not None:
+        options += ["--first-weights", str(first_weights_folder(config, folder) / CellFile.WEIGHTS)]
     if script.shift_seeds is not None:
         options += ["--shift-seeds", script.shift_seeds]
     if script.max_steps is not None:
@@ -241,6 +243,20 @@ def script_command(config: RunConfig, script: ScriptConfig, folder: Path) -> lis
         options.append("-m")
     arguments = script.arguments_for(seed, config.arm, folder.resolve())
     return [*start, "ampcompare", "exec", *options, script.name, *arguments]
+
+
+def first_weights_folder(config: RunConfig, folder: Path) -> Path:
+    """Return the folder in which the stack records the first weights of a cell, which cells of the same seed share."""
+    above = folder.parent.parent if folder.parent.name == RunFile.CELLS else folder.parent
+    return (above / RunFile.FIRST_WEIGHTS / first_weights_config(config).digest()).resolve()
+
+
+def first_weights_config(config: RunConfig) -> RunConfig:
+    """Return the settings under which a stack records the first weights of a cell: one step of the script as it is."""
+    assert config.script is not None
+    script = config.script.model_copy(update={"first_weights": None, "max_steps": 1, "metrics": ()})
+    recording = {"arm": "script", "stack": config.script.first_weights, "first_weights": "seed", "script": script}
+    return config.model_copy(update=recording)
 
 
 def _our_code(code: int, rows: ScriptRows) -> int:
@@ -272,7 +288,8 @@ def _failure(script: ScriptConfig, code: int, rows: ScriptRows, folder: Path) ->
     if code != 0:
         return _last_words(code, folder)
     if not rows.steps:
-        return "the script ended with exit code 0, but made no optimizer step"
+        called = f" (step() of {' and '.join(rows.optimizers)} was not called)" if rows.optimizers else ""
+        return f"the script ended with exit code 0, but made no optimizer step{called}"
     return "" if rows.ended else "the script's process ended before its record was complete"
 
 

@@ -98,7 +98,8 @@ def brief_record(config: RunConfig, folder: Path) -> RunRecord:
     from ampcompare.experiment.launch.script.launcher import ScriptLauncher  # which imports torch
 
     assert config.script is not None
-    script = config.script.model_copy(update={"metrics": (), "max_steps": script_steps(config)})
+    own = {"metrics": (), "max_steps": script_steps(config), "first_weights": None}
+    script = config.script.model_copy(update=own)
     with ScriptLauncher() as launcher:
         return launcher.launch(config.model_copy(update={"script": script}), folder)
 

@@ -17,8 +17,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from ampcompare.backends.arm import Arm
-from ampcompare.base.errors import ConfigError, EnvironmentUnfit, LaunchError, UnsupportedCombination
+from ampcompare.base.errors import ConfigError, EnvironmentUnfit, LaunchError, RecordError, UnsupportedCombination
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.files.write import write_atomically
 from ampcompare.base.formatting import printable
@@ -41,6 +43,8 @@ from ampcompare.experiment.launch.script.launcher import (
     ScriptLauncher,
     cell_environment,
     failed_script,
+    first_weights_config,
+    first_weights_folder,
     script_record,
 )
 from ampcompare.experiment.launch.script.output import OutputReader
@@ -57,7 +61,7 @@ OTHER_PYTHON = ("PYTHONHOME", "PYTHONSAFEPATH", "VIRTUAL_ENV", "__PYVENV_LAUNCHE
 TORCHRUN, OLD_LAUNCHER = "torch.distributed.run", "torch.distributed.launch"
 MIN_TORCHRUN = (1, 9)
 START_SECONDS = 300.0  # until a stack answers, and a script there has imported torch
-RECORDED = ("seed", "max_steps", "shift_seeds")  # options of `exec` that the recorder has
+RECORDED = ("seed", "max_steps", "shift_seeds", "first_weights")  # options of `exec` that the recorder has
 DEFAULTS = {"autocast_lists": "cuda"}
 
 _known: dict[tuple[str, ...], "Stack"] = {}  # what was seen of stacks since this process began
@@ -202,6 +206,8 @@ class _Child:
 class StackLauncher(ScriptLauncher):
     """Starts one process per cell, by the words of its stack."""
 
+    keeps_weights = False  # the recorder does, whatever else the stack has
+
     def __init__(self, place: Place = ANYWHERE) -> None:
         super().__init__(place)
         self._process: Stoppable[Any] = Stoppable(lambda process: process.kill())
@@ -218,7 +224,7 @@ class StackLauncher(ScriptLauncher):
         if config.script is not None:
             _write_command(config, folder)
         stack = look_at(config.stack, folder)
-        own = stack.records_by_itself(config)
+        own = stack.records_by_itself(config) and not self.keeps_weights
         fault = stack.fault or ("" if own else _why_not(config, stack))
         if fault:
             by_hand = f"; {CellFile.BY_HAND} in {folder} says how to record it by hand" if config.script else ""
@@ -239,6 +245,9 @@ class StackLauncher(ScriptLauncher):
             environment["CUDA_VISIBLE_DEVICES"] = ""
         words = list(map(sandbox.at, recorder_words(config, folder)))
         record = ["--record", str((folder / CellFile.SCRIPT).resolve())]
+        record += ["--save-weights", str((folder / CellFile.WEIGHTS).resolve())] if self.keeps_weights else []
+        if script.first_weights is not None and not has_own_first_weights(config):
+            record += ["--first-weights", str(first_weights_folder(config, folder) / CellFile.WEIGHTS)]
         start = config.stack.words(folder)
         if config.processes > 1 or script.torchrun:
             start += _rank_words(_known[config.stack.command].facts, config.processes)
@@ -315,6 +324,51 @@ class StackLauncher(ScriptLauncher):
         write_config(config, folder)
         write_record(record, folder)
         return record
+
+
+class WeightsLauncher(StackLauncher):
+    """Records a step of a script in a stack, and keeps the weights with which it begins."""
+
+    keeps_weights = True
+
+    def record_for(self, config: RunConfig, folder: Path) -> RunRecord | None:
+        """Record the first weights that a cell is to begin with, unless that was done for another cell of its seed.
+
+        Returns:
+            The record of a cell for which there are none; None if there are, or it needs none.
+        """
+        if config.script is None or config.script.first_weights is None or has_own_first_weights(config):
+            return None
+        started = datetime.now(UTC).isoformat(timespec="milliseconds")
+        target, recorded = first_weights_folder(config, folder), first_weights_config(config)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{target}.lock"):
+            record = None
+            with contextlib.suppress(OSError, RecordError):
+                record = read_record(target / CellFile.RECORD)
+            if record is None or not _has_weights(record, target):
+                (target / CellFile.WEIGHTS).unlink(missing_ok=True)
+                record = self.launch(recorded, target)
+        if _has_weights(record, target):
+            return None
+        make_cell_folder(folder)
+        write_config(config, folder)
+        if self._is_asked():
+            return interrupted_record(config)
+        why = f"there are no first weights of the stack {config.script.first_weights.name}: {record.error}"
+        found = failed_script(config, why, started=started)
+        write_record(found, folder)
+        return found
+
+
+def _has_weights(record: RunRecord, folder: Path) -> bool:
+    return record.status == "completed" and (folder / CellFile.WEIGHTS).exists()
+
+
+def has_own_first_weights(config: RunConfig) -> bool:
+    """Return whether the first weights of a cell are those of its stack anyway: the script as it is trains there."""
+    script = _script_as_written(config)
+    return script is not None and config.stack is not None and config.stack == script.first_weights
 
 
 def traced_command(

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from ampcompare.experiment.launch.local import LocalLauncher
 from ampcompare.experiment.launch.script import stacks
 from ampcompare.experiment.launch.script.stacks import StackLauncher, facts_now, take_up
 from ampcompare.results.records.run import read_record
@@ -67,6 +68,31 @@ def test_a_cell_is_what_its_script_prints(tmp_path: Path, launcher: StackLaunche
     assert "ampcompare" not in record.environment
     assert read_record(tmp_path / "cell" / "record.json") == record
     assert not (tmp_path / "cell" / "written").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [2, 3])
+def test_a_cell_begins_with_the_first_weights_of_another_stack(width: int, tmp_path: Path) -> None:
+    """That stack makes other weights; where they have another shape, the cell is a row with its reason."""
+    config = _config(tmp_path, BARE)
+    assert config.script is not None
+    source = SCRIPT.replace("manual_seed(1)", 'manual_seed(int(__import__("os").environ.get("SEED", 1)))')
+    source = source.replace("Linear(4, 2)", f'Linear(4, {width} if "SEED" in __import__("os").environ else 2)')
+    Path(config.script.name).write_text(source)
+    other = parse_stacks({"other": f"env SEED=9 {BARE.removeprefix('env ')}"})["other"]
+    begun = config.model_copy(update={"script": config.script.model_copy(update={"first_weights": other})})
+    with LocalLauncher() as launcher:
+        record = launcher.launch(begun, tmp_path / "cells" / "begun")
+        theirs = launcher.launch(begun.model_copy(update={"stack": other}), tmp_path / "cells" / "theirs")
+        own = launcher.launch(config, tmp_path / "cells" / "own")
+    assert theirs.script is not None
+    assert own.script is not None
+    if width == 2:
+        assert record.script is not None
+        assert record.script.weights == theirs.script.weights != own.script.weights
+    else:
+        assert "the stored first weights do not fit one of shape [2, 4]" in str(record.error)
+    assert len(list((tmp_path / "first-weights").glob("*/first.pt"))) == 1
 
 
 @pytest.mark.slow
