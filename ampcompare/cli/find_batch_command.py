@@ -98,13 +98,13 @@ def command(**parameters: Any) -> int:
 def _rows(limits: Sequence[BatchLimit]) -> list[list[str]]:
     from ampcompare.base.formatting import format_mebibytes, printable
 
-    return [
-        [
-            limit.arm,
-            "none" if limit.fits is None else str(limit.fits.batch),
-            format_mebibytes(None if limit.fits is None else limit.fits.peak_bytes),
-            "-" if limit.fails is None else str(limit.fails.batch),
-            "-" if limit.fails is None else printable(limit.fails.reason),
-        ]
-        for limit in limits
-    ]
+    rows = []
+    for limit in limits:
+        largest, peak = "none", None
+        if limit.fits is not None:
+            largest, peak = str(limit.fits.batch), limit.fits.peak_bytes
+        next_tried, reason = "-", "-"
+        if limit.fails is not None:
+            next_tried, reason = str(limit.fails.batch), printable(limit.fails.reason)
+        rows.append([limit.arm, largest, format_mebibytes(peak), next_tried, reason])
+    return rows

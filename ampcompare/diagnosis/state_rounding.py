@@ -84,52 +84,53 @@ def _decays(group: Mapping[str, Any]) -> Iterator[float]:
                 yield number
 
 
-def step_error(
-    rule: StateRule, state: Tensor, gradients: Sequence[Tensor], dtype: torch.dtype, steps: int
-) -> tuple[float, float]:
-    """Return the mean errors of the step's size over the steps ahead, where the state is rounded after each.
+def step_errors(
+    rule: StateRule, state: Tensor, gradients: Sequence[Tensor], dtypes: Sequence[torch.dtype], steps: int
+) -> list[tuple[float, float]]:
+    """Return the mean errors of the step's size over the steps ahead, where the state is rounded to a type after each.
 
     Each is the mean magnitude of the logarithm of the rounded step over that of fp32: 0.1 is a tenth of the step.
 
     Args:
         state: fp32 (elements,), after the last step that was seen.
         gradients: of some steps, fp32 (elements,) each.
+        dtypes: the types; the path without rounding is computed once for all of them.
         steps: how many are still to come.
 
     Returns:
-        The error where gradients stay as they were, and where they vanish as the loss falls, until a squared gradient
-        is a hundredth of what it was.
+        For each type the error where gradients stay as they were, and where they vanish as the loss falls, until a
+        squared gradient is a hundredth of what it was.
     """
     live = (state > 0) & torch.isfinite(state)
     if steps < 1 or not bool(live.any()):
-        return 0.0, 0.0
+        return [(0.0, 0.0)] * len(dtypes)
     state = state[live]
     drawn = [gradient[live] for gradient in gradients]
     order = torch.randint(len(drawn), (MAX_STEPS,), generator=torch.Generator().manual_seed(0)).tolist()
-    stay = _mean_drift(rule, state, dtype, steps, lambda step: drawn[order[step]])
+    stay = _mean_drifts(rule, state, dtypes, steps, lambda step: drawn[order[step]])
     if rule.kind == "sum":  # which never falls in fp32 either
-        return stay, 0.0
+        return [(each, 0.0) for each in stay]
     least = (state if rule.kind == "maximum" else state.sqrt()) / math.sqrt(FALL)
-    return stay, _mean_drift(rule, state, dtype, steps, lambda step: least)
+    return list(zip(stay, _mean_drifts(rule, state, dtypes, steps, lambda step: least), strict=True))
 
 
-def _mean_drift(
-    rule: StateRule, state: Tensor, dtype: torch.dtype, steps: int, gradient_of: Callable[[int], Tensor]
-) -> float:
+def _mean_drifts(
+    rule: StateRule, state: Tensor, dtypes: Sequence[torch.dtype], steps: int, gradient_of: Callable[[int], Tensor]
+) -> list[float]:
     """Return the mean error of the step's size over simulated steps; the last one stands for those behind it."""
-    exact, held = state.clone(), state.to(dtype).float()
+    exact, held = state.clone(), [state.to(dtype).float() for dtype in dtypes]
     last = min(steps, MAX_STEPS)
     every = max(1, last // POINTS)
-    errors: list[float] = []
+    errors: list[list[float]] = [[] for _ in dtypes]
     for step in range(last):
         gradient = gradient_of(step)
         exact = rule.move(exact, gradient)
-        held = rule.move(held, gradient).to(dtype).float()
+        held = [rule.move(each, gradient).to(dtype).float() for each, dtype in zip(held, dtypes, strict=True)]
         if step % every == 0 or step == last - 1:
-            ratio = (held.clamp(min=1e-38) / exact.clamp(min=1e-38)).log() * rule.power
-            errors.append(float(ratio.abs().mean()))
-    mean = sum(errors) / len(errors)
-    return (mean * last + errors[-1] * (steps - last)) / steps
+            for each, found in zip(held, errors, strict=True):
+                ratio = (each.clamp(min=1e-38) / exact.clamp(min=1e-38)).log() * rule.power
+                found.append(float(ratio.abs().mean()))
+    return [(sum(found) / len(found) * last + found[-1] * (steps - last)) / steps for found in errors]
 
 
 @dataclass
@@ -180,19 +181,20 @@ class StateProbe:
                 return
         self.has_unknown |= key not in self._seen
 
-    def error(self, dtype: torch.dtype, steps: int) -> StateError | None:
-        """Return the largest error of a step's size that rounding to `dtype` makes; None where no state is known."""
-        worst = None
+    def errors(self, dtypes: Sequence[torch.dtype], steps: int) -> list[StateError | None]:
+        """Return the largest error of a step's size that rounding to each type makes; None where no state is known."""
+        worst: list[StateError | None] = [None] * len(dtypes)
         for rule in dict.fromkeys(seen.rule for seen in self._seen.values()):
             alike = [seen for seen in self._seen.values() if seen.rule == rule]
             probes = min(len(seen.gradients) for seen in alike)
             state = torch.cat([seen.state for seen in alike])
             chosen = torch.linspace(0, len(state) - 1, min(len(state), MAX_ELEMENTS)).long()
             gradients = [torch.cat([seen.gradients[at] for seen in alike])[chosen] for at in range(probes)]
-            stay, fall = step_error(rule, state[chosen], gradients, dtype, steps)
-            found = StateError(steps=steps, decay=rule.decay, steady=stay, falling=fall)
-            if worst is None or found.largest > worst.largest:
-                worst = found
+            for at, (stay, fall) in enumerate(step_errors(rule, state[chosen], gradients, dtypes, steps)):
+                found = StateError(steps=steps, decay=rule.decay, steady=stay, falling=fall)
+                known = worst[at]
+                if known is None or found.largest > known.largest:
+                    worst[at] = found
         return worst
 
 

@@ -20,7 +20,8 @@ ROLES = (*RESTORED, "steps", "batches", "generators", "loss")
 STATES = {"loss scale": "scales", "learning rate": "rates"}
 MADE_AGAIN = "masters are rounded to {0}: they are made again from the {0} weights at load"
 MIDDLE = "it saves in the middle of a step: the gradients that were accumulated by then are not in the file"
-FIRST = "{} are those that the script starts with: they are not in the file, or are not loaded{}"
+FIRST = "{} are those that the script starts with: {}"
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 WORDS = {"scaler": "the GradScaler", "optimizer": "the optimizer", "scheduler": "the schedule"}
 
 
@@ -35,9 +36,13 @@ class Answer(Enum):
 
 @dataclass
 class Step:
-    """What one step of a trace started from, and computed."""
+    """What one step of a trace started from, and computed.
+
+    `made` has the numbers of the optimizers and scalers that are left, in the order in which all were made.
+    """
 
     state: dict[str, Any]
+    made: dict[str, list[int]] = field(default_factory=dict)
     batches: list[str] = field(default_factory=list)
     losses: list[float | None] = field(default_factory=list)
     has_ended: bool = False
@@ -54,7 +59,7 @@ class Trace:
     """What a run of a script did.
 
     Attributes:
-        steps: all of them, the last perhaps without its end.
+        steps: all of them that ended.
         saves: rows of files that were saved.
         loads: rows of files that were loaded.
         restored: rows of what was restored.
@@ -62,6 +67,7 @@ class Trace:
         states: the folder that Accelerate has filled last; "" for none.
         stopped: how many steps had ended where it saved last, before it was stopped; None if it ran to its end.
         error: with which it ended; "" for none.
+        last: a step that did not end.
     """
 
     steps: list[Step] = field(default_factory=list)
@@ -72,6 +78,13 @@ class Trace:
     states: str = ""
     stopped: int | None = None
     error: str = ""
+    last: Step | None = None
+
+    def fail(self, error: str) -> None:
+        """Take an error, with which it ended; one that failed in its first step is compared as far as it came."""
+        self.error = error
+        if not self.steps and self.last is not None:
+            self.steps = [self.last]
 
 
 @dataclass(frozen=True)
@@ -112,7 +125,7 @@ def read_trace(path: Path) -> Trace:
     for row in rows:
         kind = row["kind"]
         if kind == Row.START:
-            trace.steps.append(Step(row["state"]))
+            trace.steps.append(Step(row["state"], row["made"]))
         elif kind == Row.STOP:
             trace.stopped = trace.saves[-1]["step"]  # those behind are lost
         elif kind in lists:
@@ -123,6 +136,7 @@ def read_trace(path: Path) -> Trace:
             trace.steps[-1].losses.append(row["loss"])
         elif trace.steps and kind == Row.STEP:
             trace.steps[-1].has_ended = True
+    trace.last = next((step for step in trace.steps[-1:] if not step.has_ended), None)
     trace.steps = [step for step in trace.steps if step.has_ended]
     return trace
 
@@ -162,7 +176,7 @@ def compare_traces(whole: Trace, broken: Trace, resumed: Trace) -> Resumption:
     if shift:
         text = f"{len(resumed.steps)} steps where {len(left)} were left"
         found.append(Difference("steps", at + 1, text, _why_shifted(shift, at)))
-    elif len(resumed.steps) != len(left):
+    elif len(resumed.steps) != len(left) and not resumed.error:
         text = f"{len(resumed.steps)} steps where {len(left)} were left"
         found.append(Difference("steps", at + 1 + min(len(resumed.steps), len(left)), text, _why_other_steps()))
     found.sort(key=lambda one: (one.step, ROLES.index(one.role) if one.role in ROLES else len(ROLES)))
@@ -174,7 +188,8 @@ def compare_traces(whole: Trace, broken: Trace, resumed: Trace) -> Resumption:
         answer = Answer.DATA_ORDER
     else:
         answer = Answer.DIFFERS
-    return Resumption(answer, at, len(whole.steps), len(resumed.steps), tuple(found), losses_apart(whole, resumed))
+    parted = None if resumed.error else losses_apart(whole, resumed)  # those of other steps tell nothing
+    return Resumption(answer, at, len(whole.steps), len(resumed.steps), tuple(found), parted)
 
 
 def _shift(whole: Trace, at: int, resumed: Trace) -> int:
@@ -183,7 +198,7 @@ def _shift(whole: Trace, at: int, resumed: Trace) -> int:
     Its batches are then those of steps so much earlier, and it trains so many steps more.
     """
     shift = len(resumed.steps) - (len(whole.steps) - at)
-    if not shift or not 0 <= at - shift < len(whole.steps):
+    if not shift or not 0 <= at - shift < len(whole.steps) or (shift < 0 and resumed.error):
         return 0
     pairs = list(zip(whole.steps[at - shift :], resumed.steps, strict=False))
     unshifted = list(zip(whole.steps[at:], resumed.steps, strict=False))
@@ -205,7 +220,8 @@ def _rates(step: Step) -> Any:
 
 def _lost_passes(whole: Trace, at: int, resumed: Trace) -> int:
     """Return how many forward passes at the begin of the step behind the break were made before the script saved."""
-    due, given = whole.steps[at].batches, resumed.steps[0].batches if resumed.steps else []
+    has_ended = bool(resumed.steps) and resumed.steps[0].has_ended
+    due, given = whole.steps[at].batches, resumed.steps[0].batches if has_ended else []
     lost = len(due) - len(given)
     return lost if given and lost > 0 and due[lost:] == given != due[: len(given)] else 0
 
@@ -260,6 +276,8 @@ def _first_difference(role: str, whole: Trace, at: int, broken: Trace, resumed: 
     if role == "averages":
         return _first_other_average(whole, at, broken, resumed)
     for index, (first, second) in enumerate(zip(whole.steps[at:], resumed.steps, strict=False)):
+        if not second.has_ended and role in ("batches", "loss"):
+            break
         values = first.value(role), second.value(role)
         if role in ("weights", "masters") and first.value("masters") and not _has_masters(resumed):
             if role == "weights":
@@ -365,12 +383,37 @@ def _cause(role: str, what: str, index: int, at: int, whole: Trace, broken: Trac
         known = _cause_of_moments(first.value(role), second.value(role), broken, resumed)
         return known or _cause_of_age(role, at, whole, broken, resumed)
     if role == "loss scale":
-        return _cause_of_state("scaler", second.value(role) == whole.steps[0].value(role), broken, resumed)
+        pairs = zip(first.value(role), second.value(role), strict=False)
+        place = next((place for place, (one, other) in enumerate(pairs) if one != other), None)
+        begins = second.value(role) == whole.steps[0].value(role)
+        return _cause_of_state("scaler", begins, broken, resumed, place)
     if role == "learning rate":
-        return _cause_of_state("scheduler", second.value(role) == whole.steps[0].value(role), broken, resumed)
+        begins = second.value(role) == whole.steps[0].value(role)
+        then = None if begins else _step_of_rates(whole, at, resumed)
+        if then is not None:
+            return _cause_of_other_place(then, at, broken, resumed)
+        return _cause_of_state("scheduler", begins, broken, resumed)
     if role == "batches":
         return _cause_of_batches(index, at, whole, resumed)
     return _cause_of_generators(index, whole, at, resumed) if role == "loss" else ""
+
+
+def _step_of_rates(whole: Trace, at: int, resumed: Trace) -> int | None:
+    """Return the step without a break from which on the rates are those of the script that was started again."""
+    rates = [_rates(step) for step in resumed.steps]
+    due = [_rates(step) for step in whole.steps]
+    fitting = [then for then in range(1, len(due)) if all(a == b for a, b in zip(due[then:], rates, strict=False))]
+    return min((then for then in fitting if then != at), key=lambda then: abs(then - at), default=None)
+
+
+def _cause_of_other_place(then: int, at: int, broken: Trace, resumed: Trace) -> str:
+    """Return why the schedule resumes from another step than that of an index, at which the script was stopped."""
+    steps = f"{abs(then - at)} step{'s' * (abs(then - at) != 1)}"
+    restored = [row["line"] for row in resumed.restored if row["what"] == "scheduler"]
+    if then > at and restored:
+        return f"the schedule is {steps} ahead: it is stepped again behind {restored[-1]}, which loads its state"
+    place = f"the schedule is {steps} {'ahead' if then > at else 'behind'}"
+    return _cause_of_state("scheduler", False, broken, resumed, place=place)
 
 
 def _other_types(whole: Step, resumed: Step) -> str:
@@ -419,9 +462,18 @@ def _cause_of_age(role: str, at: int, whole: Trace, broken: Trace, resumed: Trac
             name = os.path.basename(old[-1]["path"])
             return f"an older file is loaded: {name}, of step {then} ({old[-1]['line']})"
         if not then:
-            return FIRST.format(role, _line_of(broken.saves))
+            return FIRST.format(role, _where_they_are(role, apart, broken, resumed))
         return f"{role} are those behind step {then}: they were taken before step {then + 1}{_line_of(broken.saves)}"
     return ""
+
+
+def _where_they_are(role: str, apart: list[str], broken: Trace, resumed: Trace) -> str:
+    """Return whether tensors that are not restored are in the file; of statistics of a batch norm it is known."""
+    if role != "buffers" or not all(name.partition(" of model ")[0].endswith(STATISTICS) for name in apart):
+        return f"they are not in the file, or are not loaded{_line_of(broken.saves)}"
+    if any("buffers" in row["holds"] for row in broken.saves):
+        return f"they are in the file, and are not loaded{_line_of(resumed.loads)}"
+    return f"they are not in the file{_line_of(broken.saves)}"
 
 
 def _flat(role: str, step: Step) -> dict[str, str]:
@@ -457,6 +509,13 @@ def _cause_of_moments(whole: dict[str, Any], resumed: dict[str, Any], broken: Tr
     pairs = [(value, resumed[name][key]) for name in both for key, value in whole[name].items() if key in resumed[name]]
     half = _rounding(pairs)
     if half:
+        weights = again.steps[0].value("weights")
+        loads = [row for row in again.restored if row["what"] == "optimizer"]
+        short = {SHORT.get(weights.get(name, {}).get("dtype", "")) for name in both}
+        types = {SHORT.get(given.get("dtype", "")) for due, given in pairs if due["values"] != given["values"]}
+        if loads and short == types == {half}:
+            line = _line_of(loads)
+            return f"moments are rounded to {half} at load: load_state_dict gives them the type of the weights{line}"
         return f"moments were saved or loaded in {half}{_line_of(broken.saves)}"
     apart = {key for name in both for key, value in whole[name].items()
              if resumed[name].get(key, {}).get("values") != value["values"]}  # fmt: skip
@@ -471,23 +530,28 @@ def _cause_of_state(
     number: int | None = None,
     *,
     only_missing: bool = False,
+    place: str = "",
 ) -> str:
     """Return why the state of a scaler, a schedule or the optimizer of a number is not the saved one.
 
     Args:
+        number: of the scaler or the optimizer, among those that are left.
         only_missing: say nothing where it is saved and loaded.
+        place: at which step it is, in words.
     """
     holds = {part for row in broken.saves for part in row["holds"]}
     loaded = {row["path"] for row in resumed.loads}
     read = {part for row in broken.saves if row["path"] in loaded for part in row["holds"]}
-    restored = [
-        row
-        for row in resumed.restored
-        if row["what"] == what and (number is None or row.get("number") in (None, number))
-    ]
-    begins = f"{WORDS[what]} starts from scratch" if starts_again else f"{WORDS[what]} has another state"
+    of_kind = [row for row in resumed.restored if row["what"] == what]
+    left = resumed.steps[0].made.get(what, [])
+    own = left[number] if number is not None and number < len(left) else None
+    restored = [row for row in of_kind if own is None or row["number"] in (None, own)]
+    begins = place or f"{WORDS[what]} {'starts from scratch' if starts_again else 'has another state'}"
     if what not in holds:
         return f"{begins}: its state is not in the file{_line_of(broken.saves)}"
+    replaced = [row for row in of_kind if row["number"] is not None and row["number"] not in left]
+    if not restored and replaced:
+        return f"{begins}: {replaced[-1]['line']} loads its state into another one, which is replaced then"
     if not restored:
         if loaded and read and what not in read:
             name = next(os.path.basename(row["path"]) for row in reversed(broken.saves) if what in row["holds"])

@@ -12,6 +12,7 @@ from typing import Any
 
 from tabulate import tabulate
 
+from ampcompare.base.environment.ranks import world_of
 from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, Sandbox, open_sandbox
 from ampcompare.base.processes.start import start_command
@@ -86,7 +87,7 @@ def resume_script(
             (whole,) = runs.run([_Run("whole, its steps counted by another optimizer")], say)
             then = f": step {check.step} of the first is in step {step}" * (step != check.step)
             say(f"steps are those of its optimizer {at['behind'] + 1}, behind which it saves{then}")
-        say(f"without a break: {len(whole.steps)} steps, {_files(whole)}")
+        say(f"without a break: {_steps(whole)}, {_files(whole)}")
         _check(whole, step)
         added = shlex.split(check.arguments or "")
         again = _Run("started again", added, {
@@ -101,9 +102,12 @@ def resume_script(
         how = [f"with {check.arguments}"] * bool(added) + [f"with {row['by']}" for row in resumed.trainers[:1]]
         how += [f"as migrate rewrites it{', from a file that convert has made' * check.convert}"] * bool(check.rewrite)
         say(f"started again{', '.join(['', *how]) if len(how) > 1 else ''.join(f' {each}' for each in how)}: "
-            f"{len(resumed.steps)} steps")  # fmt: skip
+            f"{_steps(resumed)}")  # fmt: skip
         found = compare_traces(whole, broken, resumed)
-        twins = [] if found.answer is Answer.EXACT else runs.run([_Run("twin", settings={"twin": True})])
+        if resumed.error and found.answer is Answer.EXACT:  # as far as it came
+            raise LaunchError(resumed.error)
+        is_exact = found.answer is Answer.EXACT
+        twins = [] if is_exact or found.parted is None else runs.run([_Run("twin", settings={"twin": True})])
         for line in resumption_lines(found, losses_apart(whole, twins[0]) if twins else None, check.rewrite):
             say(line)
         if resumed.error:
@@ -140,12 +144,14 @@ class _Runs:
         requests, code, text = self._start(given, say)
         traces = [read_trace(path) for each in requests if (path := each.with_name(TRACE)).exists()]
         if code or not traces:
-            last = max(len(traces) - 1, 0)
-            why = error_of(requests[last].with_name(RECORD), text)
-            error = f"the script ({given[last].name}) ended with exit code {code}: {why}"
-            if not last or len(traces) < len(given) or not traces[last].steps:
+            # One that was stopped did not fail: the next has, before it has begun a trace.
+            failed = len(traces) if not traces or traces[-1].stopped is not None else len(traces) - 1
+            why = error_of(requests[failed].with_name(RECORD), text)
+            error = f"the script ({given[failed].name}) ended with exit code {code}: {why}"
+            if failed and failed < len(traces):
+                traces[failed].fail(error)  # its steps may tell why
+            if not failed or len(traces) < len(given) or not traces[failed].steps:
                 raise LaunchError(error)
-            traces[last].error = error  # behind steps that may tell why
         return traces
 
     def kill(self, whole: Trace, broken: Trace, added: Sequence[str], check: ResumeCheck) -> tuple[list[str], bool]:
@@ -214,16 +220,22 @@ class _Runs:
 
 
 def _refuse_ranks(name: str, *, is_module: bool) -> None:
-    """Refuse a script of several ranks: rank 0 alone would be stopped, and the others would wait for it.
+    """Refuse several ranks: each would be stopped at a step of its own, and the others would wait for it.
 
     Raises:
-        ConfigError: this is a rank, or the script is what starts ranks.
+        ConfigError: this is one of several ranks, or the script is what starts ranks.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 or (is_module and name in OF_RANKS):
-        raise ConfigError(
-            "--verify-resume starts the script itself, as one process: of several ranks, it would stop one and leave "
-            "the others waiting. Run it without torchrun, on one rank"
-        )
+    world = world_of()
+    if world is not None and world.size > 1:
+        who = f"this is rank {world.rank} of {world.size}, by {world.launcher}"
+    elif is_module and name in OF_RANKS:
+        who = f"{name} starts ranks"
+    else:
+        return
+    raise ConfigError(
+        f"{who}, and --verify-resume follows a script of one process: start ampcompare itself without a launcher, with "
+        "the script on one rank"
+    )
 
 
 def _check(whole: Trace, step: int) -> None:
@@ -252,6 +264,11 @@ def _why_not_stopped(broken: Trace, step: int) -> str:
     at = sorted({row["step"] for row in broken.saves if row["step"] < len(broken.steps)})
     last = f"the last file before its end is that of step {at[-1]}" if at else "it saves only at its end"
     return f"the script saves no file between step {step} and its last step: {last}; let it save earlier"
+
+
+def _steps(trace: Trace) -> str:
+    count = sum(step.has_ended for step in trace.steps)
+    return f"{count} step{'s' * (count != 1)}"
 
 
 def _files(trace: Trace) -> str:

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-BITS = {2: torch.int16, 4: torch.int32}  # by bytes
+from ampcompare.base.tensors.bits import bit_sum
+
 # Of a unit in the last place: what adding to 16-bit weights and subtracting again may leave, with room.
 ROUNDING = 4.0
 
@@ -37,7 +38,7 @@ class MasterPairs:
     def keep_bits(self, tensor: Tensor) -> None:
         """Note what a tensor of a pair is before its `data` is accessed; nothing waits for its device."""
         if id(tensor) in self._versions:
-            self._sums[id(tensor)] = _bit_sum(tensor)
+            self._sums[id(tensor)] = bit_sum(tensor)
 
     @torch.no_grad()
     def masters_apart(self) -> int:
@@ -83,7 +84,7 @@ class MasterPairs:
         read = [one for one in tensors if id(one) in self._sums and one._version == self._versions[id(one)]]
         changed: dict[int, bool] = {}
         if read:
-            differ = torch.stack([(self._sums[id(one)] != _bit_sum(one)).to(read[0].device) for one in read])
+            differ = torch.stack([(self._sums[id(one)] != bit_sum(one)).to(read[0].device) for one in read])
             changed = {id(one): bool(is_other) for one, is_other in zip(read, differ.tolist(), strict=True)}
         return [one._version != self._versions[id(one)] or changed.get(id(one), False) for one in tensors]
 
@@ -91,11 +92,6 @@ class MasterPairs:
     def _distance(self, indices: Sequence[int]) -> float:
         pairs = [(self.params[index], self.masters[index]) for index in indices]
         return float(_norm([param.float() - master.to(param.dtype).float() for param, master in pairs]))
-
-
-def _bit_sum(tensor: Tensor) -> Tensor:
-    """Return the sum of the bits of a tensor, as a whole number on its device."""
-    return tensor.detach().view(BITS[tensor.element_size()]).sum()
 
 
 @torch.no_grad()

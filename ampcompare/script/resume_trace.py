@@ -149,10 +149,11 @@ class ResumeTrace:
             if not self._is_started:
                 self._is_started, self._first = True, module
                 if self._step < SEARCHES:
+                    gc.collect()  # an optimizer and its schedule hold each other, also when they were replaced
                     self._owners = _own_objects()
                     self._find_models()
                 with torch.no_grad():
-                    self._write(Row.START, state=self._state())
+                    self._write(Row.START, state=self._state(), made=self._numbers_left())
             if module is self._first:  # others get what it returns
                 self._write(Row.BATCH, batch=_digest_of((args, options)))
         finally:
@@ -190,7 +191,8 @@ class ResumeTrace:
     def _restore(self, inner: Any, owner: Any, *args: Any, **options: Any) -> Any:
         kinds = ((nn.Module, "model"), (torch.optim.Optimizer, "optimizer"), (torch.amp.GradScaler, "scaler"))
         what = next((name for kind, name in kinds if isinstance(owner, kind)), "scheduler")
-        number = next((at for at, one in enumerate(self._living(self._optimizers)) if one is owner), None)
+        made = {"optimizer": self._optimizers, "scaler": self._scalers}.get(what, [])
+        number = next((at for at, each in enumerate(made) if each() is owner), None)
         self._write(Row.RESTORE, what=what, number=number, line=place_in_script())
         return inner(owner, *args, **options)
 
@@ -261,7 +263,7 @@ class ResumeTrace:
         if not left:
             return
         owners: dict[int, tuple[int, nn.Module]] = {}
-        for module in [each for each in gc.get_objects() if isinstance(each, nn.Module)]:
+        for module in [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]:
             inside = {id(each) for each in module.parameters()} & left
             size = sum(1 for _ in module.modules())
             owners.update({each: (size, module) for each in inside if size > owners.get(each, (0, module))[0]})
@@ -271,6 +273,13 @@ class ResumeTrace:
 
     def _living(self, found: list[weakref.ref[Any]]) -> list[Any]:
         return [one for each in found if (one := each()) is not None]
+
+    def _numbers_left(self) -> dict[str, list[int]]:
+        """Return which of the optimizers and the enabled scalers are left, in the order in which they were made."""
+        return {
+            "optimizer": [at for at, each in enumerate(self._optimizers) if each() is not None],
+            "scaler": [at for at, each in enumerate(self._scalers) if (one := each()) is not None and one.is_enabled()],
+        }
 
     def _scales(self) -> Iterator[list[float]]:
         """Yield each loss scale, and for how many steps there was no overflow."""
@@ -325,13 +334,8 @@ def _averages(models: list[nn.Module], owned: set[int], owners: list[Any]) -> di
     places = {parameter.data_ptr() for model in models for parameter in model.parameters()}
     of_models = [Counter(tuple(each.shape) for each in model.parameters()) for model in models]
     for name, value in itertools.chain(_variables(), _attributes(owners)):
-        if isinstance(value, nn.Module):
-            tensors = [] if id(value) in parts else list(value.parameters())
-        elif isinstance(value, dict):
-            tensors = list(value.values())
-        else:
-            tensors = list(value) if isinstance(value, (list, tuple)) else []
-        if not tensors or not all(isinstance(each, Tensor) for each in tensors):
+        tensors = [] if id(value) in parts else _tensors_held(value)
+        if not tensors or not all(issubclass(type(each), Tensor) for each in tensors):
             continue
         own = [each for each in tensors if each.is_floating_point() and id(each) not in owned]
         own = [each for each in own if each.data_ptr() not in places]
@@ -339,6 +343,21 @@ def _averages(models: list[nn.Module], owned: set[int], owners: list[Any]) -> di
         if any(shapes and shapes <= left for shapes in of_models):
             found[name] = {"values": _hash(_bytes(each.detach().float()) for each in own)}
     return found
+
+
+def _tensors_held(value: Any) -> list[Any]:
+    """Return the parameters of a module, or what is in a container; nothing of the object's own code runs.
+
+    Lazy mappings of libraries import what they hold when they are asked, and lazy objects do when their class is.
+    """
+    kind = type(value)
+    if issubclass(kind, nn.Module):
+        return list(value.parameters())
+    if issubclass(kind, dict):
+        return list(dict.values(value))
+    if issubclass(kind, list):
+        return list(list.__iter__(value))
+    return list(tuple.__iter__(value)) if issubclass(kind, tuple) else []
 
 
 def _variables() -> Iterator[tuple[str, Any]]:
@@ -358,14 +377,14 @@ def _variables() -> Iterator[tuple[str, Any]]:
                 continue
             seen.add(id(value))
             yield name, value
-            if hasattr(value, "__dict__") and not isinstance(value, (type, nn.Module)) and _is_own(type(value)):
+            if not issubclass(type(value), (type, nn.Module)) and _is_own(type(value)) and hasattr(value, "__dict__"):
                 yield from ((f"{name}.{key}", each) for key, each in list(vars(value).items()))
 
 
 def _is_own(kind: type) -> bool:
     """Return whether a class is one of the script's own files."""
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
-    return is_users(file) and not is_installed(file)
+    file: str = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+    return bool(file) and is_users(file) and not is_installed(file)  # functions and modules are of no file
 
 
 def _own_objects() -> list[Any]:

@@ -24,6 +24,7 @@ from ampcompare.base.patches import Subscriptions
 from ampcompare.settings.resume_trace import Row
 
 DEPTH = 6  # of containers in what is saved
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # names of buffers, which no parameter has
 FOLDERS = "torch.distributed.checkpoint"
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
@@ -128,7 +129,8 @@ class SavedFiles:
             path = os.path.abspath(os.fsdecode(filename))
             self._before_save(path)
             result = inner(tensors, filename, *args, **options)
-            self._note(Row.SAVE, path=path, line=place_in_script(), holds=["model"])
+            holds = sorted({"model", *(["buffers"] if any(name.endswith(STATISTICS) for name in tensors) else [])})
+            self._note(Row.SAVE, path=path, line=place_in_script(), holds=holds)
             return result
 
         def load(inner: Any, filename: Any, *args: Any, **options: Any) -> Any:
@@ -211,6 +213,8 @@ def parts_of(value: Any, depth: int = DEPTH) -> Iterator[str]:
             return
         if value and all(isinstance(one, Tensor) for one in value.values()):
             yield "model"
+            if any(str(key).endswith(STATISTICS) for key in keys):
+                yield "buffers"
         for one in value.values() if depth else ():
             yield from parts_of(one, depth - 1)
     elif isinstance(value, (list, tuple)) and depth:

@@ -68,6 +68,25 @@ def python_words(words: Sequence[str]) -> list[str]:
     return rest
 
 
+def why_no_module(module: str, arguments: Sequence[str]) -> str:
+    """Return why there is no module to run, and what to do; of a launcher that is not installed what does the same.
+
+    Args:
+        arguments: of the module, in which a launcher has its script.
+    """
+    launcher = next((" ".join(words) for words, name in LAUNCHERS.items() if name == module), "")
+    if not launcher:
+        return f"there is no module {module} to run; check its name and PYTHONPATH"
+    text = " ".join(arguments)
+    found = re.search(r"--(?:num_gpus|num_processes|nproc[-_]per[-_]node)[= ](\d+)", text)
+    package = module.partition(".")[0]
+    whose = "" if launcher == package else f", so there is no {launcher}"
+    return (
+        f"{package} is not installed{whose}; ampcompare starts ranks itself: "
+        f"--nproc-per-node {found[1] if found else 'N'} -- {_script_in(arguments)}"
+    )
+
+
 def _after_python(words: list[str]) -> list[str]:
     """Return the words behind the interpreter and its options."""
     written, *rest = words

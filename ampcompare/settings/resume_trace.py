@@ -48,7 +48,8 @@ class ResumeRequest(ScriptRequest):
 class Row:
     """Kinds of rows of a trace, each with `step`, the number of steps that have ended."""
 
-    START = "start"  # of a step: `state` is all that a checkpoint has to restore
+    # Of a step: `state` is all that a checkpoint has to restore; `made`: which optimizers and scalers are left.
+    START = "start"
     BATCH = "batch"  # of a forward pass: a digest
     LOSS = "loss"
     STEP = "step"  # its end
@@ -56,7 +57,8 @@ class Row:
     SAVE = "save"
     MOVE = "move"  # of a file or folder, from `path` to `to`
     LOAD = "load"
-    RESTORE = "restore"  # of `what`: a load_state_dict, or a generator; of an optimizer also its `number`
+    # Of `what`: a load_state_dict, or a generator; of an optimizer or a scaler also its `number`, in the order as made.
+    RESTORE = "restore"
     TRAINER = "trainer"  # a trainer was started `by` what its user would write
     STATES = "states"  # Accelerate has saved all its states to the folder `path`
     KILLED = "killed"  # a copy of the process: `point` in words, and the folder `left` of what was left

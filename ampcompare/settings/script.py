@@ -15,7 +15,7 @@ from ampcompare.base.environment.packages import find_module
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.secret_files import note_secrets_in_files
 from ampcompare.base.secrets import hide, hide_names, reveal
-from ampcompare.settings.command_words import python_words
+from ampcompare.settings.command_words import python_words, why_no_module
 from ampcompare.settings.metric_direction import known_direction
 from ampcompare.settings.recipe import Frozen, PositiveInt
 from ampcompare.settings.stack import StackConfig
@@ -186,7 +186,7 @@ def script_config(
         raise ConfigError(f"metrics {', '.join(names)}: a name appears twice; each metric needs its own name")
     path = Path(rest[0])
     if is_module and not find_module(rest[0])[0]:
-        raise ConfigError(f"there is no module {rest[0]} to run; check its name and PYTHONPATH")
+        raise ConfigError(why_no_module(rest[0], rest[1:]))
     if not is_module and not path.exists():
         raise ConfigError(f"there is no script {rest[0]}; give its path, or -m and the name of a module")
     if not is_module and path.is_dir() and not (path / "__main__.py").is_file():

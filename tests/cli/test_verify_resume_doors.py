@@ -70,10 +70,15 @@ def test_each_arm_resumes_from_its_own_file(call: Any, script: Path) -> None:
 
 def test_ranks_are_refused(call: Any, script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script.write_text(plain(), encoding="utf-8")
-    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
     for command in (("exec", "--device", "cpu"), ("migrate",)):
         result = call(*command, "--verify-resume", "2", "train.py")
-        assert (result.code, "Run it without torchrun, on one rank" in said(result)) == (2, True), said(result)
+        assert (result.code, "this is rank 0 of 2, by environment, and --verify-resume" in said(result)) == (2, True)
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name)
+    result = call("exec", "--device", "cpu", "--verify-resume", "2", "-m", "torch.distributed.run", "train.py")
+    assert (result.code, "torch.distributed.run starts ranks, and" in said(result)) == (2, True), said(result)
 
 
 def test_a_migrated_script_resumes_from_a_file_of_apex(call: Any, script: Path) -> None:
@@ -86,3 +91,20 @@ def test_a_migrated_script_resumes_from_a_file_of_apex(call: Any, script: Path) 
     assert (result.code, cause in said(result)) == (1, True), said(result)  # the script saves no amp.state_dict()
     assert script.read_bytes() == before
     assert [each.name for each in script.parent.iterdir()] == ["train.py"]
+
+
+def test_a_converted_file_of_apex_is_resumed_by_the_migrated_script(call: Any, script: Path) -> None:
+    saved, loads = '"step": step + 1}', 'first = saved["step"]'
+    text = of_apex().replace(saved, f'"amp": amp.state_dict(), {saved}')
+    script.write_text(text.replace(loads, f'amp.load_state_dict(saved["amp"])\n    {loads}'), encoding="utf-8")
+    given = ("migrate", "--verify-resume", "2", "--resume-args", "--resume {checkpoint}", "--convert", "train.py")
+    result = call(*given)
+    assert result.code == 0, said(result)
+    assert "as migrate rewrites it, from a file that convert has made: 3 steps" in said(result)
+    assert "resumes: exact in the 3 steps behind the break" in said(result)
+    script.write_text(
+        text.replace('"model": model.state_dict(), ', "").replace('["model"]', '["optimizer"]'), encoding="utf-8"
+    )
+    result = call(*given)
+    assert (result.code, "the script (started again) ended with exit code" in said(result)) == (3, True), said(result)
+    assert "there are no weights in it" in said(result)

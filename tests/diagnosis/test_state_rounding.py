@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.optim import SGD, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RMSprop
 
-from ampcompare.diagnosis.state_rounding import StateProbe, StateRule, step_error
+from ampcompare.diagnosis.state_rounding import StateProbe, StateRule, step_errors
 
 MEAN = StateRule("mean", 0.999)
 
@@ -40,6 +40,11 @@ class Belief(LiteralAdam):
         super().step()
         for param in self.param_groups[0]["params"]:
             self.state[param]["size"].add_((param.grad - self.state[param]["direction"]).square())
+
+
+def step_error(rule: Any, state: Any, gradients: Any, dtype: torch.dtype, steps: int) -> tuple[float, float]:
+    (error,) = step_errors(rule, state, gradients, [dtype], steps)
+    return error
 
 
 def _probe_of(make: Callable[[Any], Optimizer]) -> StateProbe:
@@ -74,7 +79,7 @@ def test_a_rule_is_recognized_by_its_values(make: Callable[[Any], Optimizer], de
     probe = _probe_of(make)
     assert not probe.has_unknown
     for dtype in (torch.bfloat16, torch.float32):
-        error = probe.error(dtype, 100)
+        error = probe.errors([dtype], 100)[0]
         assert error is not None
         assert error.decay == decay
         assert (error.largest == 0) == (dtype is torch.float32)
@@ -84,7 +89,7 @@ def test_what_is_not_recognized() -> None:
     """A state that is nowhere negative may divide steps; a momentum does not."""
     assert _probe_of(Belief).has_unknown
     probe = _probe_of(lambda p: SGD(p, 0.1, momentum=0.9))
-    assert (probe.has_unknown, probe.error(torch.bfloat16, 100)) == (False, None)
+    assert (probe.has_unknown, probe.errors([torch.bfloat16], 100)[0]) == (False, None)
 
 
 @pytest.mark.parametrize("steps", [100, 600, 3000])
@@ -116,3 +121,12 @@ def test_a_sum_stops_to_grow() -> None:
 def test_nothing_ahead_has_no_error() -> None:
     assert step_error(MEAN, torch.ones(3), [torch.ones(3)], torch.bfloat16, 0) == (0.0, 0.0)
     assert step_error(MEAN, torch.zeros(3), [torch.zeros(3)], torch.bfloat16, 100) == (0.0, 0.0)
+
+
+def test_types_of_one_call_have_the_errors_of_their_own() -> None:
+    """The path without rounding is shared; each type keeps a state of its own."""
+    state = torch.rand(64, generator=torch.Generator().manual_seed(0)) * 1e-4
+    dtypes = [torch.bfloat16, torch.float16]
+    assert step_errors(MEAN, state, [state.sqrt()], dtypes, 300) == [
+        step_error(MEAN, state, [state.sqrt()], dtype, 300) for dtype in dtypes
+    ]

@@ -34,7 +34,7 @@ def rows(steps: range, *others: dict[str, Any]) -> list[dict[str, Any]]:
     found = [*others]
     for step in steps:
         found += [
-            {"kind": Row.START, "state": start(step)},
+            {"kind": Row.START, "state": start(step), "made": {"optimizer": [0, 1], "scaler": [0]}},
             {"kind": Row.BATCH, "batch": f"x{step}"},
             {"kind": Row.LOSS, "loss": 1.0 / (1 + step)},
             {"kind": Row.STEP},
@@ -162,6 +162,61 @@ def test_the_optimizer_of_a_number_is_not_loaded(traces: tuple[Trace, Trace, Tra
     assert found.cause == "the optimizer starts from scratch: its state is in the file, and is not loaded (train.py:3)"
     resumed.restored.append({"what": "optimizer", "number": 1, "line": "train.py:6"})
     assert compare_traces(whole, broken, resumed).differences[0].cause.endswith("though train.py:6 loads its state")
+    resumed.steps[0].made["optimizer"] = [0, 2]  # the second was replaced
+    assert compare_traces(whole, broken, resumed).differences[0].cause == (
+        "the optimizer starts from scratch: train.py:6 loads its state into another one, which is replaced then"
+    )
+
+
+def test_a_scaler_that_is_made_behind_the_load(traces: tuple[Trace, Trace, Trace]) -> None:
+    whole, broken, resumed = traces
+    resumed.steps[0].state["scales"] = [[1.0, 0.0]]
+    resumed.restored.append({"what": "scaler", "number": 0, "line": "train.py:5"})
+    found = compare_traces(whole, broken, resumed).differences[0]
+    assert found.cause == "the GradScaler starts from scratch, though train.py:5 loads its state"
+    resumed.steps[0].made["scaler"] = [1]
+    found = compare_traces(whole, broken, resumed).differences[0]
+    assert (found.role, found.what) == ("loss scale", "1 in place of 4")
+    assert found.cause == (
+        "the GradScaler starts from scratch: train.py:5 loads its state into another one, which is replaced then"
+    )
+
+
+def test_a_schedule_at_another_step(traces: tuple[Trace, Trace, Trace]) -> None:
+    whole, broken, resumed = traces
+    for at, step in enumerate(whole.steps):
+        step.state["rates"] = [0.5**at]
+    for at, step in enumerate(resumed.steps):
+        step.state["rates"] = [0.5 ** (at + 4)]
+    found = compare_traces(whole, broken, resumed).differences[0]
+    assert (found.role, found.step) == ("learning rate", 3)
+    assert found.cause == "the schedule is 2 steps ahead: its state is not in the file (train.py:9)"
+    resumed.restored.append({"what": "scheduler", "number": None, "line": "train.py:5"})
+    broken.saves[0]["holds"] = ["scheduler"]
+    found = compare_traces(whole, broken, resumed).differences[0]
+    assert found.cause == "the schedule is 2 steps ahead: it is stepped again behind train.py:5, which loads its state"
+    for at, step in enumerate(resumed.steps):
+        step.state["rates"] = [0.5 ** (at + 1)]
+    found = compare_traces(whole, broken, resumed).differences[0]
+    assert found.cause == "the schedule is 1 step behind, though train.py:5 loads its state"
+    for at, step in enumerate(resumed.steps):
+        step.state["rates"] = [0.3 + at]
+    found = compare_traces(whole, broken, resumed).differences[0]
+    assert found.cause == "the schedule has another state, though train.py:5 loads its state"
+
+
+def test_statistics_are_in_the_file_or_not(traces: tuple[Trace, Trace, Trace]) -> None:
+    whole, broken, resumed = traces
+    for step in (*whole.steps, *resumed.steps):
+        step.state["buffers"] = {"norm.running_mean": digests("first" if step is whole.steps[0] else "later")}
+    resumed.steps[0].state["buffers"] = {"norm.running_mean": digests("first")}
+    head = "buffers are those that the script starts with: they are "
+    assert compare_traces(whole, broken, resumed).differences[0].cause == f"{head}not in the file (train.py:9)"
+    broken.saves[0]["holds"] = ["buffers", "model"]
+    assert (
+        compare_traces(whole, broken, resumed).differences[0].cause
+        == f"{head}in the file, and are not loaded (train.py:3)"
+    )
 
 
 def test_a_count_is_known_by_the_first_batches_or_the_learning_rates(tmp_path: Path) -> None:
@@ -202,3 +257,28 @@ def test_a_schedule_whose_first_rate_the_optimizer_restores(traces: tuple[Trace,
     found = compare_traces(whole, broken, resumed).differences[0]
     assert (found.role, found.step) == ("learning rate", 4)
     assert found.cause == "the schedule starts from scratch: its state is not in the file (train.py:9)"
+
+
+def test_moments_that_load_state_dict_gives_the_type_of_the_weights(traces: tuple[Trace, Trace, Trace]) -> None:
+    whole, broken, resumed = traces
+    state = resumed.steps[0].state
+    state["moments"]["a"]["exp_avg"] = {**digests("m2 in bf16"), "dtype": "bfloat16"}
+    resumed.restored.append({"what": "optimizer", "number": 0, "line": "train.py:5"})
+    found = compare_traces(whole, broken, resumed).differences[0]
+    assert found.cause == "moments were saved or loaded in bf16 (train.py:9)"  # the weights are fp32
+    state["weights"]["a"]["dtype"] = "bfloat16"
+    found = compare_traces(whole, broken, resumed).differences[0]
+    assert found.cause == (
+        "moments are rounded to bf16 at load: load_state_dict gives them the type of the weights (train.py:5)"
+    )
+
+
+def test_a_script_that_fails_in_its_first_step(tmp_path: Path, traces: tuple[Trace, Trace, Trace]) -> None:
+    whole, broken, _ = traces
+    resumed = trace(tmp_path, rows(range(2, 3), LOAD)[:-2])
+    assert (resumed.steps, resumed.last is not None) == ([], True)
+    resumed.fail("RuntimeError")
+    assert compare_traces(whole, broken, resumed).answer is Answer.EXACT  # as far as it came
+    resumed.steps[0].state["moments"]["a"]["exp_avg"] = digests("m2 in bf16")
+    found = compare_traces(whole, broken, resumed).differences
+    assert [(one.role, one.step) for one in found] == [("moments", 3)]

@@ -66,13 +66,15 @@ def test_safetensors_and_folders(rows: Rows, tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
     save_file({"a": torch.ones(2)}, "m.safetensors")
+    save_file(nn.BatchNorm1d(2).state_dict(), "of_a_norm.safetensors")
     assert load_file("m.safetensors")["a"].tolist() == [1.0, 1.0]
     given = {"model": {"a": torch.ones(2)}}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that there is one process
         folders.save(given, checkpoint_id="folder")
         folders.load(given, checkpoint_id=tmp_path / "folder")
-    assert saves(rows) == [("m.safetensors", ["model"]), ("folder", ["model"])]
+    of_a_norm = ("of_a_norm.safetensors", ["buffers", "model"])
+    assert saves(rows) == [("m.safetensors", ["model"]), of_a_norm, ("folder", ["model"])]
     assert [os.path.basename(row["path"]) for row in rows if row["kind"] == Row.LOAD] == ["m.safetensors", "folder"]
 
 

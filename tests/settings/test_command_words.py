@@ -1,12 +1,13 @@
 """What people type after `--` becomes a script or a module, or is answered with what does the same."""
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.settings.command_words import python_words
+from ampcompare.settings.command_words import python_words, why_no_module
 
 
 @pytest.mark.parametrize(
@@ -59,3 +60,20 @@ def test_a_file_is_a_script_whatever_its_name(tmp_path: Path, monkeypatch: pytes
     monkeypatch.chdir(tmp_path)
     Path("torchrun").write_text("")
     assert python_words(["torchrun", "--lr", "1"]) == ["torchrun", "--lr", "1"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "why"),
+    [
+        ("deepspeed --num_gpus 2 train.py --lr 1", r"deepspeed is not .*: --nproc-per-node 2 -- train\.py --lr 1$"),
+        ("deepspeed train.py", r"^deepspeed is not installed; ampcompare .*: --nproc-per-node N -- train\.py$"),
+        (
+            "accelerate launch --num_processes=4 train.py",
+            r"^accelerate is not installed, so there is no accelerate launch; .*-node 4 -- train\.py$",
+        ),
+        ("python -m pkg.train --lr 1", "^there is no module pkg.train to run; check its name and PYTHONPATH$"),
+    ],
+)
+def test_a_launcher_that_is_not_installed_is_named(typed: str, why: str) -> None:
+    _, module, *arguments = python_words(typed.split())
+    assert re.search(why, why_no_module(module, arguments))

@@ -1,6 +1,7 @@
-"""Which files are temporary: those that a process gets from `tempfile`, which no user names or looks for."""
+"""Which files no user names or looks for: those that a process gets from `tempfile`, and compiled modules."""
 
 import os
+import sys
 import tempfile
 
 NAMES = ("tmp", "pymp-", "torchelastic_")  # what `tempfile`, multiprocessing and torchrun begin theirs with
@@ -17,3 +18,12 @@ def temporary_root(path: str) -> str:
         return ""
     name = path.removeprefix(folder).partition(os.sep)[0]
     return folder + name if name.startswith(NAMES) else ""
+
+
+def is_bytecode(path: str) -> bool:
+    """Return whether a path is a compiled module that Python keeps, next to the source or below PYTHONPYCACHEPREFIX."""
+    if not path.endswith(".pyc") and ".pyc." not in os.path.basename(path):  # it is written under a name with a number
+        return False
+    prefix = sys.pycache_prefix
+    is_below = bool(prefix) and os.path.realpath(path).startswith(os.path.join(os.path.realpath(str(prefix)), ""))
+    return is_below or "__pycache__" in path.split(os.sep)

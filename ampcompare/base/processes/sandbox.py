@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from ampcompare.base.files.temporary import temporary_root
+from ampcompare.base.files.temporary import is_bytecode, temporary_root
 from ampcompare.base.processes.overlay import LAYERS, NAMES, VARIABLE
 from ampcompare.base.processes.start import start_command
 from ampcompare.base.processes.working_copy import WorkingCopies
@@ -144,7 +144,7 @@ def _in_layers(store: str) -> Iterator[tuple[str, str, How]]:
                 for name in [*names, *links]:
                     place = os.path.join(folder, name)
                     path = os.path.normpath(os.path.join(root, os.path.relpath(place, upper)))
-                    how = None if _is_leftover(path) else _how_written(place, path)
+                    how = None if _is_leftover(path) or is_bytecode(path) else _how_written(place, path)
                     if how is not None and (how == "new" or not upper.endswith(NAMES)):
                         yield path, place, how
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.files.run_files import is_run_directory
+from ampcompare.base.files.temporary import is_bytecode
 
 MAX_FILE_BYTES = 2**30
 MAX_BYTES = 2**32
@@ -51,8 +52,8 @@ class WorkingCopies:
                 for copy in (os.path.join(path, name) for name in [*names, *links]):
                     seen.add(copy)
                     known = self._copied.get(copy)
-                    if known != _facts(copy):
-                        original = os.path.join(folder, os.path.relpath(copy, place))
+                    original = os.path.join(folder, os.path.relpath(copy, place))
+                    if known != _facts(copy) and not is_bytecode(original):
                         yield original, copy, "changed" if known or os.path.lexists(original) else "new"
             for copy in self._copied.keys() - seen:
                 if copy.startswith(os.path.join(place, "")):

@@ -43,6 +43,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError, PreparationError, ScalingError, UnsupportedCombination
 from ampcompare.base.location import here
 from ampcompare.base.patches import GRADIENT_READS, Points, Subscriptions, without_subscribers
+from ampcompare.base.tensors.bits import bit_sum
 from ampcompare.base.tensors.data_access import DataAccess
 from ampcompare.base.tensors.lists import copy_by_dtype
 from ampcompare.base.tensors.tree import map_tree, tensors_in
@@ -670,4 +671,4 @@ def _is_shell(module: nn.Module) -> bool:
 
 def _bit_sums(pairs: Pairs) -> Tensor:
     """Return the sum of the bits of each 16-bit weight, as whole numbers."""
-    return torch.stack([param.detach().view(torch.int16).sum().to(pairs[0][0].device) for param, _ in pairs])
+    return torch.stack([bit_sum(param).to(pairs[0][0].device) for param, _ in pairs])

@@ -36,6 +36,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import PreparationError, UnsupportedCombination
 from ampcompare.base.location import here, is_installed, is_users
 from ampcompare.base.patches import GRADIENT_READS, Points, Subscriptions, follow_own_calls
+from ampcompare.base.tensors.bits import bit_sum
 from ampcompare.base.tensors.tree import cast_floating, map_tree
 from ampcompare.script.lifted_weights import HALF, LiftedWeights
 from ampcompare.script.recording.recorder import Rows, value_of
@@ -117,6 +118,7 @@ class PlainScript:
         self._has_graph = False  # a forward pass with gradients has cast weights, and no backward pass came since
         self._stepping = self._repeats = False
         self._copied: Any = None  # the optimizer that steps copies of the weights of models, made for this step
+        self._step_arguments: tuple[Any, Any] | None = None  # of that step, until it begins
         self._passes_in_step = 0
         self._evaluates: dict[type, bool] = {}  # losses, in a step without arguments: by the class of an optimizer
         self._noted: set[type] = set()  # optimizers whose weights and state are copied for a step
@@ -555,6 +557,9 @@ class PlainScript:
             return run_inside()
         if self._stepping or self._decide() is _Mode.OWN:
             self.stages.is_applied = True
+            if optimizer is self._copied and self._step_arguments is not None:
+                (args, kwargs), self._step_arguments = self._step_arguments, None
+                _map_closures(_EvaluatedClosure.begin, args, kwargs)
             return step(*args, **kwargs)
         closure = _closure_in(args, kwargs)
         has_arguments = any(one is not None for one in (*args, *kwargs.values()))
@@ -576,24 +581,33 @@ class PlainScript:
                 )
             )
         self._copied = optimizer if self._stand_in.copies_in_steps else None
-        if may_evaluate and (has_arguments or self._copied is None):
+        count = len(_closures_in(args, kwargs))
+        if may_evaluate and (self._copied is None or count > 1 or (count and closure is None)):
             return self._step_with_passes(optimizer, step, args, kwargs)
-        loss = None
+        loss = evaluated = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
             self._refuse_without_effect()
+            evaluated = _EvaluatedClosure(optimizer, self._arm, loss)
+        if may_evaluate and has_arguments:  # it gets the loss where it calls its closure, if it may have it before
+            args, kwargs = _map_closures(lambda _: evaluated, args, kwargs)
+            self._step_arguments = args, kwargs
+        else:
             args = tuple(one for one in args if one is not closure)
             kwargs = {name: one for name, one in kwargs.items() if one is not closure}
         with self._without_casts():
             self._stepping = True
             try:
                 with self.casting.off():
-                    is_over = self.stages.step(optimizer, kwargs)
+                    is_over = self.stages.step(optimizer, kwargs if self._step_arguments is None else {})
             finally:
                 self._stepping = False
+                is_taken, self._step_arguments = self._step_arguments is None, None
             if not is_over:
                 self._step_as_written(optimizer, step, args, kwargs)
+            elif evaluated is not None and may_evaluate and is_taken:
+                evaluated.check_called()
         return loss
 
     def _has_passes(self, optimizer: Any) -> bool:
@@ -698,6 +712,57 @@ class PlainScript:
 def _closure_in(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any] | None:
     """Return the closure that a step gets; None if it gets none."""
     return next((one for one in (*args, *kwargs.values()) if callable(one)), None)
+
+
+def _closures_in(args: Any, kwargs: Any) -> list[Any]:
+    """Return the closures among the arguments of a step, those in a dict of options too."""
+    found: list[Any] = []
+    _map_closures(found.append, args, kwargs)
+    return found
+
+
+class _EvaluatedClosure:
+    """The closure of a step on copies of the weights, which has run before: the step gets its loss.
+
+    That is the same where the step calls it once, before it has moved a weight or touched a gradient.
+    """
+
+    def __init__(self, optimizer: Any, arm: Arm, loss: Any) -> None:
+        self._optimizer, self._arm, self._loss = optimizer, arm, loss
+        self._is_called = False
+        self._at_start: tuple[Any, Any] = (None, None)
+
+    def begin(self) -> None:
+        """Note what the step starts from."""
+        self._at_start = self._sums()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        weights, gradients = self._sums()
+        if self._is_called or args or kwargs or weights != self._at_start[0]:
+            raise losses_on_copies(self._optimizer, self._arm)
+        if gradients != self._at_start[1]:
+            raise self._refusal("changes gradients before it calls its closure")
+        self._is_called = True
+        return self._loss
+
+    def check_called(self) -> None:
+        """Refuse a step that has not called it, where it would have computed nothing."""
+        if not self._is_called:
+            raise self._refusal("does not call its closure")
+
+    def _refusal(self, what: str) -> UnsupportedCombination:
+        return UnsupportedCombination(
+            here(
+                f"the step of {type(self._optimizer).__name__} {what}, and {self._arm}, which steps fp32 copies of the "
+                "weights, runs that before the step"
+            )
+        )
+
+    def _sums(self) -> tuple[list[int], list[int | None]]:
+        params = owned_params(self._optimizer)
+        grads = [param.grad for param in params]
+        dense = [None if grad is None or grad.is_sparse else int(bit_sum(grad)) for grad in grads]
+        return [int(bit_sum(param)) for param in params], dense
 
 
 def _map_closures(follow: Callable[[Any], Any], args: Any, kwargs: Any) -> Any:

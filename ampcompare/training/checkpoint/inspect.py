@@ -30,6 +30,7 @@ from ampcompare.training.checkpoint.store.file import verify_file
 MAX_LINES = 20
 MAX_LENGTH = 500
 MAX_BROKEN = 3
+STATISTICS = {"mean", "std", "var", "variance", "min", "max", "count", "median", "center", "scale", "shift"}
 
 
 @dataclass
@@ -119,13 +120,19 @@ def _rows(parts: CheckpointContents) -> Iterator[dict[str, Any]]:
     kinds = (("weights", parts.models), ("averaged weights", parts.averages), ("optimizer", parts.optimizers))
     for kind, entries in kinds:
         for place, entry in entries.items():
+            is_other = kind == "weights" and len(parts.models) > 1 and _are_statistics(entry)
             with reading(*place):
-                row = _row(kind, ".".join(place) or "(all)", entry)
+                row = _row("tensors" if is_other else kind, ".".join(place) or "(all)", entry)
             yield row
     where = parts.where_masters or "masters"
     for index, masters in enumerate(parts.masters):
         if masters:
             yield _row("fp32 masters", f"{where}.{index}" if len(parts.masters) > 1 else where, masters)
+
+
+def _are_statistics(entry: Mapping[str, Any]) -> bool:
+    """Return whether a dict of tensors next to weights holds what inputs are normalized by, say, and no parameters."""
+    return all(key.lower().strip("_") in STATISTICS for key in entry)
 
 
 def _row(kind: str, place: str, entry: Mapping[str, Any]) -> dict[str, Any]:

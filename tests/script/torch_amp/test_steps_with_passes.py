@@ -391,6 +391,67 @@ def test_steps_that_write_weights_themselves_train_on_copies(behind: Any, arm: s
     assert 0.7 < float((ours - trained(0)) @ moved / moved.square().sum()) < 1.3  # 0 where updates are lost
 
 
+class Called(Signs):
+    """Calls its closure first, or in one of the ways that need it in the step itself."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None, *, rate: float = 1.0) -> Any:
+        loss = None
+        if self.write == "moves":
+            self.weights[0].data.add_(0.1)
+        if self.write == "clears":
+            self.zero_grad()
+        if closure is not None and self.write != "leaves":
+            with torch.enable_grad():
+                loss = closure()
+        super().step()
+        for param in self.weights:
+            param.mul_(rate)
+        return loss
+
+
+@pytest.mark.parametrize("arm", COPIES)
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("copy", ""),
+        ("moves", "evaluates losses by itself"),
+        ("clears", "changes gradients before it calls its closure, and"),
+        ("leaves", "does not call its closure, and"),
+    ],
+)
+def test_a_step_on_copies_gets_the_loss_of_its_closure(behind: Any, arm: str, how: str, why: str) -> None:
+    """It trains as without one, with its other arguments; what needs the closure inside of the step is refused."""
+
+    def trained(with_closure: bool) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = nn.Linear(6, 3)
+        optimizer = Called(model.parameters(), how)
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(model(batch(0)[0]).float(), batch(0)[1])
+            loss.backward()
+            return loss
+
+        for _ in range(3):
+            if with_closure:
+                assert torch.is_tensor(optimizer.step(closure, rate=0.5))
+            else:
+                closure()
+                optimizer.step(rate=0.5)
+        return [param.detach().clone() for param in model.parameters()]
+
+    with under(behind, arm):
+        if why:
+            with pytest.raises(UnsupportedCombination, match=f"the step of Called {why}"):
+                trained(True)
+            return
+        ours = trained(True)
+    with under(behind, arm):
+        assert all(map(torch.equal, ours, trained(False)))
+
+
 @pytest.mark.parametrize("backward", [True, False])
 @pytest.mark.parametrize("arm", COPIES)
 def test_steps_that_evaluate_losses_are_refused_on_copies(behind: Any, arm: str, backward: bool) -> None:

@@ -170,3 +170,12 @@ def test_another_state_of_the_model_is_no_masters(tmp_path: Path, name: str) -> 
     torch.save({"best": {"model": {"w": full.half()}, "own": [full]}}, tmp_path / "a.pt")
     rows = {row["place"]: row["kind"] for row in inspect_file(tmp_path / "a.pt").rows}
     assert rows["best.own"] == "fp32 masters"
+
+
+def test_statistics_next_to_weights_are_no_weights(tmp_path: Path) -> None:
+    """Alone, they may be all that a module has."""
+    normalize = {"mean": torch.rand(3), "std": torch.rand(3)}
+    torch.save({"model": torch.nn.Linear(2, 1).state_dict(), "normalize": normalize}, tmp_path / "a.pt")
+    torch.save({"model": normalize}, tmp_path / "b.pt")
+    kinds = [{row["place"]: row["kind"] for row in inspect_file(tmp_path / name).rows} for name in ("a.pt", "b.pt")]
+    assert kinds == [{"model": "weights", "normalize": "tensors"}, {"model": "weights"}]

@@ -1,0 +1,52 @@
+"""What a trace of steps looks at: copies of weights that the script holds, and nothing that runs code of a library."""
+
+import collections
+import types
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ampcompare.script import resume_trace
+
+
+class Shadow:
+    """A moving average of a script's own class."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.values = {name: each.detach().clone() for name, each in model.named_parameters()}
+
+
+class LazyMapping(collections.OrderedDict):  # type: ignore[type-arg]
+    """Like a mapping of a library: it imports what it holds when it is asked."""
+
+    def values(self) -> Any:
+        raise AssertionError("it was asked")
+
+
+class LazyObject:
+    """Like a module that is imported when it is used, of which its class is a use."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise AssertionError(f"{name} was asked for")
+
+
+def test_only_objects_of_the_script_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(2, 1)
+    shadow = Shadow(model)
+    found = resume_trace._own_objects()
+    assert any(each is shadow for each in found)
+    assert not {type(each) for each in found} & {types.FunctionType, types.ModuleType, types.MethodType}
+    owners = [each for each in found if each is shadow]
+    assert resume_trace._averages([model], set(), owners)["Shadow.values"]["values"]
+
+
+def test_what_is_held_is_read_without_code_of_its_owner() -> None:
+    tensor = torch.ones(2)
+    assert resume_trace._tensors_held(LazyMapping(a=tensor))[0] is tensor
+    assert resume_trace._tensors_held(LazyObject()) == []
+    assert resume_trace._tensors_held([tensor])[0] is resume_trace._tensors_held((tensor,))[0] is tensor
+    assert all(isinstance(each, Tensor) for each in resume_trace._tensors_held(nn.Linear(2, 1)))
+    owner = types.SimpleNamespace(held=[LazyObject(), LazyObject()])
+    assert not any("held" in name for name in resume_trace._averages([nn.Linear(2, 1)], set(), [owner]))
