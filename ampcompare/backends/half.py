@@ -64,16 +64,25 @@ def _explain(options: Options) -> ArmExplanation:
             borders=f"floating inputs become {name}, outputs fp32, so losses outside are in fp32",
         ),
         twin="apex:" + ",".join(f"{key}={value}" for key, value in twin.items()) if twin else None,
-        twin_is="the same numbers, through Apex"
-        if twin and not added and not types
-        else "the same idea, through Apex"
-        if twin
-        else "NVIDIA's Apex has no bf16; apex:O5 of ROCm's has these numbers, with batch norm in fp32"
-        if masters
-        else "Apex has no level in bf16 alone; its nearest is apex:O3, in fp16",
+        twin_is=_what_twin_is(has_twin=bool(twin), is_equal=not added and not types, masters=masters),
         differs=(),
         script=half_script(dtype, bn_fp32, scale, master_weights=masters),
     )
+
+
+def _what_twin_is(*, has_twin: bool, is_equal: bool, masters: bool) -> str:
+    """Return what Apex has for an arm.
+
+    Args:
+        has_twin: a level of Apex trains so.
+        is_equal: nothing is added that the level lacks.
+        masters: the arm has fp32 master weights.
+    """
+    if has_twin:
+        return "the same numbers, through Apex" if is_equal else "the same idea, through Apex"
+    if masters:
+        return "NVIDIA's Apex has no bf16; apex:O5 of ROCm's has these numbers, with batch norm in fp32"
+    return "Apex has no level in bf16 alone; its nearest is apex:O3, in fp16"
 
 
 def _check(options: Options) -> str:

@@ -102,13 +102,12 @@ class _OpTracer:
     """Hooks on the model and on each module that has its own parameters or no children."""
 
     def __init__(self, model: nn.Module) -> None:
-        self.modules = {
-            name: module
-            for name, module in model.named_modules()
-            if not name
-            or not any(True for _ in module.children())
-            or any(True for _ in module.parameters(recurse=False))
-        }
+        self.modules: dict[str, nn.Module] = {}
+        for name, module in model.named_modules():
+            is_leaf = next(module.children(), None) is None
+            has_params = next(module.parameters(recurse=False), None) is not None
+            if not name or is_leaf or has_params:
+                self.modules[name] = module
         self.inputs: dict[str, list[str]] = {}
         self.outputs: dict[str, list[str]] = {}
         self.order: list[str] = []

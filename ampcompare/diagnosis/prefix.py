@@ -83,12 +83,11 @@ class PrefixWatch(StepObserver):
     def result(self) -> Prefix:
         """Return what was seen, read from the device."""
         rows = [(step, {name: counts.tolist() for name, counts in lost.items()}) for step, lost in self._lost]
-        rates = [
-            replace(each, basis="its scheduler has left its own forecast", known=False)
-            if self._histories[optimizer].departs(each)
-            else each
-            for optimizer, each in self._rates.items()
-        ]
+        rates = []
+        for optimizer, each in self._rates.items():
+            if self._histories[optimizer].departs(each):
+                each = replace(each, basis="its scheduler has left its own forecast", known=False)
+            rates.append(each)
         largest = torch.stack([each.float().cpu() for each in self._largest]) if self._largest else torch.zeros(0)
         zero = {name: max((float(counts[name]) for counts in self._no_denominator), default=0.0) for name in TYPES}
         steps = max(self._made.values(), default=0)

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ampcompare.experiment.script_run import Run
@@ -228,27 +228,24 @@ def _compare_weights(original: Run, rewritten: Run, apart: Mapping[str, float]) 
     place = _first_weight_apart(original, rewritten)
     if place is None and original.digests:
         return EQUAL, f"weights: {EQUAL} after every step"
-    # Where losses have parted in later steps, so have weights.
-    parted = _first_above(_differences(original, rewritten), ROUNDING) is not None
-    worst, where, verdict, by_length = 0.0, "", WITHIN, ""
     keys = [key for key in original.weights if key in rewritten.weights and original.weights[key].size]
-    largest = max((float(abs(original.weights[key]).max()) for key in keys), default=0.0)
+    for key in keys:
+        first, second = original.weights[key].shape, rewritten.weights[key].shape
+        if first != second:
+            return DIFFERENT, f"weights: {_name(original, key)} has shape {first} against {second}"
+    worst, where, verdict, by_length = 0.0, "", WITHIN, ""
+    allowed = _allowed_distances(original, rewritten, keys)
     for key in keys:
         first, second = original.weights[key], rewritten.weights[key]
-        if first.shape != second.shape:
-            return DIFFERENT, f"weights: {_name(original, key)} has shape {first.shape} against {second.shape}"
-        size = float(abs(first).max())
         difference = _largest_apart(first, second)
-        is_small = first.ndim == 1 and size < SMALL * largest
-        if difference > ROUNDING and _distance(first, second) <= (OF_SMALL if is_small or parted else OF_LENGTH):
+        if difference > ROUNDING and _distance(first, second) <= allowed[key]:
             by_length = f"; more in single weights such as those of {_name(original, key)}"
-            continue
-        if difference > ROUNDING and difference <= OF_TWIN * apart.get(key, 0.0):
+        elif difference > ROUNDING and difference <= OF_TWIN * apart.get(key, 0.0):
             by_length = f"; more in {_name(original, key)}, which roundings take as far"
-            continue
-        verdict = verdict if difference <= ROUNDING else DIFFERENT
-        if not difference <= worst:
-            worst, where = difference, key
+        else:
+            verdict = verdict if difference <= ROUNDING else DIFFERENT
+            if not difference <= worst:
+                worst, where = difference, key
     if place is None and not keys:
         return EQUAL, "weights: not compared, since the runs end between the steps of their optimizers"
     if place is None and not worst and not by_length:
@@ -259,6 +256,19 @@ def _compare_weights(original: Run, rewritten: Run, apart: Mapping[str, float]) 
         f"weights: {verdict}; {begin}at the end by {worst:.2g} of the largest weight at most, in "
         f"{_name(original, where or key)}{by_length}"
     )
+
+
+def _allowed_distances(original: Run, rewritten: Run, keys: Sequence[str]) -> dict[str, float]:
+    """Return how far each tensor may be apart, in its lengths: farther if it is small, and where losses have parted."""
+    # Where losses have parted in later steps, so have weights.
+    has_parted = _first_above(_differences(original, rewritten), ROUNDING) is not None
+    sizes = {key: float(abs(original.weights[key]).max()) for key in keys}
+    largest = max(sizes.values(), default=0.0)
+    allowed = {}
+    for key, size in sizes.items():
+        is_small = original.weights[key].ndim == 1 and size < SMALL * largest
+        allowed[key] = OF_SMALL if is_small or has_parted else OF_LENGTH
+    return allowed
 
 
 def _first_weight_apart(original: Run, rewritten: Run) -> tuple[int, str] | None:

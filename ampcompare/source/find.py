@@ -91,10 +91,9 @@ def _holds_source(folder: Path) -> bool:
 
 def _is_excluded(path: Path, patterns: Sequence[str]) -> bool:
     text = path.as_posix()
-    return any(
-        fnmatch.fnmatch(path.name, pattern)
-        or fnmatch.fnmatch(text, pattern)
-        or fnmatch.fnmatch(text, f"*/{pattern}")
-        or f"/{pattern.strip('/')}/" in f"/{text}/"
-        for pattern in patterns
-    )
+    for pattern in patterns:
+        if any(fnmatch.fnmatch(*each) for each in ((path.name, pattern), (text, pattern), (text, f"*/{pattern}"))):
+            return True
+        if f"/{pattern.strip('/')}/" in f"/{text}/":
+            return True
+    return False

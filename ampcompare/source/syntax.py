@@ -21,12 +21,11 @@ PLAIN = {
 }  # fmt: skip
 # The fields of each class of nodes that hold nodes.
 FIELDS = {
-    kind: ()
-    if kind in (ast.Constant, ast.MatchSingleton)
-    else tuple(name for name in kind._fields if name not in PLAIN)
+    kind: tuple(name for name in kind._fields if name not in PLAIN)
     for kind in vars(ast).values()
     if isinstance(kind, type) and issubclass(kind, ast.AST)
 }
+FIELDS |= {ast.Constant: (), ast.MatchSingleton: ()}  # whose value is no node
 
 HIDDEN = {"*", "**"}  # of what has no name where it is given
 

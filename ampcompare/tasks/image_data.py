@@ -261,12 +261,14 @@ def _describe(values: Any) -> str:
     """Return the type of a value; of a tuple or list those in it, with their sizes."""
     if not isinstance(values, tuple | list):
         return type(values).__name__
-    described = (
-        f"{type(value).__name__} of {tuple(value.shape) if isinstance(value, Tensor) else len(value)}"
-        if isinstance(value, Sized)
-        else type(value).__name__
-        for value in values
-    )
+    described = []
+    for value in values:
+        size = ""
+        if isinstance(value, Tensor):
+            size = f" of {tuple(value.shape)}"
+        elif isinstance(value, Sized):
+            size = f" of {len(value)}"
+        described.append(type(value).__name__ + size)
     return f"({', '.join(described)})"
 
 

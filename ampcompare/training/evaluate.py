@@ -92,13 +92,6 @@ def evaluate(
     ends = np.cumsum([part.numel() for part in sums.values()])
     *parts, rest = np.split(whole, ends)
     shaped = {name: part.reshape(sums[name].shape) for name, part in zip(sums, parts, strict=True)}
-    per_sample = None
-    if len(rest) > 1 and not rest[1]:
-        sample_values, sample_labels = rest[2:].reshape(2, -1)
-        is_share = first.over_samples == "share"
-        per_sample = (
-            pack_right(sample_values > 0, sample_labels) if is_share else pack_values(sample_values, sample_labels)
-        )
     values = {name.removeprefix(EXTRA): float(part) for name, part in shaped.items() if name.startswith(EXTRA)}
     samples = int(rest[0])
     return Evaluation(
@@ -107,9 +100,22 @@ def evaluate(
         counts={metric.name: int(shaped[metric.name]) for metric in task.metrics if metric.over_samples == "share"},
         loss=float(shaped["loss"]) / samples if "loss" in shaped else None,
         chance=task.chance(shaped, samples),
-        per_sample=per_sample,
+        per_sample=_pack(rest[1:], is_share=first.over_samples == "share"),
         extras=values,
     )
+
+
+def _pack(kept: np.ndarray, *, is_share: bool) -> SampleResults | None:
+    """Return the results by sample that `_by_index` has made a row of numbers of; None if ranks had other samples.
+
+    Args:
+        kept: how many ranks had others, then all values and all labels; empty where samples are not kept.
+        is_share: the metric is the share of samples that are right.
+    """
+    if not len(kept) or kept[0]:
+        return None
+    values, labels = kept[1:].reshape(2, -1)
+    return pack_right(values > 0, labels) if is_share else pack_values(values, labels)
 
 
 def _measure(

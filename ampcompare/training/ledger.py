@@ -180,15 +180,12 @@ class StepLook:
         largest = magnitudes(map(local, grads))
         self._seen.largest.append(largest.max())
         is_good = largest.isfinite().all()  # else the step is skipped, here or on the device
-        self._stepped[id(optimizer)] = [
-            (
-                p.detach(),
-                None if is_over else _sample(p).clone(),
-                _moves(p.grad, is_good) if rate_of(group) else None,
-            )
-            for group in optimizer.param_groups
-            for p in group["params"]
-        ]
+        stepped = self._stepped[id(optimizer)] = []
+        for group in optimizer.param_groups:
+            is_moved = bool(rate_of(group))
+            for param in group["params"]:
+                before = None if is_over else _sample(param).clone()
+                stepped.append((param.detach(), before, _moves(param.grad, is_good) if is_moved else None))
 
     def _note_gradients(self, optimizer: Optimizer) -> list[Tensor]:
         """Note the types of gradients, and return those that are dense."""

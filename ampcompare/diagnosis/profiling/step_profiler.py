@@ -219,21 +219,20 @@ def blocks_at_peak(trace: Mapping[str, Any], device: torch.device) -> list[Block
     base = int(trace.get("baseTimeNanoseconds", 0))
     begin = next((float(event["ts"]) for event in events if event.get("name") == BEGIN), 0.0)
     number = None if device.type == "cpu" else device.index
-    changes = sorted(
-        (
-            event
-            for event in events
-            if event.get("name") == "[memory]"
-            and event["args"].get("Device Type") == DEVICE_TYPES[device.type]
-            and number in (None, event["args"].get("Device Id"))
-        ),
-        key=lambda event: float(event["ts"]),
-    )
+    changes = []
+    for event in events:
+        if event.get("name") == "[memory]":
+            place = event["args"]
+            if place.get("Device Type") == DEVICE_TYPES[device.type] and number in (None, place.get("Device Id")):
+                changes.append(event)
+    changes.sort(key=lambda event: float(event["ts"]))
     used: dict[int, tuple[int, float]] = {}
     level = highest = 0
     peak: dict[int, tuple[int, float]] = {}
     for event in changes:
-        size, address, when = int(event["args"]["Bytes"]), int(event["args"]["Addr"]), float(event["ts"])
+        size = int(event["args"]["Bytes"])
+        address = int(event["args"]["Addr"])
+        when = float(event["ts"])
         level += size
         if size > 0:
             used[address] = size, when

@@ -95,10 +95,10 @@ def make_envelope(
             found = [_distance(row.get(name), twin[number].get(name)) for twin in known if number < len(twin)]
             largest[name] = max([largest[name], *(one for one in found if one is not None)])
         floors.append(dict(largest))
-    ends = {
-        name: None if twin is None else max((_distance(*pair) or 0.0 for pair in _losses(rows, twin)), default=0.0)
-        for name, twin in twins.items()
-    }
+    ends: dict[str, float | None] = {}
+    for name, twin in twins.items():
+        distances = [] if twin is None else [_distance(*pair) or 0.0 for pair in _losses(rows, twin)]
+        ends[name] = None if twin is None else max(distances, default=0.0)
     return Envelope(list(rows), floors, ends, script, environment or {})
 
 

@@ -199,7 +199,8 @@ def _findings(row: Mapping[str, Any], known: Mapping[str, Any] | None) -> Iterat
         if not apart > line:
             continue
         finding = Finding(row["module"], row["kind"], answer, part, name, apart, first and _number(first["error"]))
-        key, weight = (answer == "less exact", part), apart / line if line else math.inf
+        key = (answer == "less exact", part)
+        weight = apart / line if line else math.inf
         if key not in found or weight > found[key][0]:
             found[key] = weight, finding
     for key in sorted(found, key=lambda key: key[0]):

@@ -199,7 +199,8 @@ def _run(cells: Mapping[str, str], column: str, location: str) -> Run:
 
     if not cells["arm"]:
         raise RecordError(f"{location}, names no arm")
-    value, spread, count, seconds = number(column), number(f"{column} sd"), number("n"), number("seconds")
+    value, spread = number(column), number(f"{column} sd")
+    count, seconds = number("n"), number("seconds")
     if value is not None and spread is not None:
         value = replace(value, sd=spread.mean)
     if value is not None and value.sd is not None and not 0 <= value.sd < math.inf:
@@ -209,7 +210,11 @@ def _run(cells: Mapping[str, str], column: str, location: str) -> Run:
     if seconds is not None and not 0 < seconds.mean < math.inf:
         raise RecordError(f"{location}: seconds are {seconds.mean:g}, and a time is finite and above 0")
     diverged = value is not None and not math.isfinite(value.mean)
-    runs = int(count.mean) if count else None if value is not None and value.sd is not None else 1
+    runs: int | None = 1
+    if count:
+        runs = int(count.mean)
+    elif value is not None and value.sd is not None:  # a mean of an unknown number of runs
+        runs = None
     seed = cells.get("seed", "")
     seed = str(int(seed)) if seed.isascii() and seed.isdigit() and len(seed) < 16 else seed
     speed = seconds and replace(seconds.times(1 / seconds.mean), mean=-math.log(seconds.mean))
@@ -244,13 +249,18 @@ def _sample(lines: Sequence[tuple[Run, Quantity]]) -> _Sample:
     # The mean of several runs without a standard deviation shows no more of the spread than one run does.
     known = [count if quantity.sd is not None else 1 for (_, quantity), count in zip(lines, counts, strict=True)]
     values, total = [quantity.mean for _, quantity in lines], sum(known)
-    mean, center = (math.fsum(map(math.prod, zip(values, by, strict=True))) / sum(by) for by in (counts, known))
+    mean, center = _weighted_mean(values, counts), _weighted_mean(values, known)
     squares = sum(
         (count - 1) * (quantity.sd or 0.0) ** 2 + count * (quantity.mean - center) ** 2
         for (_, quantity), count in zip(lines, known, strict=True)
     )
-    variance, step = squares / max(1, total - 1), statistics.median_high(quantity.step for _, quantity in lines)
+    variance = squares / max(1, total - 1)
+    step = statistics.median_high(quantity.step for _, quantity in lines)
     return _Sample(mean, sum(counts), variance, total, step, all(run.runs == 1 for run, _ in lines))
+
+
+def _weighted_mean(values: Sequence[float], counts: Sequence[int]) -> float:
+    return math.fsum(map(math.prod, zip(values, counts, strict=True))) / sum(counts)
 
 
 def _compare(
@@ -314,21 +324,17 @@ def judge(
         ExtraMissing: the packages for statistics are not installed.
     """
     require_stats()
-    terms, metric = terms or Criteria(), table.metric
+    terms = terms or Criteria()
     if sd is not None and not (math.isfinite(sd) and sd > 0):
         raise ConfigError(f"the spread over seeds is {sd}; give the standard deviation, such as 0.18")
     arms: dict[str, list[Run]] = {}
     for run in table.runs:
         arms.setdefault(run.arm.casefold(), []).append(run)
-    wanted = same_arm(reference, [run.arm for run in table.runs])
-    base = arms.get("fp32" if wanted is None and "fp32" in arms else (wanted or table.runs[0].arm).casefold())
-    if base is None:
-        raise ConfigError(f"there is no arm {reference!r}; choose one of {few([its[0].arm for its in arms.values()])}")
-    margin = _margin(terms, metric, base, sd)
-    steps = [-math.floor(math.log10(metric.factor * run.value.step) + 1e-9) for run in table.runs if run.value]
-    least = 2 if metric.factor > 1 else 0
-    metric = metric.model_copy(update={"decimals": min(8, max(least, statistics.mode(steps or [0])))})
-    stored_sd, sign = None if sd is None else sd / metric.factor, 1 if metric.better == "higher" else -1
+    base = _runs_of_reference(arms, reference)
+    margin = _margin(terms, table.metric, base, sd)
+    metric = _with_decimals_of(table)
+    stored_sd = None if sd is None else sd / metric.factor
+    sign = 1 if metric.better == "higher" else -1
     values = {
         key: _compare(its, base, lambda run: run.value and run.value.times(sign), 1e-12, stored_sd)
         for key, its in arms.items()
@@ -354,6 +360,30 @@ def judge(
         records=[],
         judged=JudgedTable(references=[base[0].arm], sd=sd if uses_sd else None, independent=independent),
     )
+
+
+def _runs_of_reference(arms: Mapping[str, Sequence[Run]], reference: str | None) -> Sequence[Run]:
+    """Return the runs of the reference; None for fp32, or else the first arm.
+
+    Raises:
+        ConfigError: there is no such arm.
+    """
+    names = [run.arm for runs in arms.values() for run in runs]
+    wanted = same_arm(reference, names)
+    if wanted is None:
+        return arms.get("fp32") or next(iter(arms.values()))
+    if wanted.casefold() not in arms:
+        known = few([its[0].arm for its in arms.values()])
+        raise ConfigError(f"there is no arm {reference!r}; choose one of {known}")
+    return arms[wanted.casefold()]
+
+
+def _with_decimals_of(table: ResultsTable) -> Metric:
+    """Return the metric, shown with as many decimals as most values of the table have, 2 for a share at least."""
+    metric = table.metric
+    digits = [-math.floor(math.log10(metric.factor * run.value.step) + 1e-9) for run in table.runs if run.value]
+    least = 2 if metric.factor > 1 else 0
+    return metric.model_copy(update={"decimals": min(8, max(least, statistics.mode(digits or [0])))})
 
 
 def _margin(terms: Criteria, metric: Metric, reference: Sequence[Run], sd: float | None) -> AccuracyMargin:

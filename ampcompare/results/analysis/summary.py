@@ -85,12 +85,12 @@ def summarize(
     against = by_arm.get(reference, [])
     margin = accuracy_margin(against, reference, terms, metric)
     evidence = {name: quantity.evidence for name, quantity in quantity_tests(margin, terms, design).items()}
-    lines = [
-        _line_of_reference(arm, against)
-        if arm == reference
-        else _line_of(arm, Pairing.by_seed(by_arm[arm], against), evidence, margin)
-        for arm in arms
-    ]
+    lines = []
+    for arm in arms:
+        if arm == reference:
+            lines.append(_line_of_reference(arm, against))
+        else:
+            lines.append(_line_of(arm, Pairing.by_seed(by_arm[arm], against), evidence, margin))
     rows = decided_rows(lines, margin, terms, design)
     changed = {record.arm for record in records if record.config.first_weights == "twin"}
     comparison = conclude(

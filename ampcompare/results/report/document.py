@@ -51,11 +51,12 @@ class Facts:
     @property
     def pairs(self) -> list[tuple[str, str]]:
         """The names, each with its values as one text."""
-        facts = [fact for _, group in self.groups for fact in group]
-        return [
-            (name, value if isinstance(value, str) else "; ".join(f"{one} ({its})" for one, its in value))
-            for name, value in facts
-        ]
+        pairs = []
+        for _, group in self.groups:
+            for name, value in group:
+                text = value if isinstance(value, str) else "; ".join(f"{one} ({its})" for one, its in value)
+                pairs.append((name, text))
+        return pairs
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,14 @@
 """Documents on a terminal: one table that fits the width, its legend and the next step; on request all the rest."""
 
+from __future__ import annotations
+
 import os
 import re
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 from ampcompare.base.formatting import few, printable
 from ampcompare.results.report.base import MAX_LINE, Reporter
@@ -239,52 +241,96 @@ def _choices(table: Table) -> Iterator[_Choice]:
                     yield _Choice(step, stacked, folded, notes_column)
 
 
+class _Columns(NamedTuple):
+    """The columns of a table that a choice shows.
+
+    Attributes:
+        heads: the lines of each head.
+        texts: for each column, the lines of each row.
+        tones: for each column, that of each row.
+        rights: for each column, whether its texts stand at its right.
+    """
+
+    heads: list[list[str]]
+    texts: list[list[list[str]]]
+    tones: list[list[Tone]]
+    rights: list[bool]
+
+    def widths(self) -> list[int]:
+        return [max(_widest(head), *map(_widest, text)) for head, text in zip(self.heads, self.texts, strict=True)]
+
+    def with_notes(self, notes: list[list[str]]) -> _Columns:
+        """Return these columns with one for the notes of each row, in lines, at the end."""
+        blank: list[Tone] = ["" for _ in notes]
+        return _Columns([*self.heads, [NOTES]], [*self.texts, notes], [*self.tones, blank], [*self.rights, False])
+
+
 def _laid_out(table: Table, choice: _Choice, width: int | None, paint: Paint) -> _LaidOut | None:
     """Return the table made by a choice; None where it is too wide."""
+    columns, notes = _columns_of(table, choice)
+    everywhere, notes = _shared_notes(table, notes)
+    if choice.notes_column and any(notes):
+        used = sum(len(GAP) + each for each in columns.widths())
+        lines = _wrap_notes(notes, None if width is None else width - used)
+        if lines is None:
+            return None
+        columns, notes = columns.with_notes(lines), []
+    widths = columns.widths()
+    if width is not None and sum(widths) + len(GAP) * (len(widths) - 1) > width:
+        return None
+    drawn = _draw(columns, widths, len(table.rows), paint)
+    return _LaidOut(drawn, [*everywhere, *_group_columns(table, notes)], _hidden_columns(table, choice))
+
+
+def _columns_of(table: Table, choice: _Choice) -> tuple[_Columns, list[list[str]]]:
+    """Return the columns that a choice shows, and the notes of each row: its own, and those of shortened cells."""
     columns = table.columns
     shown = [index for index, column in enumerate(columns) if not 0 < column.drop <= choice.step]
     short = {index for index in shown if 0 < columns[index].shorten <= choice.step}
-    rows = [[(row[at].short if at in short else None) or row[at].text for at in shown] for row in table.rows]
-    notes = [
-        [*filter(None, (row[index].note for index in short)), *its]
-        for row, its in zip(table.rows, table.notes or [()] * len(table.rows), strict=True)
-    ]
-    names = [columns[index].head.rsplit(" ", 1 if choice.stacked else 0) for index in shown]
+    notes = []
+    for row, its in zip(table.rows, table.notes or [()] * len(table.rows), strict=True):
+        of_cells = filter(None, (row[index].note for index in short))
+        notes.append([*of_cells, *its])
+
     texts = []
-    for number, index in enumerate(shown):
-        column = [row[number] for row in rows]
+    for index in shown:
+        cells = [row[index] for row in table.rows]
+        column = [(cell.short if index in short else None) or cell.text for cell in cells]
         if columns[index].numeric:
             texts.append([[line] for line in _align(column)])
-        elif number == 0 and choice.fold is not None:
+        elif index == shown[0] and choice.fold is not None:
             texts.append([fold(text, choice.fold) for text in column])
         else:
             texts.append([[text] for text in column])
+
+    heads = [columns[index].head.rsplit(" ", 1 if choice.stacked else 0) for index in shown]
     tones: list[list[Tone]] = [[row[index].tone for row in table.rows] for index in shown]
     rights = [columns[index].numeric for index in shown]
-    everywhere, notes = _shared_notes(table, notes)
-    if choice.notes_column and any(notes):
-        used = sum(len(GAP) + max(_widest(head), *map(_widest, text)) for head, text in zip(names, texts, strict=True))
-        room = None if width is None else width - used
-        if room is not None and room < MIN_NOTES:
-            return None
-        wrapped = ["; ".join(its) for its in notes]
-        filled = [
-            [text] if room is None else textwrap.wrap(text, room, break_on_hyphens=False) or [""] for text in wrapped
-        ]
-        if any(len(lines) > MAX_NOTE_LINES for lines in filled):
-            return None
-        names, rights = [*names, [NOTES]], [*rights, False]
-        texts, tones = [*texts, filled], [*tones, ["" for _ in notes]]
-        notes = []
-    widths = [max(_widest(head), *map(_widest, text)) for head, text in zip(names, texts, strict=True)]
-    if width is not None and sum(widths) + len(GAP) * (len(widths) - 1) > width:
+    return _Columns(heads, texts, tones, rights), notes
+
+
+def _wrap_notes(notes: Sequence[Sequence[str]], room: int | None) -> list[list[str]] | None:
+    """Return the notes of each row in lines of a width, None for any; None where that is too narrow for them."""
+    if room is not None and room < MIN_NOTES:
         return None
-    height = max(map(len, names))
-    heads = [[*[""] * (height - len(head)), *head] for head in names]
-    lines = [*_row_lines(heads, widths, [""] * len(heads), rights, paint), GAP.join("-" * width for width in widths)]
-    for index in range(len(rows)):
-        lines += _row_lines([column[index] for column in texts], widths, [tone[index] for tone in tones], rights, paint)
-    return _LaidOut(lines, [*everywhere, *_group_columns(table, notes)], _hidden_columns(table, choice))
+    lines = []
+    for its in notes:
+        text = "; ".join(its)
+        lines.append([text] if room is None else textwrap.wrap(text, room, break_on_hyphens=False) or [""])
+    return None if any(len(each) > MAX_NOTE_LINES for each in lines) else lines
+
+
+def _draw(columns: _Columns, widths: Sequence[int], count: int, paint: Paint) -> list[str]:
+    """Return the lines of the head, a rule, and so many rows."""
+    height = max(map(len, columns.heads))
+    heads = [[*[""] * (height - len(head)), *head] for head in columns.heads]
+    lines = _row_lines(heads, widths, [""] * len(heads), columns.rights, paint)
+    lines.append(GAP.join("-" * width for width in widths))
+    for index in range(count):
+        cells = [column[index] for column in columns.texts]
+        tones = [tone[index] for tone in columns.tones]
+        lines += _row_lines(cells, widths, tones, columns.rights, paint)
+    return lines
 
 
 def _widest(lines: Sequence[str]) -> int:

@@ -420,11 +420,12 @@ def update_answer(
             param.data = widen(data)
             param.grad = None if gradient is None else widen(gradient.to(data.device))
             if kept is not None:
-                optimizer.state[param] = {
-                    key: (widen(one) if one.shape == data.shape and one.dim() else one.clone())
-                    if isinstance(one, Tensor) else one
-                    for key, one in kept.items()
-                }  # fmt: skip
+                entry = optimizer.state[param] = {}
+                for key, one in kept.items():
+                    if isinstance(one, Tensor):
+                        is_moment = one.dim() and one.shape == data.shape
+                        one = widen(one) if is_moment else one.clone()
+                    entry[key] = one
         before = [param.data.clone() for param in params]
         step()
         for name, param, first in zip(names, params, before):
@@ -708,15 +709,11 @@ class Replay(Watch):
             params = [one for group in optimizer.param_groups for one in group["params"]]
             for param, held in zip(params, state["state"]):
                 if held:
-                    device = param.device
-                    optimizer.state[param] = {
-                        key: one
-                        if not isinstance(one, Tensor)
-                        else one.clone().to(device)
-                        if one.dim()
-                        else one.clone()
-                        for key, one in held.items()
-                    }
+                    entry = optimizer.state[param] = {}
+                    for key, one in held.items():
+                        if isinstance(one, Tensor):  # a count of steps stays where it was
+                            one = one.clone().to(param.device) if one.dim() else one.clone()
+                        entry[key] = one
             # What a schedule has changed up to the step; what another script sets otherwise stays so.
             for place, (group, values) in enumerate(zip(optimizer.param_groups, state["groups"])):
                 first = before[number][place] if number < len(before) and place < len(before[number]) else {}

@@ -276,14 +276,13 @@ class GradientStages:
         A fused step that unscales by itself leaves them as they are.
         """
         true = (_Stage.UNSCALED, _Stage.PLAIN, _Stage.STEPPED, _Stage.SKIPPED)
-        return {
-            id(grad)
-            for other in self._optimizers.live()
-            if other is not optimizer
-            and self._stage(other) in true
-            and not (self._stage(other) is _Stage.STEPPED and getattr(other, "_step_supports_amp_scaling", False))
-            for grad in self._grads(other)
-        }
+        found: set[int] = set()
+        for other in self._optimizers.live():
+            stage = self._stage(other)
+            unscales_itself = stage is _Stage.STEPPED and getattr(other, "_step_supports_amp_scaling", False)
+            if other is not optimizer and stage in true and not unscales_itself:
+                found.update(map(id, self._grads(other)))
+        return found
 
     def _unscale(self, optimizer: Any) -> None:
         """Divide the gradients of an optimizer by the scale, those that are true already too, which it multiplies."""

@@ -149,12 +149,13 @@ def require_equal(ranks: Communicator, what: str, value: Any, remedy: str) -> No
 
 def model_facts(models: Sequence[nn.Module]) -> dict[str, str]:
     """Return name, shape, dtype and trainability of each parameter."""
-    return {
-        f"{index}.{name}" if len(models) > 1 else name: f"{list(param.shape)} {param.dtype}"
-        + ("" if param.requires_grad else " without gradient")
-        for index, model in enumerate(models)
-        for name, param in model.named_parameters()
-    }
+    facts = {}
+    for index, model in enumerate(models):
+        prefix = f"{index}." if len(models) > 1 else ""
+        for name, param in model.named_parameters():
+            frozen = "" if param.requires_grad else " without gradient"
+            facts[prefix + name] = f"{list(param.shape)} {param.dtype}{frozen}"
+    return facts
 
 
 def weights_digest(models: Sequence[nn.Module]) -> str:

@@ -28,10 +28,10 @@ EMULATED = frozenset(
 RECURRENT = frozenset({aten.mkldnn_rnn_layer.default, aten.mkldnn_rnn_layer_backward.default})
 # Operations that write into a list of tensors: below a mode their kernels leave the versions of these as they are.
 WRITES_LISTS = frozenset(
-    getattr(packet, overload)
+    getattr(getattr(aten, packet), overload or "default")
     for name in torch._C._dispatch_get_all_op_names()
-    if name.startswith("aten::_foreach_") and name.partition(".")[0].endswith("_")
-    for packet, overload in [(getattr(aten, name[6:].partition(".")[0]), name.partition(".")[2] or "default")]
+    for packet, _, overload in [name.removeprefix("aten::").partition(".")]
+    if packet.startswith("_foreach_") and packet.endswith("_")
 )
 # An operation hashes in Python, and is one object for the life of a process.
 COMPUTED = frozenset(map(id, EMULATED | RECURRENT | WRITES_LISTS))

@@ -132,7 +132,9 @@ def _updates(rows: Iterable[dict[str, Any]]) -> Iterable[StepRecord]:
 
     A loss that nothing scales counts where a step has no other.
     """
-    update, waiting, plain, number = _Update(), list[dict[str, Any]](), list[dict[str, Any]](), 0
+    update, number = _Update(), 0
+    waiting: list[dict[str, Any]] = []  # losses since the step before
+    plain: list[dict[str, Any]] = []
     for row in rows:
         if row["kind"] == "plain_backward":
             plain.append(row)

@@ -103,16 +103,16 @@ def _answer_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[RunR
 
 def _contradictions(rows: Sequence[ArmSummary], metric: Metric) -> Iterable[str]:
     """Yield which arms the metric and the training loss show to differ in opposite ways; a wrong direction shows so."""
-    if opposite := [row for row in rows if row.loss_contradicts]:
-        arms = ", ".join(
-            f"{row.arm} has {'higher' if (row.loss.effect or 0) > 0 else 'lower'} losses, but is "
-            f"{'better' if (row.loss.effect or 0) > 0 else 'worse'} in that"
-            for row in opposite
-        )
+    arms = []
+    for row in rows:
+        if row.loss_contradicts:
+            losses, quality = ("higher", "better") if (row.loss.effect or 0) > 0 else ("lower", "worse")
+            arms.append(f"{row.arm} has {losses} losses, but is {quality} in that")
+    if arms:
         sign = "larger" if metric.better == "higher" else "smaller"
         yield (
             f"The training loss at the end contradicts {metric.name}, of which {sign} values are taken for the better "
-            f"ones: {arms}."
+            f"ones: {', '.join(arms)}."
         )
 
 

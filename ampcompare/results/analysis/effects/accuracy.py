@@ -82,16 +82,19 @@ def accuracy_effect(pairs: Sequence[Pair], error_share: float = 0.0, pilot: Coll
         pilot: seeds whose spread determined the number of pairs, if any: the test then uses their spread.
     """
     metric = metric_of([reference for _, reference in pairs])
-    whole = [
-        (metric.score(here), metric.score(there), arm.summary.epochs[-1].samples, arm.config.recipe.seed)
-        for arm, reference in pairs
-        if has_score(here := arm.summary.metric_final, metric)
-        and has_score(there := reference.summary.metric_final, metric)
-        and arm.summary.epochs
-    ]
-    if not whole:
+    arm: list[float] = []
+    reference: list[float] = []
+    samples: list[int] = []
+    seeds: list[int] = []
+    for run, other in pairs:
+        here, there = run.summary.metric_final, other.summary.metric_final
+        if has_score(here, metric) and has_score(there, metric) and run.summary.epochs:
+            arm.append(metric.score(here))
+            reference.append(metric.score(there))
+            samples.append(run.summary.epochs[-1].samples)
+            seeds.append(run.config.recipe.seed)
+    if not arm:
         return None
-    arm, reference, samples, seeds = (list(each) for each in zip(*whole, strict=True))
     runs = [run for pair in pairs for run in pair]
     values = [value for run in runs if has_score(value := run.summary.metric_final, metric)]
     step = step_of_scores(step_of(runs), metric, values)

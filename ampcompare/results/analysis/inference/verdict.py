@@ -134,16 +134,17 @@ def decide(
     verdicts = (
         _verdict(*each, margin, later) for each in zip(tested, different, non_inferior, equivalent, strict=True)
     )
-    return [
-        Verdict()
-        if effect is None
-        else Verdict(kind="few seeds", why=f"fewer than {MIN_PAIRS} seeds")
-        if not effect.testable
-        else next(verdicts)
-        if alpha > 0
-        else Verdict(kind="not tested", why="not tested")
-        for effect in effects
-    ]
+    found_verdicts = []
+    for effect in effects:
+        if effect is None:
+            found_verdicts.append(Verdict())
+        elif not effect.testable:
+            found_verdicts.append(Verdict(kind="few seeds", why=f"fewer than {MIN_PAIRS} seeds"))
+        elif alpha > 0:
+            found_verdicts.append(next(verdicts))
+        else:
+            found_verdicts.append(Verdict(kind="not tested", why="not tested"))
+    return found_verdicts
 
 
 @dataclass(frozen=True)

@@ -230,12 +230,14 @@ def _linear_parts(ledger: Ledger) -> list[tuple[str, str, str]]:
         text = observed_text({one.format: one.share for one in found})
         if lost:
             text = f"{text}; all 0, where bf16 is not, in {', '.join(lost[:3])}"
-        remarks = [
-            f"{_percent(100 * (one.cut_off or 0))} % cut off, {_percent(100 * (one.zeroed or 0))} % became 0, "
-            f"{_percent(100 * (one.scales_at_end or 0))} % of scales at an end, error {_percent(100 * one.error)} %"
-            for one in found
-            if one.error is not None
-        ]
+        remarks = []
+        for one in found:
+            if one.error is not None:
+                shares = (one.cut_off or 0, one.zeroed or 0, one.scales_at_end or 0, one.error)
+                cut_off, zeroed, at_end, error = (_percent(100 * share) for share in shares)
+                remarks.append(
+                    f"{cut_off} % cut off, {zeroed} % became 0, {at_end} % of scales at an end, error {error} %"
+                )
         parts.append((role, text, "; ".join(remarks)))
     return parts
 

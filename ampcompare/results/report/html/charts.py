@@ -237,10 +237,12 @@ def over_seeds(
     furthest = max(known, key=lambda curve: (curve.x[-1], len(curve.x)), default=Curve([], []))
     places = _thin_indices(len(furthest.x), most)
     positions = [furthest.x[place] for place in places]
-    columns: list[list[float | None]] = [
-        [curve.y[place] for place in places] if curve.x == furthest.x else [curve.at(x, hold=hold) for x in positions]
-        for curve in known
-    ]
+    columns: list[list[float | None]] = []
+    for curve in known:
+        if curve.x == furthest.x:
+            columns.append([curve.y[place] for place in places])
+        else:
+            columns.append([curve.at(x, hold=hold) for x in positions])
     values = [[y for y in ys if y is not None] for ys in zip(*columns, strict=True)]
     return Band(positions, [mean(ys) for ys in values], [min(ys) for ys in values], [max(ys) for ys in values])
 

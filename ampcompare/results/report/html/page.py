@@ -105,14 +105,15 @@ def _with_notes(table: Table) -> tuple[list[str], list[list[Cell]]]:
     """Return heads and cells of a table, with the notes of rows as its last column."""
     heads = [*table.heads, *(["notes"] if table.notes else [])]
     tones = table.states or [""] * len(table.rows)
-    notes = [[Cell("; ".join(its), tone, badge=tone != "")] for its, tone in zip(table.notes, tones, strict=False)] or [
-        [] for _ in table.rows
-    ]
-    rows = [[*cells, *its] for cells, its in zip(table.rows, notes, strict=True)]
-    return heads, [
-        [first if first.text else Cell("(no name)"), *(cell if cell.text else Cell() for cell in others)]
-        for first, *others in rows
-    ]
+    rows = []
+    for index, (first, *others) in enumerate(table.rows):
+        cells = [first if first.text else Cell("(no name)")]
+        cells += [cell if cell.text else Cell() for cell in others]
+        if table.notes:
+            text, tone = "; ".join(table.notes[index]), tones[index]
+            cells.append(Cell(text, tone, badge=tone != "") if text else Cell())
+        rows.append(cells)
+    return heads, rows
 
 
 def _numeric(rows: Sequence[Sequence[Cell]], count: int) -> list[bool]:

@@ -2,8 +2,9 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
+from typing import TypeGuard
 
 from ampcompare.source.amp_names import CORE
 from ampcompare.source.branches import is_exclusive
@@ -226,32 +227,38 @@ def device_amp(module: LintModule) -> Iterator[Finding]:
         return
     statements = dict.fromkeys(each.statement for each in module.imports)
     groups = {name: edits for node in statements for name, edits in _import_edits(module, node).items()}
-    attributes = [
-        node
-        for node in module.nodes
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and node.attr in (*CALLED, *DECORATORS)
-    ]
+    attributes = [node for node in module.nodes if isinstance(node, ast.Attribute) and _may_be_deprecated(node)]
     of_attributes = any((module.resolve(each) or "").rpartition(".")[0] in PACKAGES for each in attributes)
     if not of_attributes and not any(each.full.rpartition(".")[0] in PACKAGES for each in module.imports):
         return  # a name means one of these by an import, or by what it is assigned
-    for node in module.nodes:
-        if not isinstance(node, (ast.Name, ast.Attribute)) or not isinstance(node.ctx, ast.Load):
-            continue
-        if isinstance(node, ast.Attribute) and node.attr not in (*CALLED, *DECORATORS):
-            continue
-        full = module.resolve(node) or ""
-        package, _, last = full.rpartition(".")
-        if package not in PACKAGES or module.has_alternatives(node) or is_fallback(module, node):
-            continue
-        base = node if isinstance(node, ast.Name) else node.value
-        renamed = groups.get(base.id, ()) if isinstance(base, ast.Name) else ()
-        edits = renamed if isinstance(node, ast.Name) else renamed or _rename_edits(module, node, full)
-        if last in CALLED and isinstance(module.parents[node], ast.Call):
-            call = module.parents[node]
-            if isinstance(call, ast.Call) and call.func is node:
-                yield module.finding("AMP302", call, f"`{package}.{last}` is deprecated", edits)
-        elif last in DECORATORS:
-            yield module.finding("AMP303", node, f"`{package}.{last}` is deprecated", edits)
+    for use in filter(_may_be_deprecated, module.nodes):
+        full = module.resolve(use) or ""
+        if full.rpartition(".")[0] in PACKAGES and not module.has_alternatives(use) and not is_fallback(module, use):
+            yield from _deprecated_use(module, use, full, groups)
+
+
+def _may_be_deprecated(node: ast.AST) -> TypeGuard[ast.Name | ast.Attribute]:
+    """Return whether a node reads a name, which an import may bind, or an attribute of a deprecated name."""
+    if isinstance(node, ast.Attribute):
+        return isinstance(node.ctx, ast.Load) and node.attr in (*CALLED, *DECORATORS)
+    return isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+
+
+def _deprecated_use(
+    module: LintModule, node: ast.Name | ast.Attribute, full: str, groups: Mapping[str, tuple[Edit, ...]]
+) -> Iterator[Finding]:
+    """Yield the finding of a name of these packages, with the edits of all uses of the import that binds it."""
+    package, _, last = full.rpartition(".")
+    base = node if isinstance(node, ast.Name) else node.value
+    edits = groups.get(base.id, ()) if isinstance(base, ast.Name) else ()
+    if isinstance(node, ast.Attribute):
+        edits = edits or _rename_edits(module, node, full)
+    parent = module.parents[node]
+    if last in CALLED and isinstance(parent, ast.Call):
+        if parent.func is node:
+            yield module.finding("AMP302", parent, f"`{package}.{last}` is deprecated", edits)
+    elif last in DECORATORS:
+        yield module.finding("AMP303", node, f"`{package}.{last}` is deprecated", edits)
 
 
 def is_fallback(module: LintModule, node: ast.AST) -> bool:

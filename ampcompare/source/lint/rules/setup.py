@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ampcompare.source.amp_names import AUTOCASTS
 from ampcompare.source.index import Function, nodes_of
@@ -186,26 +186,30 @@ def state_discarded(module: LintModule) -> Iterator[Finding]:
     for trace, index, event in module.events(Kind.NEW_SCALER):
         if not event.subject or is_off(event.call):
             continue
-        later = [other for other in trace[index + 1 :] if other.may_follow(event)]
-        if any(_loads_scaler(module, other) and other.subject == event.subject for other in later):
+        later = [other for other in trace[index + 1 :] if other.subject == event.subject and other.may_follow(event)]
+        if any(_loads_scaler(module, other) for other in later):
             continue
         before = [other for other in trace[:index] if other.subject == event.subject and other.may_follow(event)]
         made_before = any(other.call is event.call for other in before)
-        trained = any(other.kind is Kind.SCALER_STEP and other.subject == event.subject for other in later)
-        for other in before if not made_before else ():
-            if _loads_scaler(module, other) and not events_between(trace, other, event, Kind.SCALER_STEP):
-                yield _discards(module, event, other)
-                break
-        else:
-            # The one method of an object loads, another one makes and trains: whichever comes first.
-            held = event.subject.startswith("self.") and not event.facts and trained and not event.loops
-            elsewhere = [
-                one
-                for one in loads
-                if one.subject == event.subject and one.scope.owner is event.scope.owner is not None
-            ]
-            if held and elsewhere and all(one.scope is not event.scope for one in elsewhere):
-                yield _discards(module, event, elsewhere[0])
+        lost = [other for other in before if _loads_scaler(module, other)]
+        lost = [other for other in lost if not events_between(trace, other, event, Kind.SCALER_STEP)]
+        if lost and not made_before:
+            yield _discards(module, event, lost[0])
+        elif any(other.kind is Kind.SCALER_STEP for other in later):
+            load = _load_in_another_method(event, loads)
+            if load is not None:
+                yield _discards(module, event, load)
+
+
+def _load_in_another_method(event: Event, loads: Sequence[Event]) -> Event | None:
+    """Return a load of the scaler that a method makes as an attribute, by methods that all are other ones.
+
+    One method of an object loads, another one makes and trains: whichever comes first.
+    """
+    if not event.subject.startswith("self.") or event.facts or event.loops or event.scope.owner is None:
+        return None
+    of_object = [one for one in loads if one.subject == event.subject and one.scope.owner is event.scope.owner]
+    return of_object[0] if of_object and all(one.scope is not event.scope for one in of_object) else None
 
 
 def _loads_scaler(module: LintModule, event: Event) -> bool:

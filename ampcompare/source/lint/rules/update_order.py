@@ -132,13 +132,11 @@ def _code_of_microbatch(trace: Trace, event: Event, step: Event) -> str:
 
 def _steps_each_time(trace: Trace, event: Event) -> bool:
     """Return whether another step runs as often as a call does, which then belongs to that one."""
-    return any(
-        other.kind in STEPS
-        and other.loops == event.loops
-        and other.may_follow(event)
-        and not any("%" in key for key in other.facts)
-        for other in trace
-    )
+    for other in trace:
+        is_conditional = any("%" in key for key in other.facts)
+        if other.kind in STEPS and other.loops == event.loops and other.may_follow(event) and not is_conditional:
+            return True
+    return False
 
 
 @rule(

@@ -270,15 +270,13 @@ def _next_step(module: Module, backward: ast.Call) -> str | None:
         dotted_name(node.value) for node in module.nodes if isinstance(node, ast.Attribute) and node.attr == "zero_grad"
     }
     function = module.function(backward)
-    below = [
-        (call.lineno, key)
-        for call, stepped in module.methods("step")
-        if call.lineno >= backward.lineno
-        and function in (None, *module.functions_around(call))
-        and (key := dotted_name(stepped)) in zeroed
-        and not is_exclusive(module, call, backward)
-    ]
-    return str(min(below)[1]) if below else None
+    below = []
+    for call, stepped in module.methods("step"):
+        name = dotted_name(stepped)
+        is_below = call.lineno >= backward.lineno and function in (None, *module.functions_around(call))
+        if is_below and name in zeroed and not is_exclusive(module, call, backward):
+            below.append((call.lineno, str(name)))
+    return min(below)[1] if below else None
 
 
 def _add_reads(module: Module, sites: Sites, index: Index) -> None:

@@ -104,25 +104,20 @@ def find_masters(root: Any, models: Mapping[Place, Mapping[str, Any]], wrappers:
     """
     found = Masters([{} for _ in models])
     halves = {place for place, model in models.items() if half_dtype(model)}
-    free = [
-        _Weight(index, name, value)
-        for index, (place, model) in enumerate(models.items())
-        for name, value in model.items()
-        if place in halves and isinstance(value, Tensor) and value.is_floating_point() and value.ndim
-    ]
+    every = []
+    for index, (place, model) in enumerate(models.items()):
+        for name, value in model.items() if place in halves else ():
+            if isinstance(value, Tensor) and value.is_floating_point() and value.ndim:
+                every.append(_Weight(index, name, value))
     first: dict[Any, _Weight] = {}
-    for weight in free:
+    for weight in every:
         first.setdefault(_memory(weight.value), weight)
-    every = free
     free = list(first.values())
     for bundle in _bundles(root, (), set()):
         if not free or bundle.place in halves or _is_of_another_model(bundle.place, halves):
             continue
         matches = _matches(bundle, free)
-        is_known = not bundle.is_state and (
-            any("fp32" in key.lower() or "master" in key.lower() for key in bundle.place)
-            or (bundle.names[0].isdigit() and any(bundle.place[: len(place)] == place for place in wrappers))
-        )
+        is_known = _is_of_copies(bundle, wrappers)
         if not is_known:
             matches = _convincing(bundle, matches, free)
         if is_known or 2 * sum(map(bool, matches)) > len(matches):
@@ -130,19 +125,32 @@ def find_masters(root: Any, models: Mapping[Place, Mapping[str, Any]], wrappers:
         if not any(matches):
             continue
         for tensor, match in zip(bundle.tensors, matches, strict=True):
-            sizes = [free[at].value.numel() for at in match]
-            pieces = tensor.detach().reshape(-1)[: sum(sizes)].split(sizes) if match else ()
-            for at, piece in zip(match, pieces, strict=True):
-                weight = free[at]
-                found.by_model[weight.model][weight.name] = piece.reshape(weight.value.shape).float()
-            is_flat = len(match) > 1 or (len(match) == 1 and tensor.shape != free[match[0]].value.shape)
-            if is_flat and not tensor.reshape(-1)[sum(sizes) :].any():
-                found.layouts.append((tensor.numel(), [free[at].value.shape for at in match]))
+            if match:
+                _add_copies(found, tensor, [free[at] for at in match])
         taken = {at for match in matches for at in match}
         found.places[bundle.place] = len(taken)
         free = [weight for at, weight in enumerate(free) if at not in taken]
     _share(found, every)
     return found
+
+
+def _is_of_copies(bundle: _Bundle, wrappers: Sequence[Place]) -> bool:
+    """Return whether tensors lie where programs keep fp32 copies: by the names above them, or in a known optimizer."""
+    if bundle.is_state:
+        return False
+    if any("fp32" in key.lower() or "master" in key.lower() for key in bundle.place):
+        return True
+    return bundle.names[0].isdigit() and any(bundle.place[: len(place)] == place for place in wrappers)
+
+
+def _add_copies(found: Masters, tensor: Tensor, weights: Sequence[_Weight]) -> None:
+    """Add a tensor that is the copy of one weight, or of several if it is flat; it may end with zeros."""
+    flat, sizes = tensor.detach().reshape(-1), [weight.value.numel() for weight in weights]
+    for weight, piece in zip(weights, flat[: sum(sizes)].split(sizes), strict=True):
+        found.by_model[weight.model][weight.name] = piece.reshape(weight.value.shape).float()
+    is_flat = len(weights) > 1 or tensor.shape != weights[0].value.shape
+    if is_flat and not flat[sum(sizes) :].any():
+        found.layouts.append((tensor.numel(), [weight.value.shape for weight in weights]))
 
 
 def _is_of_another_model(place: Place, halves: set[Place]) -> bool:

@@ -136,5 +136,8 @@ class Position:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self.step, self.epoch, self.batch = int(state["step"]), int(state["epoch"]), int(state["batch"])
-        self.train_seconds, self.skipped = float(state["train_seconds"]), int(state["skipped"])
+        self.step = int(state["step"])
+        self.epoch = int(state["epoch"])
+        self.batch = int(state["batch"])
+        self.train_seconds = float(state["train_seconds"])
+        self.skipped = int(state["skipped"])
