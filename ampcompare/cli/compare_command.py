@@ -130,6 +130,14 @@ compare_option = options_of(CompareOptions)
     help="with --verify-resume: added to the script's arguments when it is started again: {checkpoint} is the file "
     "that it saved last, {folder} its folder",
 )
+@option(
+    "--capsule",
+    type=click.IntRange(0),
+    metavar="STEP",
+    group=SCRIPT,
+    help="with -- SCRIPT: in place of the comparison, keep this step of the script as it is, with the first seed, in "
+    "capsule.pt for `ampcompare replay`",
+)
 @launch_options
 @details_option
 @compare_option("--tag", metavar="NAME", group=OUTPUT)
@@ -151,6 +159,8 @@ def command(**parameters: Any) -> int:
     if parameters["resume_step"] is not None:
         return _verify_resume(options, parameters)
     refuse_given(("resume_args",), "is for --verify-resume STEP; give both")
+    if parameters["capsule"] is not None:
+        return _keep_step(options, parameters["capsule"], has_script=parameters["script"] is not None)
     if (code := answer_without_training(options, parameters)) is not None:
         return code
     notify_seconds = to_seconds("--progress-interval", interval) if interval else None
@@ -193,6 +203,36 @@ def _verify_resume(options: CompareOptions, parameters: dict[str, Any]) -> int:
     }
     check = ResumeCheck(parameters["resume_step"], parameters["resume_args"])
     return compare_resumptions(list(arms), settings, check, is_module=script.is_module, say=click.echo)
+
+
+def _keep_step(options: CompareOptions, step: int, *, has_script: bool) -> int:
+    """Keep a step of the script with the seed and the arguments of its first cell, and return the exit code."""
+    from ampcompare.base.environment.extras import require_torch
+    from ampcompare.experiment.compare import plan_comparison
+
+    if not has_script:
+        raise ConfigError("--capsule keeps a step of a script: compare --capsule STEP -- SCRIPT ARGS...")
+    require_torch()
+    from ampcompare.script.legacy.settings import ExecSettings
+    from ampcompare.script.legacy.target import Target, script_target
+    from ampcompare.script.replay.keep import keep_step
+
+    config = plan_comparison(options).plan.cells[0]
+    script = config.script
+    assert script is not None
+    if script.torchrun or script.shift_seeds is not None or script.first_weights is not None:
+        raise ConfigError(
+            "--capsule keeps a step of one process of the script as it is; leave out --nproc-per-node, --shift-seeds "
+            "and --first-weights"
+        )
+    arguments = script.arguments_for(config.recipe.seed, "script", Path.cwd())
+    settings = ExecSettings(
+        device="cpu" if config.device == "cpu" else None, seed=config.recipe.seed, guards="off",
+        compat_torch=script.compat_torch, name=script.name, arguments=tuple(arguments),
+    )  # fmt: skip
+    is_module = script.is_module
+    target = Target(script.name, arguments, is_module=True) if is_module else script_target(script.name, arguments)
+    return keep_step(target, settings, step, Path("capsule.pt").absolute())
 
 
 def answer_without_training(options: CompareOptions, parameters: dict[str, Any]) -> int | None:

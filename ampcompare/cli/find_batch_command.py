@@ -9,7 +9,8 @@ import click
 
 from ampcompare.api.diagnosis import find_batch as api_find_batch
 from ampcompare.backends.arm import parse_arms
-from ampcompare.cli.help import ARMS, MACHINE, Command, options_of
+from ampcompare.base.errors import ConfigError
+from ampcompare.cli.help import ARMS, MACHINE, Command, option, options_of
 from ampcompare.cli.launching import ended_by_signals
 from ampcompare.cli.output import note
 from ampcompare.cli.settings import request_from
@@ -46,6 +47,14 @@ batch_option = options_of(api_find_batch)
 @batch_option("--margin", metavar="PERCENT", group=MACHINE)
 @batch_option("--gpus", metavar="LIST", group=MACHINE)
 @batch_option("--preflight/--no-preflight", group=MACHINE)
+@option(
+    "--stack",
+    "stacks",
+    multiple=True,
+    metavar="NAME=COMMAND",
+    group=ARMS,
+    help="refused: a stack trains a script, whose batches are its own; where it has ampcompare, call find-batch there",
+)
 @recipe_options(FIND_BATCH)
 @json_option()
 def command(**parameters: Any) -> int:
@@ -55,6 +64,11 @@ def command(**parameters: Any) -> int:
     of the largest. Each try runs in a separate process. On a GPU, a batch is too large if memory runs out or --margin
     does not stay free; on a CPU, if the process grows by more than --memory-limit, which is required there.
     """
+    if parameters["stacks"] or any("@" in arm for arm in parameters["arms"]):
+        raise ConfigError(
+            "find-batch tries batches of a recipe, and a stack trains a script, whose batches are its own: leave out "
+            "--stack and @; where the stack has ampcompare, call find-batch there"
+        )
     from ampcompare.experiment.find_batch import BatchSearch, configs_of, search_batches
     from ampcompare.results.records.run import dump_json
     from ampcompare.results.report.tables import listing_table, room

@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tabulate import tabulate
 
@@ -73,7 +74,7 @@ def _where(trace: Trace, whole: Trace) -> tuple[bool, str]:
     """Return from which step a start resumes, and whether all of its state is of that step."""
     state = trace.steps[0].state
     steps = {
-        role: [number for number, step in enumerate(whole.steps) if step.value(role) == trace.steps[0].value(role)]
+        role: [at for at, step in enumerate(whole.steps) if _is_same(step.value(role), trace.steps[0].value(role))]
         for role in OF_STATE
         if state.get(role) or role in ("loss scale", "learning rate")
     }
@@ -87,6 +88,14 @@ def _where(trace: Trace, whole: Trace) -> tuple[bool, str]:
         if found and not set(found) & set(at):
             return False, f"mixes two files: weights of step {at[0]}, {role} of step {found[-1]}"
     return True, f"resumes behind step {at[0]}"
+
+
+def _is_same(due: Any, given: Any) -> bool:
+    """Return whether values are equal; of tensors by name those that both have, as a model may be called later."""
+    if not isinstance(due, dict) or not isinstance(given, dict):
+        return bool(due == given)
+    both = due.keys() & given.keys()
+    return bool(due == given or (both and all(due[name] == given[name] for name in both)))
 
 
 def kills_lines(kills: Sequence[Kill], *, is_first: bool) -> tuple[list[str], bool]:

@@ -378,6 +378,9 @@ def _cause(role: str, what: str, index: int, at: int, whole: Trace, broken: Trac
     first, second = whole.steps[at], resumed.steps[0]
     if role in ("weights", "buffers", "masters"):
         rounded = _cause_of_tensors(role, first.value(role), second.value(role), broken)
+        average = _average_in(first, second) if role == "weights" else ""
+        if average:
+            return f"weights are those of the average {average}{_line_of(resumed.loads)}"
         return rounded or _cause_of_age(role, at, whole, broken, resumed)
     if role == "moments":
         known = _cause_of_moments(first.value(role), second.value(role), broken, resumed)
@@ -414,6 +417,13 @@ def _cause_of_other_place(then: int, at: int, broken: Trace, resumed: Trace) -> 
         return f"the schedule is {steps} ahead: it is stepped again behind {restored[-1]}, which loads its state"
     place = f"the schedule is {steps} {'ahead' if then > at else 'behind'}"
     return _cause_of_state("scheduler", False, broken, resumed, place=place)
+
+
+def _average_in(due: Step, given: Step) -> str:
+    """Return the name of the average whose values a model has as its weights; "" for none."""
+    averages = due.value("averages")
+    apart = [one for one in given.value("together") if one not in due.value("together")]
+    return next((name for name in sorted(averages) if averages[name]["values"] in apart), "")
 
 
 def _other_types(whole: Step, resumed: Step) -> str:

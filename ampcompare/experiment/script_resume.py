@@ -103,6 +103,11 @@ def resume_script(
         how += [f"as migrate rewrites it{', from a file that convert has made' * check.convert}"] * bool(check.rewrite)
         say(f"started again{', '.join(['', *how]) if len(how) > 1 else ''.join(f' {each}' for each in how)}: "
             f"{_steps(resumed)}")  # fmt: skip
+        if not resumed.steps and resumed.last is not None and not resumed.error:
+            raise ConfigError(
+                "started again, the script steps no optimizer that it has made: one that pickle or torch.load brings "
+                "as a whole is not followed. Save its state_dict(), and load that into one that the script makes"
+            )
         found = compare_traces(whole, broken, resumed)
         if resumed.error and found.answer is Answer.EXACT:  # as far as it came
             raise LaunchError(resumed.error)

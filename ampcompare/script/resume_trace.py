@@ -6,6 +6,7 @@ to restore, as digests: values in fp32, and these values rounded to each 16-bit 
 
 from __future__ import annotations
 
+import functools
 import gc
 import hashlib
 import itertools
@@ -24,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from ampcompare.base.errors import UnsupportedCombination
+from ampcompare.base.import_hook import ImportHook
 from ampcompare.base.location import is_installed, is_users
 from ampcompare.base.patches import Layer, Points, Subscriptions
 from ampcompare.script.killed_saves import ChangeWatch, KilledSaves
@@ -75,6 +77,7 @@ class ResumeTrace:
         self._depth = 0
         self._owners: list[Any] = []  # objects of the script's own classes
         self._models: list[nn.Module] = []
+        self._called: list[nn.Module] = []
         self._optimizers: list[weakref.ref[Any]] = []
         self._scalers: list[weakref.ref[Any]] = []
 
@@ -89,8 +92,19 @@ class ResumeTrace:
         for kind in (nn.Module, torch.optim.Optimizer, torch.amp.GradScaler, *_schedulers()):
             events.wrap(kind, "load_state_dict", self._restore)
         events.wrap(torch, "set_rng_state", self._set_generator)
+        names = ("ampcompare.apex.amp", "apex.amp")  # the second is NVIDIA's, or an alias, which is not followed
+        imports = ImportHook({name: functools.partial(self._follow_amp, events, name) for name in names})
+        imports.begin()
+        events.at_end(imports.end)
         if self._trainers is not None:
             self._trainers(self._write, events)
+
+    def _follow_amp(self, events: Subscriptions, name: str) -> None:
+        def load(inner: Any, *args: Any, **options: Any) -> Any:
+            self._write(Row.RESTORE, what="scaler", number=None, line=place_in_script())
+            return inner(*args, **options)
+
+        events.wrap(sys.modules[name], "load_state_dict", load)
 
     def _write(self, kind: str, **values: Any) -> None:
         if os.getpid() == self._process:  # workers of a data loader are forks
@@ -139,8 +153,12 @@ class ResumeTrace:
             os._exit(0)  # it has saved, and was not killed
         if self._depth or self._is_inside or not self._trains(module):
             return inner(module, *args, **options)
-        if not any(module is each for each in self._models):
-            self._models.append(module)
+        if not any(module is each for each in self._called):
+            self._called.append(module)
+            # Parts of a model that is known already, as of one whose parts alone are called, are no other models.
+            known = {id(each) for model in self._models for each in model.parameters()}
+            if any(id(each) not in known for each in module.parameters()):
+                self._models.append(module)
         self._is_inside = True
         try:
             if self._has_saved and self._files.has_ended():
@@ -244,6 +262,7 @@ class ResumeTrace:
             "masters": masters,
             "moments": moments,
             "averages": _averages(self._models, owned, self._owners),
+            "together": [_hash(_bytes(each.detach().float()) for each in one.parameters()) for one in self._models],
             "scales": [*self._scales()],
             "rates": rates,
             "generators": _generators(),

@@ -79,8 +79,10 @@ def why_no_module(module: str, arguments: Sequence[str]) -> str:
         return f"there is no module {module} to run; check its name and PYTHONPATH"
     text = " ".join(arguments)
     found = re.search(r"--(?:num_gpus|num_processes|nproc[-_]per[-_]node)[= ](\d+)", text)
+    package = module.partition(".")[0]
+    whose = "" if launcher == package else f", so there is no {launcher}"
     return (
-        f"{module.partition('.')[0]} is not installed, which {launcher} is of; ampcompare starts ranks itself: "
+        f"{package} is not installed{whose}; ampcompare starts ranks itself: "
         f"--nproc-per-node {found[1] if found else 'N'} -- {_script_in(arguments)}"
     )
 

@@ -27,6 +27,10 @@ def _check(done: Any, code: int, *parts: str) -> None:
     [
         (["run", "--arm", "natve:fp16"], ["unknown backend 'natve'", "did you mean 'native'?"]),
         (["run", "--arm", "apex-O2"], ["did you mean 'apex:O2'?"]),
+        (["find-batch", "--arm", "script@old"], ["find-batch tries batches of a recipe", "leave out --stack and @"]),
+        (["find-batch", "--stack", "old=python"], ["a stack trains a script", "call find-batch there"]),
+        (["compare", "--capsule", "2"], ["--capsule keeps a step of a script"]),
+        (["run", "--first-weights", "old"], ["--first-weights old is for a script after --"]),
         (["run", "--arm", "fp32,apex:O2"], ["names 2 arms, fp32 and apex:O2, but one arm is expected here"]),
         (["run", "--arm", "apex:02"], ["write O2"]),
         (["compare", "--arm", "fp32", "--arm", "fp32"], ["'fp32' is named twice"]),

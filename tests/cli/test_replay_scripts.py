@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ampcompare.experiment.replay import read_facts
 from tests.cli.conftest import Call
 from tests.script.replay.steps import CONVOLUTIONS
 
@@ -41,6 +42,18 @@ def test_a_setting_and_another_script(
     (found,) = json.loads(done.out)
     assert (done.code, found["answer"], found["findings"][0]["module"]) == (1, "another function", "norm1"), found
     assert sorted(path.name for path in tmp_path.iterdir()) == ["capsule.pt", "other.py", "train.py"]
+
+
+@pytest.mark.slow
+def test_compare_keeps_a_step_with_its_first_seed(tmp_path: Path, forked_python: Any) -> None:
+    """The seed of the first cell begins the script, which trains nothing else."""
+    (tmp_path / "train.py").write_text("import sys\n" + CONVOLUTIONS + "print('ARGS', sys.argv[1:])\n")
+    words = ["-m", "ampcompare", "compare", "--seeds", "3-4", "--capsule", "2", "--", "train.py", "--seed", "{seed}"]
+    done = forked_python.run(words, tmp_path, dict(os.environ))
+    assert (done.returncode, "ARGS ['--seed', '3']" in done.stdout) == (0, True), done.stderr
+    assert (facts := read_facts(tmp_path / "capsule.pt"))["step"] == 2
+    assert facts["arguments"] == ["--seed", "3"]
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.slow

@@ -273,6 +273,18 @@ def test_moments_that_load_state_dict_gives_the_type_of_the_weights(traces: tupl
     )
 
 
+def test_weights_of_an_average_and_a_loss_scaler_of_apex(traces: tuple[Trace, Trace, Trace]) -> None:
+    whole, broken, resumed = traces
+    for step, together in ((whole.steps[2], "w"), (resumed.steps[0], "e")):
+        step.state["averages"], step.state["together"] = {"ema": {"values": "e"}}, [together]
+    resumed.steps[0].state["weights"]["a"] = digests("else")
+    resumed.steps[0].state["scales"] = [[1.0, 0.0]]
+    resumed.restored.append({"what": "scaler", "number": None, "line": "train.py:5"})
+    found = {one.role: one.cause for one in compare_traces(whole, broken, resumed).differences}
+    assert found["weights"] == "weights are those of the average ema (train.py:3)"
+    assert found["loss scale"] == "the GradScaler starts from scratch, though train.py:5 loads its state"
+
+
 def test_a_script_that_fails_in_its_first_step(tmp_path: Path, traces: tuple[Trace, Trace, Trace]) -> None:
     whole, broken, _ = traces
     resumed = trace(tmp_path, rows(range(2, 3), LOAD)[:-2])

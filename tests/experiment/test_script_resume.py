@@ -155,6 +155,47 @@ parser.add_argument("--resume")
 main(parser.parse_args().resume)
 """
 LOAD = {name: f'    {name}.load_state_dict(saved["{name}"])\n' for name in ("model", "optimizer", "schedule", "scaler")}
+FOLDER = """import argparse
+import torch
+from torch import nn
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--resume")
+options = parser.parse_args()
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+x = torch.randn(7, 5, 4)
+
+
+class Application:
+    step = 0
+
+    def state_dict(self):
+        of_model, of_optimizer = get_state_dict(model, optimizer)
+        return {"model": of_model, "optimizer": of_optimizer, "step": self.step}
+
+    def load_state_dict(self, saved):
+        set_state_dict(model, optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"])
+        self.step = saved["step"]
+
+
+application = Application()
+if options.resume:
+    checkpoint.load({"application": application}, checkpoint_id=options.resume)
+while application.step < 7:
+    loss = model(x[application.step]).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    application.step += 1
+    if application.step % 3 == 0:
+        checkpoint.save({"application": application}, checkpoint_id=f"saved/{application.step}")
+"""
+SAVE_BOTH = """    save_file(model.state_dict(), "last.safetensors")
+    torch.save(saved, "last.pt")"""
 OF_MOMENTS = """    half = __import__("copy").deepcopy(optimizer.state_dict())
     for state in half["state"].values():
         state["exp_avg"] = state["exp_avg"].bfloat16()
@@ -249,6 +290,13 @@ RIGHT: dict[str, tuple[str, list[tuple[str, str]]]] = {
     "all is restored": (SCRIPT, []),
     "masters are saved": (MASTERS, []),
     "two optimizers in turn": (TWO, []),
+    "a folder of torch.distributed.checkpoint": (FOLDER, []),
+    "weights in a file of safetensors": (
+        SCRIPT,
+        [("import argparse", "import argparse\nfrom safetensors.torch import load_file, save_file"),
+         ('saved["model"]', 'load_file("last.safetensors")'), ('"model": model.state_dict(), ', ""),
+         ('    torch.save(saved, "last.pt")', SAVE_BOTH)],
+    ),
     "nothing draws from the generator": (
         SCRIPT, [("nn.Dropout(0.2), ", ""), ('    torch.set_rng_state(saved["torch"])\n', "")]
     ),
@@ -326,5 +374,17 @@ def test_what_cannot_be_verified_is_refused(folder: Path) -> None:
         verify(folder, SCRIPT, [], step=7)
     with pytest.raises(ConfigError, match=r"saves nothing by torch\.save"):
         verify(folder, SCRIPT, [('    torch.save(saved, "last.pt")\n', "")])
+    whole = [
+        (LOAD["optimizer"], '    model, optimizer = saved["model"], saved["optimizer"]\n'),
+        (LOAD["model"] + "    model", "    model"),
+        (LOAD["schedule"], ""),
+        ('"optimizer": optimizer.state_dict()', '"optimizer": optimizer'),
+        ('"model": model.state_dict()', '"model": model'),
+        ("load(options.resume)", "load(options.resume, weights_only=False)"),
+        ("scaler.scale(loss)", "loss"),
+        ("scaler.step(optimizer)\n        scaler.update()", "optimizer.step()"),
+    ]
+    with pytest.raises(ConfigError, match=r"brings as a whole is not followed\. Save its state_dict\(\)"):
+        verify(folder, SCRIPT, whole)
     with pytest.raises(LaunchError, match=r"the script \(started again\) ended with exit code 1: KeyError: 'schedule'"):
         verify(folder, SCRIPT, [('"schedule": schedule.state_dict()', "")])

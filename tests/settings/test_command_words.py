@@ -66,8 +66,11 @@ def test_a_file_is_a_script_whatever_its_name(tmp_path: Path, monkeypatch: pytes
     ("typed", "why"),
     [
         ("deepspeed --num_gpus 2 train.py --lr 1", r"deepspeed is not .*: --nproc-per-node 2 -- train\.py --lr 1$"),
-        ("deepspeed train.py", r"deepspeed is not installed, .*: --nproc-per-node N -- train\.py$"),
-        ("accelerate launch --num_processes=4 train.py", r"accelerate is not .*launch is of.*-node 4 -- train\.py$"),
+        ("deepspeed train.py", r"^deepspeed is not installed; ampcompare .*: --nproc-per-node N -- train\.py$"),
+        (
+            "accelerate launch --num_processes=4 train.py",
+            r"^accelerate is not installed, so there is no accelerate launch; .*-node 4 -- train\.py$",
+        ),
         ("python -m pkg.train --lr 1", "^there is no module pkg.train to run; check its name and PYTHONPATH$"),
     ],
 )

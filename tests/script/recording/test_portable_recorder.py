@@ -111,6 +111,15 @@ for k in range(4):
     loss = loss_of() * (float("nan") if k == 2 else 1.0)
     optimizer.zero_grad(); loss.backward(); optimizer.step(); told(loss)
 """,
+    "checkpoint": """
+from torch.utils.checkpoint import checkpoint
+import inspect
+reentrant = {"use_reentrant": True} if "use_reentrant" in inspect.signature(checkpoint).parameters else {}
+x.requires_grad_()
+for _ in range(3):
+    hidden = checkpoint(model[0], x, **reentrant)
+    loss = (model[2](hidden) - y).square().mean(); optimizer.zero_grad(); loss.backward(); optimizer.step(); told(loss)
+""",
     "autograd.backward": """
 for _ in range(3):
     loss = loss_of(); optimizer.zero_grad(); torch.autograd.backward(loss); optimizer.step(); told(loss)

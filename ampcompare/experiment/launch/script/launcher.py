@@ -288,7 +288,8 @@ def _failure(script: ScriptConfig, code: int, rows: ScriptRows, folder: Path) ->
     if code != 0:
         return _last_words(code, folder)
     if not rows.steps:
-        return "the script ended with exit code 0, but made no optimizer step"
+        called = f" (step() of {' and '.join(rows.optimizers)} was not called)" if rows.optimizers else ""
+        return f"the script ended with exit code 0, but made no optimizer step{called}"
     return "" if rows.ended else "the script's process ended before its record was complete"
 
 

@@ -97,7 +97,7 @@ def test_a_script_lies_next_to_a_file_ampcompare(launcher: ScriptLauncher, tmp_p
             "(train.py:14); this machine has no GPU: add --device cpu",
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="on CUDA the script does run"),
         ),
-        ("sys.exit(0)", "failed", "the script ended with exit code 0, but made no optimizer step"),
+        ("sys.exit(0)", "failed", "with exit code 0, but made no optimizer step (step() of SGD was not called)"),
         ("os.kill(os.getpid(), 9)", "failed", "the script was killed by SIGKILL"),
         ("step(); assert os.environ['PYTHONHASHSEED']; os._exit(0)", "completed", None),
         (FORK, "completed", None),
