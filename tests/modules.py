@@ -21,6 +21,15 @@ def module_at(path: str) -> Any:
     return module
 
 
+def modules_of_package() -> dict[str, Path]:
+    """Return the files of the package by the names of their modules."""
+    found = {}
+    for path in sorted((ROOT / "ampcompare").rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
 @cache
 def parsed(text: str) -> ast.Module:
     """Return the tree of a source text; it is the same object at each call, for tests that read the whole package."""

@@ -17,7 +17,7 @@ from typing import Any
 import grimp
 import pytest
 
-from tests.modules import parsed
+from tests.modules import modules_of_package, parsed
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "ampcompare"
@@ -34,12 +34,7 @@ OBJECTS = {"self", "self._watch", "optimizer", "window", "param", "master"}
 MAY_PRINT = ("apex", "base.environment.oldest", "script.legacy", "cli", "__main__")
 
 
-def _name(path: Path) -> str:
-    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-MODULES = {_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
+MODULES = modules_of_package()
 
 
 def _tree(module: str) -> ast.Module:

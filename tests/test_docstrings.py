@@ -7,8 +7,7 @@ from functools import cache
 import pytest
 
 from ampcompare.base import errors
-from tests.modules import parsed
-from tests.test_architecture import MODULES
+from tests.modules import modules_of_package, parsed
 
 # One process of pytest reads all files, instead of each.
 pytestmark = pytest.mark.xdist_group("architecture")
@@ -87,7 +86,7 @@ def _unsaid_errors(node: Definition) -> set[str]:
 
 @cache
 def _package() -> dict[str, Definition]:
-    return dict(definitions({name: path.read_text(encoding="utf-8") for name, path in MODULES.items()}))
+    return dict(definitions({name: path.read_text(encoding="utf-8") for name, path in modules_of_package().items()}))
 
 
 def test_arguments_of_what_other_rooms_call_are_explained() -> None:

@@ -20,7 +20,7 @@ ROOMS = ("apex", "base", "diagnosis", "guards", "script", "settings", "training"
 HIDDEN = (
     *{os.path.dirname(name) + os.sep for name in (torch.__file__, os.path.realpath(torch.__file__))},
     *(os.path.join(PACKAGE, room) + os.sep for room in ROOMS),
-    os.path.join(PACKAGE, "testing.py"),
+    os.path.join(PACKAGE, "testing") + os.sep,
 )
 
 

@@ -45,7 +45,7 @@ def find_floor(
         folder.mkdir()
         copy_recorder(folder)
         words = _words(script, seed, steps, folder)
-        stored = folder / "first.pt"
+        stored = folder / CellFile.WEIGHTS
         forks = stack.enter_context(ScriptForks())
         base = _train(forks, AGAIN, folder, ["--save-weights", str(stored), *words], script)
         if base.ended is None or base.ended.get("exit_code") or not base.steps:

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from ampcompare.base.errors import ConfigError, LaunchError
+from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, open_sandbox
 from ampcompare.base.processes.start import kill_family, start_command
 from ampcompare.experiment.script_run import Run, read_error, read_run
@@ -60,7 +61,7 @@ def run_script(
     with tempfile.TemporaryDirectory(prefix="ampcompare-verify-") as outer:
         folder = Path(outer, "run")
         folder.mkdir()
-        made = folder / "first.pt"
+        made = folder / CellFile.WEIGHTS
         request = {
             "arguments": arguments,
             "steps": steps,

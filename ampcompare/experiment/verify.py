@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ampcompare.base.environment.gpus import visible_gpus
 from ampcompare.base.errors import ConfigError, LaunchError
+from ampcompare.base.files.run_files import CellFile
 from ampcompare.experiment.rewrite_comparison import (
     DIFFERENT,
     EQUAL,
@@ -69,7 +70,7 @@ def verify_script(
     with tempfile.TemporaryDirectory(prefix="ampcompare-verify-") as folder:
         run: Callable[..., Run] = functools.partial(run_script, script, arguments, steps=steps)
         if stack is not None:
-            run = functools.partial(run, first_weights=Path(folder, "first.pt"))
+            run = functools.partial(run, first_weights=Path(folder, CellFile.WEIGHTS))
         return _Verification(path, arguments, run, say, adapter=adapter, stack=stack).verify()
 
 

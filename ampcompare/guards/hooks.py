@@ -275,12 +275,13 @@ class GuardHooks:
             return around
 
         self._events.wrap(frontend, "_initialize", initialize)
-        methods = sys.modules[f"{name}._process_optimizer"]
+        methods = sys.modules.get(f"{name}._process_optimizer")
         for function, event in (
             ("lazy_init_with_master_weights", "masters_made"),
             ("_master_params_to_model_params", "masters_copied"),
         ):
-            self._events.wrap(methods, function, after(event))
+            if hasattr(methods, function):  # private names of an Apex that may be of any version
+                self._events.wrap(methods, function, after(event))
         for owner in (handle, amp):
             self._events.wrap(owner, "scale_loss", scale_loss)
         for owner in (frontend, amp):

@@ -63,7 +63,7 @@ def test_python_and_the_command_ask_for_the_same(compared: list[CompareOptions],
         *("--fail-on", "time>2x", "--baseline", "b.json", "--tensorboard", "tb", "--junit", "j.xml"),
         *("--recipe", "digits", "--lr", "0.1", "--slurm-option", "partition=gpu", "-o", "out"),
         *("--config", "c.yaml", "--timing-rounds", "4", "--looks", "2", "--reference", "half"),
-        *("--twin", "--no-preflight", "--stack", "old=python3"),
+        *("--twin", "--no-preflight", "--stack", "old=python3", "--first-weights", "old"),
     ]
     with command.make_context("compare", words) as context:
         by_command = options_from(context.params)
@@ -72,7 +72,8 @@ def test_python_and_the_command_ask_for_the_same(compared: list[CompareOptions],
         budget="90s", jobs=2, gpus="0,2", sweep={"workers": [0, 1]}, force=True, fail_on="time>2x", baseline="b.json",
         tensorboard="tb", junit="j.xml", recipe="digits", slurm_options={"partition": "gpu"},
         output_dir="out", config_file="c.yaml", timing_rounds=4, looks=2, reference="half",
-        twin=True, preflight=False, stacks={"old": "python3"}, **{"recipe.optimizer.lr": 0.1},
+        twin=True, preflight=False, stacks={"old": "python3"}, first_weights="old",
+        **{"recipe.optimizer.lr": 0.1},
     )  # fmt: skip
     (by_python,) = compared
     different = {name for name, value in vars(by_python).items() if vars(by_command)[name] != value}

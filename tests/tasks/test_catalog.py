@@ -8,7 +8,7 @@ import pytest
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.settings.recipe import Recipe
-from ampcompare.tasks import catalog, list_data, list_models, load
+from ampcompare.tasks import catalog, image_data, list_data, list_models
 from ampcompare.tasks.catalog import check_model, check_task, torchvision_models
 from ampcompare.tasks.task import Task
 from ampcompare.tasks.torchvision_loader import load_torchvision
@@ -92,4 +92,4 @@ def test_data_that_a_task_does_not_have(task: str, name: str, message: str) -> N
 def test_a_pipe_among_images(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.png")
     with pytest.raises(ConfigError, match=r"pipe.png cannot be read as an image .*it is a pipe"):
-        load._open_image(str(tmp_path / "pipe.png"))
+        image_data._open_image(str(tmp_path / "pipe.png"))

@@ -389,7 +389,7 @@ def traced_command(
     if found.has_ampcompare and not found.apex:
         words = ["-m", "ampcompare.script.legacy.replay", request]
     else:
-        files = {"record": "record.jsonl", "save-weights": "first.pt", "save-last": "last.pt"}
+        files = {"record": "record.jsonl", "save-weights": CellFile.WEIGHTS, "save-last": "last.pt"}
         options = [word for name, file in files.items() for word in (f"--{name}", str(folder / file))]
         limits = ["--seed", str(seed), "--max-steps", str(steps)]
         words = [str(folder / CellFile.RECORDER), *options, *limits, script, *arguments]
