@@ -43,7 +43,7 @@ class MasterPairs:
     @torch.no_grad()
     def masters_apart(self) -> int:
         """Return how many masters were written while the weights of the model stayed, and differ from these."""
-        indices = [index for index, written in enumerate(self._which_written(self.masters)) if written]
+        indices = self._find_written(self.masters)
         if not indices:
             return 0
         stayed = [not written for written in self._which_written([self.params[index] for index in indices])]
@@ -54,7 +54,7 @@ class MasterPairs:
 
     def note_pass(self) -> None:
         """Note how far the model is from its masters, where it was written before a loss is scaled."""
-        if written := self._find_written():
+        if written := self._find_written(self.params):
             self._farthest = max(self._farthest, self._distance(written))
 
     def params_apart(self) -> int:
@@ -63,7 +63,7 @@ class MasterPairs:
         What rounding leaves of weights that were moved for a pass and moved back does not count, nor that between a
         weight and a master that were both written.
         """
-        written = self._find_written()
+        written = self._find_written(self.params)
         distance = self._distance(written) if written else 0.0
         if not distance > 0:
             return 0
@@ -76,8 +76,8 @@ class MasterPairs:
             not torch.equal(self.params[index], self.masters[index].to(self.params[index].dtype)) for index in written
         )
 
-    def _find_written(self) -> list[int]:
-        return [index for index, written in enumerate(self._which_written(self.params)) if written]
+    def _find_written(self, tensors: Sequence[Tensor]) -> list[int]:
+        return [index for index, written in enumerate(self._which_written(tensors)) if written]
 
     def _which_written(self, tensors: Sequence[Tensor]) -> list[bool]:
         """Return for each tensor whether it was written; this waits for the device where `data` was read."""

@@ -6,9 +6,9 @@ import ast
 from collections.abc import Iterator, Mapping
 
 from ampcompare.source.migrate.core.context import Core
-from ampcompare.source.migrate.read.sites import model_keys
+from ampcompare.source.migrate.read.sites import model_names
 from ampcompare.source.module import Module
-from ampcompare.source.syntax import dotted_name, last_name, last_part
+from ampcompare.source.syntax import dotted_name, last_name
 
 # What O1 does with 16-bit inputs, and with others; then what autocast of CUDA does. By function of torch.nn.functional,
 # of torch, or method; a test measures them.
@@ -145,7 +145,7 @@ def keep_fp32(core: Core) -> None:
     if core.is_off:
         return
     _note_products(core)
-    tails = {last_part(key) for key in model_keys(core.module, core.sites)}
+    tails = model_names(core.module, core.sites)
     for call, owner in core.module.methods("cpu"):
         if call.args or call.keywords or not tails:
             continue

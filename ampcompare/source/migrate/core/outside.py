@@ -13,7 +13,7 @@ from ampcompare.source.migrate.casts import WIDE_UNDER_AUTOCAST
 from ampcompare.source.migrate.core.model_casts import casts_itself
 from ampcompare.source.migrate.finding import Unsure
 from ampcompare.source.migrate.read.order import BACKWARD, BLOCK, is_backward
-from ampcompare.source.migrate.read.sites import model_keys
+from ampcompare.source.migrate.read.sites import model_names
 from ampcompare.source.syntax import argument_values, bound_in, dotted_name, last_name, last_part, walk
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def _cast_evaluation(core: Core) -> set[ast.AST]:
     """
     if casts_itself(core):
         return set()  # the model itself runs under autocast, or nothing is trained here
-    tails = {last_part(key) for key in model_keys(core.module, core.sites)}
+    tails = model_names(core.module, core.sites)
     wrapped: set[ast.AST] = set()
     for node in core.module.nodes:
         if not isinstance(node, ast.With) or not _is_no_grad(core, node) or not _calls(node, tails):
@@ -101,7 +101,7 @@ def _cast_own_forward(core: Core) -> set[ast.AST]:
     if casts_itself(core) or core.planned.home != "self":
         return set()
     module = core.module
-    tails = {last_part(key) for key in model_keys(module, core.sites)}
+    tails = model_names(module, core.sites)
     trained = {each.function for each in core.sites.backwards if each.block}
     holders = {module.class_of(each) for each in trained} - {None}
     wrapped: set[ast.AST] = set()
@@ -139,7 +139,7 @@ def _refuse_half_outside(core: Core, wrapped: set[ast.AST]) -> None:
         wrapped: statements that were put under autocast.
     """
     module = core.module
-    tails = {last_part(key) for key in model_keys(module, core.sites)}
+    tails = model_names(module, core.sites)
     halves = [node for node in module.nodes if _makes_half(core, node)]
     noted: set[str] = set()
     for call in module.calls:
@@ -220,7 +220,7 @@ class _Outside:
         self._core = core
         self._module = core.module
         self._wrapped = wrapped
-        self._tails = {last_part(key) for key in model_keys(core.module, core.sites)}
+        self._tails = model_names(core.module, core.sites)
         self._apart = {id(each) for each in core.forward.apart}
         self._noted: set[Function | None] = set()
         self._seen: set[int] = set()
@@ -246,7 +246,7 @@ class _Outside:
         if self._evaluates(call) or self._has_own_backward(function):
             if function not in self._noted:
                 self._noted.add(function)
-                core.note(call, "Apex cast in this forward pass too; it is in fp32 now, unless under autocast")
+                core.note(call, OUTSIDE.format("this forward pass"))
             return
         callers, complete = ([], False) if function is None else core.index.callers(module.scope_from[function])
         inside = [each for each in callers if each in module.scope_of]

@@ -14,7 +14,7 @@ from ampcompare.source.branches import Facts, contradict, expression_of, narrow
 from ampcompare.source.call_order import DEFINITIONS, CallFollower, Frame
 from ampcompare.source.index import Answer, Event, Function, Imported, Index, Unknown, choices_of, nodes_of
 from ampcompare.source.migrate.finding import Unsure
-from ampcompare.source.migrate.read.sites import Backward, Read, Sites, Step, clips, model_keys, reads_grad
+from ampcompare.source.migrate.read.sites import Backward, Read, Sites, Step, clips, model_names, reads_grad
 from ampcompare.source.module import Module, Scope
 from ampcompare.source.object_kinds import SCHEDULER
 from ampcompare.source.syntax import (
@@ -241,7 +241,7 @@ class _Events(CallFollower):
             self._sites[id(read.node)] = read
         self._calls: tuple[tuple[Scope, ast.AST], ...] = ()
         self._tails = {last_part(key) for key in sites.optimizers} | {last_part(each.optimizer) for each in sites.steps}
-        self._models = {last_part(key) for key in model_keys(index.module, sites)}
+        self._models = model_names(index.module, sites)
 
     def of(self, scope: Scope) -> list[Happening]:
         """Return the events of a function or of the module."""

@@ -13,7 +13,7 @@ from ampcompare.source.migrate.read.options import UNSEEN, bind
 from ampcompare.source.module import Function, Module
 from ampcompare.source.syntax import dotted_name, elements, is_literal, last_name, last_part, walk
 
-__all__ = ["Backward", "Initialize", "Read", "Sites", "Step", "Unsure", "collect_sites", "model_keys"]
+__all__ = ["Backward", "Initialize", "Read", "Sites", "Step", "Unsure", "collect_sites", "model_keys", "model_names"]
 
 INITIALIZE = (
     "models", "optimizers", "enabled", "opt_level", "cast_model_type", "patch_torch_functions", "keep_batchnorm_fp32",
@@ -155,6 +155,11 @@ def model_keys(module: Module, sites: Sites) -> set[str]:
             if name in WRAPPERS and dotted_name(node.value.args[0]) in found:
                 found |= _keys_in(node.targets[0])
     return found - {"_"}
+
+
+def model_names(module: Module, sites: Sites) -> set[str]:
+    """Return the last parts of `model_keys`, by which a call of a model is known in any function."""
+    return {last_part(key) for key in model_keys(module, sites)}
 
 
 def _keys_in(node: ast.AST | None) -> set[str]:
