@@ -62,7 +62,9 @@ WIDE_LAYERS = {
 }  # fmt: skip
 OFTEN_OF_OTHERS = {"std", "var", "einsum", "cdist", "square", "sum", "prod", "norm", "pow", "normalize", "dist"}
 OF_O1 = "types that O1 and autocast compute in: {0}"
-OF_O2 = "in the model these were computed in fp16, and are in fp32 under autocast; outside of it in fp32 both times: {0}"
+OF_O2 = (
+    "in the model these were computed in fp16, and are in fp32 under autocast; outside of it in fp32 both times: {0}"
+)
 # Products in place: Apex cast their arguments, autocast leaves them as they are.
 IN_PLACE = ("addmm_", "addmv_", "addr_", "addbmm_", "baddbmm_")
 PRODUCT = (

@@ -47,8 +47,8 @@ def {name}(forward):
     return call
 '''
 OF_FP16 = (
-    "the model itself runs under autocast, wherever it is called, and returns fp32; what follows it is computed in fp32, "
-    "as at {0} in Apex"
+    "the model itself runs under autocast, wherever it is called, and returns fp32; what follows it is computed in "
+    "fp32, as at {0} in Apex"
 )
 OF_O1 = (
     "the model itself runs under autocast, wherever it is called; a loss outside of it is computed in the type of "
