@@ -318,6 +318,16 @@ TYPE_ERRORS = (
         remedy=ONE_TYPE,
         applies=lambda failure: failure.stands is _Stands.NO_CASTS,
     ),
+    _Row(
+        ANY,
+        lambda failure: (
+            f"{_function_in_backward(failure.error.__traceback__)} gets tensors of both types in its backward pass, "
+            "where autocast is off"
+        ),
+        ("fp32",),
+        "decorate its forward with torch.amp.custom_fwd and its backward with torch.amp.custom_bwd",
+        applies=lambda failure: bool(_function_in_backward(failure.error.__traceback__)),
+    ),
     _Row(ANY, "an operation gets tensors of both types, and torch.autocast does not cast it", ("fp32",), ONE_TYPE),
 )
 
@@ -396,6 +406,18 @@ def _entry_of_torch(trace: types.TracebackType | None) -> _Entry | None:
             given += [*value.parameters(), *value.buffers()]
     found = frozenset(one.dtype for one in tensors_in(given) if one.is_floating_point())
     return _Entry(code.co_qualname.rpartition(".<locals>.")[2], found)
+
+
+def _function_in_backward(trace: types.TracebackType | None) -> str:
+    """Return the name of the user's `torch.autograd.Function` whose backward pass has raised; "" for none."""
+    name = ""
+    while trace is not None:
+        frame = trace.tb_frame
+        first = frame.f_locals.get(next(iter(frame.f_code.co_varnames), ""))
+        if is_users(frame.f_code.co_filename) and isinstance(first, torch.autograd.function.BackwardCFunction):
+            name = frame.f_code.co_qualname.rpartition(".<locals>.")[2].partition(".")[0]
+        trace = trace.tb_next
+    return name
 
 
 def _is_mixed_by_torch(failure: _Failure) -> bool:

@@ -453,6 +453,29 @@ class Inside(nn.Module):
         return self.function(self.layer(x))
 
 
+class Product(torch.autograd.Function):
+    """A product by hand, whose backward pass lacks `custom_bwd`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        return gradient @ weight.t(), x.t() @ gradient
+
+
+class ByHand(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, 4))
+
+    def forward(self, x: Tensor) -> Any:
+        return Product.apply(x, self.weight)
+
+
 def largest_eigenvalue(x: Tensor) -> Tensor:
     return torch.lobpcg(x.t() @ x, k=1)[0]
 
@@ -503,6 +526,12 @@ PRODUCT = rf"{KEPT}compare apex:O2,keep_fp32=layer, native:bf16, native:fp16 or 
             "half:bf16",
             partial(Inside, largest_eigenvalue),
             r"code of torch itself in lobpcg computes with both types \(.*\); compare fp32, or cast its inputs",
+        ),
+        (
+            "native:fp16",
+            ByHand,
+            r"Product gets tensors of both types in its backward pass, where autocast is off \(.*\); compare fp32, or "
+            r"decorate its forward with torch.amp.custom_fwd and its backward with torch.amp.custom_bwd$",
         ),
         ("apex:O1", Attention, rf".*Apex's lists .* lack it .*; compare native:bf16 or native:fp16, or {ONE_TYPE}"),
     ],

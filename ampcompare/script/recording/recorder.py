@@ -226,6 +226,11 @@ class Rows:
         self._loss_ids = 0
 
     @property
+    def num_steps(self) -> int:
+        """The recorded steps of all optimizers, those that were skipped among them."""
+        return sum(self._steps)
+
+    @property
     def is_outside_of_blocks(self) -> bool:
         """Whether a script for Apex is in no block of `scale_loss`; a loss is that of a regularizer, say."""
         return self.has_initialized and not self.blocks
