@@ -109,7 +109,7 @@ class StandIn:
             return original(iterator)
 
     def has_acted(self) -> bool:
-        """Return whether the script has reached the arm; steps that its own GradScaler has skipped reach no optimizer."""
+        """Return whether the script has reached the arm; a step that its own GradScaler skips reaches no optimizer."""
         has_stepped = self._rows is not None and self._rows.num_steps > 0
         return self._has_initialized() or self.torch_amp.script.acts or (self.arm.is_as_written and has_stepped)
 
