@@ -262,7 +262,11 @@ def _gets_model(core: Core, call: ast.Call) -> bool:
 
 def _calls_parameter(function: Called, parameter: str) -> bool:
     """Return whether a function calls one of its parameters, or hands it on."""
-    calls = [each for each in function.module.calls if function.scope.node in function.module.functions_around(each)]
+    calls = [
+        each
+        for each in function.module.calls
+        if function.scope.node in list[ast.AST](function.module.functions_around(each))
+    ]
     return any(
         ((dotted_name(each.func) or "").split(".")[0] == parameter and last_name(each.func) not in OF_MODULE)
         or any(dotted_name(one) == parameter for one in argument_values(each))
