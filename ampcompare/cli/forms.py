@@ -23,19 +23,23 @@ class Form:
         reads: holds the names of the parameters that act in it.
         is_asked: answers from the values of all parameters, by their names, whether the form is asked for.
         because: follows "is not for --against" in a message, such as ", which reads no table".
+        advice: follows "is for --against" in a message.
     """
 
     asked_by: str
     reads: Container[str]
     is_asked: Callable[[Mapping[str, Any]], bool] = lambda values: True
     because: str = ""
+    advice: str = "give both"
 
 
 def form(asked_by: str, parameter: str, reads: Iterable[str], because: str = "") -> Form:
     """Return the form that a parameter asks for when it has a value; it is one of those that act."""
-    return Form(
-        asked_by, frozenset({parameter, *reads}), lambda values: values[parameter] not in (None, False), because
-    )
+
+    def is_asked(values: Mapping[str, Any]) -> bool:
+        return values[parameter] is not None and values[parameter] is not False  # 0 is a value
+
+    return Form(asked_by, frozenset({parameter, *reads}), is_asked, because)
 
 
 @dataclass(frozen=True)
@@ -48,9 +52,9 @@ class AllBut:
         return name not in self.names
 
 
-def plain_form(reads: Container[str]) -> Form:
+def plain_form(reads: Iterable[str] | AllBut) -> Form:
     """Return what a command does where no other form is asked for."""
-    return Form("", reads)
+    return Form("", reads if isinstance(reads, AllBut) else frozenset(reads))
 
 
 def check_forms(context: click.Context, forms: Sequence[Form]) -> None:
@@ -70,8 +74,8 @@ def check_forms(context: click.Context, forms: Sequence[Form]) -> None:
         name = name_in_messages(parameter, context.params.get(parameter.name or ""))
         if asked.asked_by:
             raise ConfigError(f"{name} is not for {asked.asked_by}{asked.because}; leave it out")
-        others = [each.asked_by for each in forms if parameter.name in each.reads and each.asked_by]
-        raise ConfigError(f"{name} is for {' or '.join(others)}; give both")
+        others = [each for each in forms if parameter.name in each.reads and each.asked_by]
+        raise ConfigError(f"{name} is for {' or '.join(each.asked_by for each in others)}; {others[-1].advice}")
 
 
 def given_parameters(context: click.Context) -> list[click.Parameter]:
