@@ -21,7 +21,7 @@ from ampcompare.settings.reads import AHEAD, DIAGNOSE
 
 DEFAULT_ARM = "apex:O2"
 
-# What both forms read, beside the settings in `settings/reads.py`.
+# What both forms read, next to the settings in `settings/reads.py`.
 IN_BOTH = ("arms", "steps", "output_dir", "as_json", *WATCHED, *SETTING_OPTIONS)
 FORMS = (
     form("--ahead", "ahead", (*IN_BOTH, "prefix", "twin"), ", which repeats no operation"),

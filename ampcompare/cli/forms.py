@@ -1,7 +1,7 @@
 """The forms of a command: what asks for each, and which of the command's options act in it.
 
 A command such as `judge` does several things: verdicts on a table, `--against`, `--logprobs`. An option that is given
-beside a form that does not read it is refused; none is without effect in silence. Which *settings* a command reads
+where the call asks for a form that does not read it is refused; none is without effect in silence. Which *settings* a command reads
 stands in `settings/reads.py`.
 """
 
