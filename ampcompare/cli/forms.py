@@ -1,8 +1,8 @@
 """The forms of a command: what asks for each, and which of the command's options act in it.
 
 A command such as `judge` does several things: verdicts on a table, `--against`, `--logprobs`. An option that is given
-where the call asks for a form that does not read it is refused; none is without effect in silence. Which *settings* a command reads
-stands in `settings/reads.py`.
+where the call asks for a form that does not read it is refused; none is without effect in silence. Which *settings* a
+command reads stands in `settings/reads.py`.
 """
 
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
