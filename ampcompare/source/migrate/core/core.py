@@ -12,7 +12,7 @@ from ampcompare.source.index import Function as Called
 from ampcompare.source.migrate.core.context import Core
 from ampcompare.source.migrate.core.initialize import create_scalers
 from ampcompare.source.migrate.core.internals import AMP_STATE, refuse_internals
-from ampcompare.source.migrate.core.model_casts import casts_itself, gets_optimizers
+from ampcompare.source.migrate.core.model_casts import casts_itself, gets_optimizers, level_of_fp16
 from ampcompare.source.migrate.core.outside import OUTSIDE, cast_other_calls
 from ampcompare.source.migrate.core.scalers import plan_scaler
 from ampcompare.source.migrate.core.state_dict import rewrite_state
@@ -24,7 +24,7 @@ from ampcompare.source.migrate.core.steps import (
     rewrite_steps,
 )
 from ampcompare.source.migrate.finding import Unsure
-from ampcompare.source.migrate.read.forward import find_forward
+from ampcompare.source.migrate.read.forward import Forward, find_forward
 from ampcompare.source.migrate.read.names import Names
 from ampcompare.source.migrate.read.neighbors import Around
 from ampcompare.source.migrate.read.order import BLOCK, find_order, is_backward, is_update
@@ -94,19 +94,19 @@ def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, around:
     order = find_order(index, sites)
     _refuse_without_step(module, sites)
     sites.backwards = [each for each in sites.backwards if id(each.node) not in order.plain]
-    forward = find_forward(index, names, sites)
+    forward = Forward() if level_of_fp16(sites) else find_forward(index, names, sites)
     core = Core(module, index, around, names, edits, torch, sites, planned, order, forward)
     for call, name in find_handed_on(core):
         raise Unsure(call, HANDED_ON.format(name))
     for backward in forward.missing:
         raise Unsure(backward.statement, FORWARD_UNSEEN)
     create_scalers(core)
-    for first, last in forward.regions:
-        if not core.is_without_casts(first):
-            edits.wrap(first, last, core.autocast)
     for call in () if casts_itself(core) else forward.apart:
         core.note(call, OUTSIDE.format(f"{ast.unparse(call.func)}()"))
     cast_other_calls(core)
+    for first, last in forward.regions:
+        if not core.is_without_casts(first):
+            edits.wrap(first, last, core.autocast)
     for place, node in order.named.items():
         core.note(node, NAMED.format(place))
     place_unscale(core)

@@ -235,6 +235,8 @@ def _read_level(module: Module, given: dict[str, ast.expr], settings: _ScalerSet
         settings.notes.append(
             "the opt level is chosen at run time: O0 trains in fp32 and O1 under autocast as before; "
             + NO_TWIN.format(level="O2 or O3").replace("O2 or O3 has", "O2 or O3 have")
+            + "; models returned fp32 there, so that products of their outputs, outside of them, were fp32, and are "
+            "fp16 now"
         )
 
 
