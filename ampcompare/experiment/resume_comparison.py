@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -445,7 +446,7 @@ def _cause(role: str, what: str, index: int, at: int, whole: Trace, broken: Trac
         return _cause_of_state("optimizer", begins, broken, resumed, option.optimizer, of="options")
     if role == "batches":
         return _cause_of_batches(index, at, whole, resumed)
-    return _cause_of_generators(index, whole, at, resumed) if role == "loss" else ""
+    return _cause_of_loss(index, whole, at, resumed) if role == "loss" else ""
 
 
 def _cause_later(role: str, index: int, at: int, whole: Trace, broken: Trace, resumed: Trace) -> str:
@@ -459,7 +460,7 @@ def _cause_later(role: str, index: int, at: int, whole: Trace, broken: Trace, re
         return ""  # what has led to these
     if role == "batches":
         return _cause_of_batches(index, at, whole, resumed)
-    return _cause_of_generators(index, whole, at, resumed) if role == "loss" else ""
+    return _cause_of_loss(index, whole, at, resumed) if role == "loss" else ""
 
 
 def _step_of_rates(whole: Trace, at: int, resumed: Trace) -> int | None:
@@ -675,9 +676,20 @@ def _cause_of_batches(index: int, at: int, whole: Trace, resumed: Trace) -> str:
     return f"the sampler draws other batches: the generator that it draws from is not restored{others}"
 
 
-def _cause_of_generators(index: int, whole: Trace, at: int, resumed: Trace) -> str:
+def _cause_of_loss(index: int, whole: Trace, at: int, resumed: Trace) -> str:
+    """Return why the same weights and batches have another loss: another scale by a power of two, or random numbers."""
     first, second = whole.steps[index], resumed.steps[index - at]
     if any(first.value(role) != second.value(role) for role in (*RESTORED, "batches")):
         return ""
+    pairs = zip(first.losses, second.losses, strict=False)
+    factors = {two / one for one, two in pairs if one and two is not None and one != two}
+    factor = factors.pop() if len(factors) == 1 else 0.0
+    if abs(math.frexp(factor)[0]) == 0.5:
+        return f"the loss is {factor:g} times as large: a loss scale of the script's own is not the one that it was"
+    return _cause_of_generators(index, whole, at, resumed)
+
+
+def _cause_of_generators(index: int, whole: Trace, at: int, resumed: Trace) -> str:
+    first, second = whole.steps[index], resumed.steps[index - at]
     names = _in_words("generators", first.value("generators"), second.value("generators"))
     return f"dropout, or what else is random, draws other numbers: generators are not restored ({names})" * bool(names)

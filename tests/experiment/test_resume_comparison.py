@@ -213,6 +213,20 @@ def test_other_samples_are_no_other_order(traces: tuple[Trace, Trace, Trace]) ->
         assert found.differences[0].cause.startswith(cause)
 
 
+def test_a_loss_scale_of_the_script(traces: tuple[Trace, Trace, Trace]) -> None:
+    *others, resumed = traces
+    loss = resumed.steps[1].losses[0]
+    assert loss is not None
+    for factor, cause in (
+        (0.5, "the loss is 0.5 times as large: a loss scale of the script's own is not the"),
+        (0.9, ""),
+    ):
+        resumed.steps[1].losses = [factor * loss]
+        found = compare_traces(*others, resumed)
+        assert [(one.role, one.step) for one in found.differences] == [("loss", 4)]
+        assert found.differences[0].cause.startswith(cause) and bool(found.differences[0].cause) is bool(cause)
+
+
 def test_the_most_telling_tensor_is_named(traces: tuple[Trace, Trace, Trace]) -> None:
     whole, broken, resumed = traces
     names = ("1.num_batches_tracked of model 2", "1.running_mean of model 2")
