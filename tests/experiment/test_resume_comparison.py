@@ -224,7 +224,8 @@ def test_a_loss_scale_of_the_script(traces: tuple[Trace, Trace, Trace]) -> None:
         resumed.steps[1].losses = [factor * loss]
         found = compare_traces(*others, resumed)
         assert [(one.role, one.step) for one in found.differences] == [("loss", 4)]
-        assert found.differences[0].cause.startswith(cause) and bool(found.differences[0].cause) is bool(cause)
+        assert found.differences[0].cause.startswith(cause)
+        assert bool(found.differences[0].cause) is bool(cause)
 
 
 def test_the_most_telling_tensor_is_named(traces: tuple[Trace, Trace, Trace]) -> None:
