@@ -13,6 +13,8 @@ import sys
 
 import psutil
 
+from ampcompare.base.environment.variables import SANDBOX
+
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
@@ -71,7 +73,7 @@ def _main() -> None:
     module, sys.argv = sys.argv[index], sys.argv[index:]
     if ROOT not in sys.path:
         sys.path.append(ROOT)
-    if "AMPCOMPARE_SANDBOX" in os.environ:
+    if SANDBOX in os.environ:
         from ampcompare.base.processes.overlay import enter_if_asked
 
         enter_if_asked()
