@@ -16,8 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ampcompare.base.environment.variables import SANDBOX
-
 
 def end_at_hangup(descriptor: int) -> None:
     """Let the system end this process when the other end of a pipe or socket is closed, whatever it is doing.
@@ -50,7 +48,7 @@ def ended_by_hangup(descriptor: int) -> Iterator[None]:
 def answer(program: Path, request: dict[str, Any]) -> dict[str, Any]:
     """Return the value of a program's function or what it raised, and the warnings that were given."""
     sys.path[:] = request["path"]
-    if SANDBOX in os.environ:
+    if "AMPCOMPARE_SANDBOX" in os.environ:  # `variables.SANDBOX`; nothing of the package is imported above
         importlib.import_module("ampcompare.base.processes.overlay").enter_if_asked()
     spec = importlib.util.spec_from_file_location(program.stem, program)
     assert spec is not None
