@@ -17,10 +17,11 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ampcompare.backends.arm import Arm
+from ampcompare.base.environment.variables import CELL_FOLDER, CODE_FOLDER
 from ampcompare.base.errors import AmpCompareError
 from ampcompare.base.files.loaded_code import CodeWatch
 from ampcompare.base.patches import Layer, Subscriptions
-from ampcompare.base.rank_marks import CELL_FOLDER, mark_output
+from ampcompare.base.rank_marks import mark_output
 from ampcompare.base.tensors.cuda_casts import cuda_casts
 from ampcompare.results.records.evaluation import emulated_type
 from ampcompare.results.records.ledger import Ledger
@@ -43,7 +44,6 @@ from ampcompare.training.precision.base import half_dtype_of
 from ampcompare.training.precision.cpu_half import cpu_half
 from ampcompare.training.twin import change_optimized_weights
 
-CODE_FOLDER = "AMPCOMPARE_CODE_FOLDER"
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 
 _stand_ins: list[StandIn] = []  # of this process, like the next; kept until it ends
