@@ -95,7 +95,9 @@ def step_cell(row: ArmSummary, comparison: Comparison) -> Cell:
     if row.invalid_time:
         return INVALID
     milliseconds = 1000 * row.step_seconds_median
-    return Cell(f"{milliseconds:,.{2 if milliseconds < 10 else 1 if milliseconds < 1000 else 0}f}")
+    if milliseconds < 10:
+        return Cell(f"{milliseconds:,.2f}")
+    return Cell(f"{milliseconds:,.1f}" if milliseconds < 1000 else f"{milliseconds:,.0f}")
 
 
 def _epoch(row: ArmSummary, comparison: Comparison) -> Cell:
@@ -376,8 +378,8 @@ def _side(value: float, limit: float) -> int:
 
 
 def verdict_detail(verdict: Verdict) -> str:
-    """Return what the word of a verdict leaves out; "" for a margin, which the legend has."""
-    return "" if verdict.kind in ("equivalent", "non-inferior") else printable(verdict.detail, 200)
+    """Return what the word of a verdict leaves out, except a margin, which the legend has."""
+    return verdict.after if verdict.kind in ("equivalent", "non-inferior") else printable(verdict.detail, 200)
 
 
 def tone_of(verdict: Verdict) -> Tone:

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ampcompare.base.environment.fingerprint import THREAD_VARIABLES, fingerprint, host_name
+from ampcompare.base.environment.variables import CELL_FOLDER, CODE_FOLDER, MASK
 from ampcompare.base.files.run_files import CellFile, RunFile
 from ampcompare.base.formatting import few
 from ampcompare.base.processes.client import Fork
 from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, Sandbox
 from ampcompare.base.processes.start import how_ended
-from ampcompare.base.rank_marks import CELL_FOLDER
-from ampcompare.base.secrets import MASK, mask, mask_variable
+from ampcompare.base.secrets import mask, mask_variable
 from ampcompare.experiment.launch.cell_files import (
     files_of_other_cells,
     last_lines,
@@ -37,7 +37,7 @@ from ampcompare.experiment.launch.cell_files import (
     write_record,
 )
 from ampcompare.experiment.launch.contract import Progress, failed_record
-from ampcompare.experiment.launch.forked import AskedToStop, ForkingLauncher
+from ampcompare.experiment.launch.forked import AskedToStop, ForkServerLauncher
 from ampcompare.experiment.launch.places import ANYWHERE, Place
 from ampcompare.experiment.launch.script.output import OutputReader, Printed
 from ampcompare.experiment.launch.script.rows import (
@@ -62,7 +62,6 @@ EXIT_SECONDS = 60.0  # of a process that has written the last row of its record
 OUR_ERRORS = (2, 3, 4)
 MAX_LAST_LINES = 40
 USAGE = 2  # the exit code of argparse, whose usage comes before its error
-CODE_FOLDER = "AMPCOMPARE_CODE_FOLDER"
 MAX_FILES = 200  # that a record names
 WORD = re.compile(r"[^\W_]")
 NO_REASON = re.compile(r"ampcompare: (\d+ steps?, \d+ skipped|the record has no step|--device cpu: )")
@@ -71,7 +70,7 @@ OPTIONS = ("-W", "ignore::FutureWarning")  # of Python
 EXEC, TORCHRUN = "ampcompare.cli:main", "torch.distributed.run"
 
 
-class ScriptLauncher(ForkingLauncher):
+class ScriptLauncher(ForkServerLauncher):
     """Forks one process per cell: that of the script, or torchrun's, which starts as many as the configuration says."""
 
     loaded = ("ampcompare.script.prepare", "ampcompare.cli.exec_command", "ampcompare.cli.group")

@@ -192,7 +192,7 @@ def _accuracy_sentences(comparison: Comparison, rows: Sequence[ArmSummary], name
         )
         names.said.add(row.arm)
     if apart := those("not comparable"):
-        why = _such_as(row.quality.why for row in apart)
+        why = _such_as(row.quality.detail for row in apart)
         yield f"Not compared with {reference}: {names.name([row.arm for row in apart])} ({why})."
     for row in those("not as declared"):
         yield f"No verdict on {row.arm}: it is {row.quality}."
@@ -239,6 +239,7 @@ def _sentence_on_kept(rows: Sequence[ArmSummary], comparison: Comparison, names:
     same = [row.arm for row in rows if row not in tested]
     sides = "within ±" if all(row.quality.kind == "equivalent" for row in tested) else "margin "
     shown = f"{_differences(rows, metric)}, {sides}{metric.margin_text(comparison.margin)}"
+    shown = "; ".join([shown, *(f"{row.arm} after {row.quality.after}" for row in tested if row.quality.after)])
     identical = f"; {names_of(same)} {'is' if len(same) == 1 else 'are'} identical to the last bit" if same else ""
     keep = names.begin([row.arm for row in rows], "keeps", "keep")
     what = f"{comparison.reference}'s {metric.quality}{on_these_samples(tested, comparison)}"
@@ -253,7 +254,7 @@ def _differences(rows: Sequence[ArmSummary], metric: Metric) -> str:
         shown = shown[:1]
     elif len(shown) > MAX_DIFFERENCES:
         shown = [f"{metric.difference_text(min(known))} to {metric.difference_text(max(known))}"]
-    return f"Δ {names_of(shown)}{metric.unit_behind}"
+    return f"Δ {names_of(shown)}{metric.difference_suffix}"
 
 
 def _sentence_on_difference(kind: Kind, rows: Sequence[ArmSummary], comparison: Comparison) -> str:
@@ -281,7 +282,7 @@ def _sentences_on_open(rows: Sequence[ArmSummary], comparison: Comparison, names
     if tested:
         noun = "the interval reaches" if len(tested) == 1 else "their intervals reach"
         shown = f" ({difference_with_interval(tested[0], metric)})" if len(tested) == 1 else ""
-        width = f"±{comparison.margin:g}{metric.unit_behind}"
+        width = f"±{comparison.margin:g}{metric.difference_suffix}"
         arms = names.name([row.arm for row in tested])
         yield f"Inconclusive for {arms}: {noun} beyond the margin of {width}{shown}."
     others = [row for row in rows if row.quality.kind == "inconclusive" and row not in tested]
@@ -303,7 +304,8 @@ def _outcome_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[Run
             ended = [record for record in records if record.status == status]
             count, total, why = len(ended), len(records), ""
             if status == "diverged":
-                count, total, why = row.diverged, row.completed + row.diverged, divergence_cause(records)
+                count, total = row.diverged, row.completed + row.diverged
+                why = divergence_cause(records)
             elif status == "failed" and ended:
                 why = printable(ended[0].error or "", MAX_ERROR, keep_end=END_OF_ERROR).rstrip(".")
             if count:
