@@ -1064,10 +1064,12 @@ class Replay(Watch):
                     update = float(exact["update"][name].norm())
                     # A weight holds its update as a difference of numbers of the weight's size.
                     entry["rounding"] = entry["unit"] * float(param.detach().double().norm()) / update if update else 0
-        except KeyError as error:  # of a moment that the optimizer of the capsule does not keep
-            row["parts"] = {"update": {str(error): {"error": 0.0, "moved": 0.0, "unit": 2.0**-24, "same": math.inf}}}
         except Exception as error:
-            row["why"] = "%s: %s" % (type(error).__name__, str(error).splitlines()[0] if str(error) else "")
+            if isinstance(error, KeyError) and self.known is not None:  # a moment that the capsule's does not keep
+                entry = {"error": 0.0, "moved": 0.0, "unit": 2.0**-24, "same": math.inf}
+                row["parts"] = {"update": {str(error): entry}}
+            else:
+                row["why"] = "%s: %s" % (type(error).__name__, str(error).splitlines()[0] if str(error) else "")
         else:
             if self.known is None:
                 self.answers["update"] = change_tensors(copy_to_cpu, exact)
