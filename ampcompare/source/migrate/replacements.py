@@ -3,6 +3,7 @@
 import ast
 
 from ampcompare.source.edits import Edits
+from ampcompare.source.migrate.apex_guards import PASSED_ON, SWITCHED, answer, find_switches, is_asked
 from ampcompare.source.migrate.finding import NOTE, Finding, Unsure
 from ampcompare.source.migrate.read.names import Names
 from ampcompare.source.migrate.replacement_table import DECORATORS, GONE, IMPORTED, LAYER_OPTIONS, OPTIMIZERS, STAYS
@@ -43,9 +44,10 @@ DDP_ARGUMENTS = (
     "allreduce_always_fp32", "num_allreduce_streams", "allreduce_communicators", "gradient_average",
     "gradient_predivide_factor", "gradient_average_split_factor", "prof",
 )  # fmt: skip
+APART = "broadcast_buffers=False"  # Apex sends no buffers, so that a forward pass on one rank waits for no other
 BUFFERS = (
-    "torch's DistributedDataParallel sends the buffers of rank 0 before each forward pass, Apex's does not; "
-    "broadcast_buffers=False keeps them apart"
+    "torch's DistributedDataParallel sends the buffers of rank 0 before each forward pass, so that one on rank 0 alone "
+    f"waits for the others; Apex's does not: pass {APART} where this is called"
 )
 SHARDS = (
     "each rank holds all weights in fp32 now, which takes more memory than O2; if that is too much, "
@@ -56,18 +58,20 @@ SHARDS = (
 class Replacements:
     """Rewrites single uses."""
 
-    def __init__(self, module: Module, names: Names, edits: Edits, torch: str, *, whole: bool) -> None:
+    def __init__(self, module: Module, names: Names, edits: Edits, torch: str) -> None:
         self._module = module
         self._names = names
         self._edits = edits
         self._torch = torch
-        self._whole = whole
+        self._switches = find_switches(module, names)
         self.imports: dict[tuple[ast.stmt, str], str] = {}
         self.findings: list[Finding] = []
         self._staying: set[str] = set()
 
     def rewrite(self, node: ast.Name | ast.Attribute, meaning: str) -> bool:
         """Rewrite a use; return False where current Apex still has it and torch has no equivalent."""
+        if isinstance(node, ast.Name) and node.id in self._switches:
+            raise Unsure(self._switches[node.id], SWITCHED.format(node.id))
         if self._is_absence(node):
             stays = meaning.startswith(STAYS) and meaning not in IMPORTED and not meaning.endswith("RMSNorm")
             return not stays and self._absence(node)
@@ -86,7 +90,7 @@ class Replacements:
             return self._process_group(node)
         if meaning.startswith("apex.parallel.LARC"):
             raise Unsure(node, "LARC has no equivalent in torch; ampcompare has it: import ampcompare.apex as apex")
-        if meaning in ("apex.fp16_utils.network_to_half", "apex.fp16_utils.convert_network") and self._whole:
+        if meaning in ("apex.fp16_utils.network_to_half", "apex.fp16_utils.convert_network"):
             if self._evaluate_half(node):
                 return True
         if meaning.startswith("apex.fp16_utils") or meaning.endswith("FP16_Optimizer"):
@@ -100,12 +104,11 @@ class Replacements:
             raise Unsure(node, f"Apex removed {gone} {when}: take {instead}")
         if meaning.startswith(STAYS):
             return self._stays(node, meaning)
-        if meaning == "apex.amp" and self._is_asked(node):
-            if self._whole:
-                self._edits.replace(node, "True")
-            return self._whole
+        if meaning == "apex.amp" and is_asked(self._module, node):
+            self.findings += answer(self._module, self._edits, node)
+            return True
         if meaning in ("apex", "apex.optimizers", "apex.parallel", "apex.normalization", "apex.amp"):
-            raise Unsure(node, f"{meaning} is passed as a value; what is called on it cannot be seen")
+            raise Unsure(node, PASSED_ON.format(meaning))
         raise Unsure(node, f"{meaning} has no equivalent in torch")
 
     def _note(self, node: ast.AST, message: str) -> None:
@@ -131,22 +134,12 @@ class Replacements:
     def _is_absence(self, node: ast.AST) -> bool:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             return True
-        parent = self._module.parent(node)
-        if not isinstance(parent, ast.Compare) or parent.left is not node:
-            return False
-        return isinstance(parent.ops[0], (ast.Is, ast.IsNot)) and is_literal(parent.comparators[0], None)
-
-    def _is_asked(self, node: ast.AST) -> bool:
-        """Return whether a name is only asked whether it is there, as in `if amp:`."""
-        parent = self._module.parent(node)
-        return isinstance(parent, (ast.BoolOp, ast.UnaryOp)) or getattr(parent, "test", None) is node
+        return isinstance(self._module.parent(node), ast.Compare) and is_asked(self._module, node)
 
     def _absence(self, node: ast.Name | ast.Attribute) -> bool:
-        if not self._whole:
-            return False
         parent = self._module.parent(node)
         if isinstance(parent, ast.Compare):
-            self._edits.replace(parent, "True" if isinstance(parent.ops[0], ast.IsNot) else "False")
+            self.findings += answer(self._module, self._edits, node)
             return True
         statement = self._module.statement(node)
         caught = any(isinstance(outer, ast.ExceptHandler) for outer in self._module.ancestors(statement))
@@ -164,8 +157,8 @@ class Replacements:
 
     def _rename(self, node: ast.Name | ast.Attribute, twin: str) -> bool:
         call = self._call(node)
-        if twin == DDP and call is not None:
-            self._ddp(call)
+        if twin == DDP:
+            self._ddp(call) if call is not None else self._note(node, BUFFERS)
         self._refuse_options(call, twin)
         own = [
             (statement, alias.name)
@@ -219,13 +212,9 @@ class Replacements:
     def _amp(self, node: ast.Name | ast.Attribute, what: str) -> bool:
         call = self._call(node)
         if what == "disable_casts" and call is not None:
-            if not self._whole:
-                return False
             self._edits.replace(call, f'{self._torch}.autocast("cuda", enabled=False)')
             return True
         if what in DECORATORS:
-            if not self._whole:
-                return False
             return self._decorator(node, DECORATORS[what])
         if what in REGISTERED and call is not None:
             return self._register_cast(call, REGISTERED[what])
@@ -234,8 +223,6 @@ class Replacements:
     def _register_cast(self, call: ast.Call, dtype: str) -> bool:
         """Let a function cast its inputs, as Apex patched it; where autocast does so, nothing is left to do."""
         statement = self._module.statement(call)
-        if not self._whole:
-            return False
         is_alone = statement is self._module.parent(call)
         if len(call.args) != 2 or not isinstance(call.args[1], ast.Constant) or not is_alone:
             raise Unsure(call, "the function to register cannot be seen; autocast has no registry")
@@ -367,10 +354,10 @@ class Replacements:
             raise Unsure(call, "the arguments of Apex's DistributedDataParallel are passed as * or **")
         if not known.keys() <= set(DDP_ARGUMENTS):  # torch's own arguments, which Apex would refuse
             return
-        self._note(call, BUFFERS)
-        if self._whole and self._halves_weights():
+        if self._halves_weights():
             self._note(call, SHARDS)
         if len(known) == 1:
+            self._add_argument(call, APART)
             return
         for name in ("allreduce_communicators", "allreduce_trigger_params", "gradient_average"):
             value = known.get(name)
@@ -379,6 +366,7 @@ class Replacements:
         texts = [module.source(known["module"])] if "module" in known else []
         if not _is_off(known.get("delay_allreduce")):
             texts.append(f"find_unused_parameters={module.source(known['delay_allreduce'])}")
+        texts.append(APART)
         self._edits.replace_span(module.end(call.func), module.end(call), f"({', '.join(texts)})")
         if dropped := ", ".join(sorted(known.keys() - {"module", "delay_allreduce"})):
             self._note(call, f"{dropped} of Apex's DistributedDataParallel has no equivalent and is left out")

@@ -132,19 +132,20 @@ def test_gradients_that_decide_on_the_step_do_not_keep_the_scale_from_falling(tm
 
 
 @pytest.mark.parametrize(
-    ("guard", "answer"),
+    ("guard", "runs"),
     [
-        ('"apex" not in sys.modules', "False"),
-        ('"apex" in sys.modules', "True"),
-        ('importlib.util.find_spec("apex") is None', "False"),
+        ('"apex" not in sys.modules', False),
+        ('"apex" in sys.modules', True),
+        ('importlib.util.find_spec("apex") is None', False),
     ],
 )
-def test_questions_for_apex_are_answered(tmp_path: Path, guard: str, answer: str) -> None:
+def test_questions_for_apex_are_answered(tmp_path: Path, guard: str, runs: bool) -> None:
     train = (
         HEAD + f"if {guard}:\n    f()\n" + _loop("optimizer.zero_grad()", "loss = model(x)", BLOCK, "optimizer.step()")
     )
     text, said = _migrated(tmp_path, train=train)
-    assert f"if {answer}:\n" in text
+    assert "if " not in text
+    assert ("\nf()\n" in text) == runs
     assert "the answer is yes now" in said
 
 

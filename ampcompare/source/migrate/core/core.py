@@ -9,6 +9,7 @@ from ampcompare.source.branches import is_exclusive
 from ampcompare.source.edits import Edits
 from ampcompare.source.index import Answer, choices_of
 from ampcompare.source.index import Function as Called
+from ampcompare.source.migrate.apex_guards import PASSED_ON, SWITCHED, find_switches, is_asked
 from ampcompare.source.migrate.core.context import Core
 from ampcompare.source.migrate.core.initialize import create_scalers
 from ampcompare.source.migrate.core.internals import AMP_STATE, refuse_internals
@@ -167,10 +168,13 @@ def is_list(module: Module, optimizers: ast.expr) -> bool:
 
 
 def _refuse_passed_on(module: Module, names: Names) -> None:
-    """Refuse a module that passes Apex on: what is called on it, and where, cannot be seen."""
+    """Refuse a module that passes Apex on, or binds its name to something else by the script's own choice."""
     for use, name in names.uses:
         if name in ("apex", "apex.amp") and _is_passed_on(module, use):
-            raise Unsure(use, f"{name} is passed as a value; what is called on it cannot be seen")
+            raise Unsure(use, PASSED_ON.format(name))
+    for name, node in find_switches(module, names).items():
+        if names.meaning(node) in ("apex", "apex.amp"):
+            raise Unsure(node, SWITCHED.format(name))
 
 
 def _refuse_library(module: Module, initialize: Initialize) -> None:
@@ -191,10 +195,7 @@ def _refuse_library(module: Module, initialize: Initialize) -> None:
 
 def _is_passed_on(module: Module, node: ast.AST) -> bool:
     """Return whether a name of a module is used as a value, other than in a test for `None`."""
-    parent = module.parent(node)
-    if isinstance(getattr(node, "ctx", None), ast.Store) or isinstance(parent, (ast.Compare, ast.Global)):
-        return False
-    return not (isinstance(parent, (ast.If, ast.BoolOp, ast.IfExp, ast.UnaryOp, ast.Assert)))
+    return not isinstance(getattr(node, "ctx", None), ast.Store) and not is_asked(module, node)
 
 
 def _refuse_native(module: Module, names: Names, sites: Sites) -> None:
