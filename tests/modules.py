@@ -4,6 +4,7 @@ import ast
 import importlib.util
 import re
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,16 @@ def modules_of_package() -> dict[str, Path]:
 def parsed(text: str) -> ast.Module:
     """Return the tree of a source text; it is the same object at each call, for tests that read the whole package."""
     return ast.parse(text)
+
+
+def statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield statements with those in them, and none of their expressions, of which there are many."""
+    for node in body:
+        yield node
+        for field in ("body", "orelse", "finalbody"):
+            yield from statements(getattr(node, field, []))
+        for part in (*getattr(node, "handlers", []), *getattr(node, "cases", [])):
+            yield from statements(part.body)
 
 
 def with_example(folder: Path) -> list[str]:

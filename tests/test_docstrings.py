@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 from ampcompare.base import errors
-from tests.modules import modules_of_package, parsed
+from tests.modules import modules_of_package, parsed, statements
 
 # One process of pytest reads all files, instead of each.
 pytestmark = pytest.mark.xdist_group("architecture")
@@ -20,16 +20,6 @@ def _room(module: str) -> str:
     return ".".join(module.split(".")[:2])
 
 
-def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield statements with those in them, and none of their expressions, of which there are many."""
-    for node in body:
-        yield node
-        for field in ("body", "orelse", "finalbody"):
-            yield from _statements(getattr(node, field, []))
-        for part in (*getattr(node, "handlers", []), *getattr(node, "cases", [])):
-            yield from _statements(part.body)
-
-
 def definitions(texts: dict[str, str]) -> Iterator[tuple[str, Definition]]:
     """Yield the functions and classes of modules that modules of other rooms import, with their names.
 
@@ -40,7 +30,7 @@ def definitions(texts: dict[str, str]) -> Iterator[tuple[str, Definition]]:
     imported = {
         (node.module, alias.name)
         for name, tree in trees.items()
-        for node in _statements(tree.body)
+        for node in statements(tree.body)
         if isinstance(node, ast.ImportFrom) and node.module in trees and _room(node.module) != _room(name)
         for alias in node.names
     }

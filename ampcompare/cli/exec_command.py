@@ -1,8 +1,11 @@
 """`ampcompare exec`: run an unmodified legacy script on ampcompare's engine."""
 
+from __future__ import annotations
+
 import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +16,9 @@ from ampcompare.cli.help import Command, option, options_of, refuse_given
 from ampcompare.cli.output import text_width
 from ampcompare.cli.values import FILE, LEVEL, Choice
 from ampcompare.script.legacy.settings import ExecSettings
+
+if TYPE_CHECKING:
+    from ampcompare.script.legacy.target import Target
 
 exec_option = options_of(ExecSettings)
 OF_WHOLE_RUNS = ("opt_level", "ledger", "record", "twin", "first_weights", "shift_seeds", "max_steps")
@@ -100,67 +106,23 @@ def command(
     Everything after SCRIPT is passed to the script. With several processes:
     torchrun --nproc-per-node 2 -m ampcompare exec SCRIPT
     """
-    # torch.distributed.launch puts the script's --local-rank before the command.
-    parent = click.get_current_context().parent
-    local_rank = parent.params.get("local_rank") if parent is not None else None
-    if local_rank is not None:
-        arguments = (f"--local-rank={local_rank}", *arguments)
+    call = ScriptCall(script, (*_local_rank(), *arguments), module)
+    in_stack = bool(stacks) or "@" in (options["arm"] or "")
     if verify_resume is not None:
-        if stacks or "@" in (options["arm"] or ""):
+        if in_stack:
             raise ConfigError("--verify-resume is for a script in this environment; leave out --stack and @")
         how = (verify_resume, resume_args, fault is not None)
-        return _verify_resume(how, module, script, arguments, {**options, "ledger": ledger})
+        return _verify_resume(how, call, {**options, "ledger": ledger})
     refuse_given(("resume_args", "fault"), "is for --verify-resume STEP; give both")
     if capsule is not None:
-        return _keep_step(capsule, stacks, module, script, arguments, {**options, "ledger": ledger})
+        return _keep_step(capsule, stacks, call, {**options, "ledger": ledger})
     if ledger and options["arm"] is None and options["opt_level"] is None:
         options["arm"] = "script"
-    if stacks or "@" in (options["arm"] or ""):
-        return _run_in_stack(stacks, [*(["-m"] if module else []), script, *arguments], ledger=ledger, **options)
-    arm, record = options["arm"], options["record"]
-    if ledger and arm is None:
-        raise ConfigError("--ledger follows a script under an arm: give --arm O2 in place of --opt-level O2")
-    if arm is None:
-        refuse_given(
-            ("seed", "shift_seeds", "twin", "first_weights", "max_steps"),
-            "is for a script under an arm; --arm script trains it as it is",
-        )
-    if options["shift_seeds"] is not None and options["seed"] is None:
-        raise ConfigError(
-            f"--shift-seeds {options['shift_seeds']} adds an offset for the seed, and there is none; give --seed N too"
-        )
-    if arm is not None and options["opt_level"] is not None:
-        raise ConfigError(
-            f"--arm {arm} already sets the opt level, and --opt-level {options['opt_level']} sets it too; give one of "
-            "them"
-        )
-    from ampcompare.base.environment.extras import require_torch
-
-    require_torch()
-    from ampcompare.results.analysis.pairing.declared import update_options
-    from ampcompare.script.legacy.execute import execute
-    from ampcompare.script.legacy.target import Target, script_target
-
-    target = Target(script, list(arguments), is_module=True) if module else script_target(script, list(arguments))
-    if (weights := options["first_weights"]) is not None:
-        options["first_weights"] = os.path.abspath(weights)  # likewise for a process in another folder
-    options["watch"] = arm is not None and record is not None
-    options["guards"] = options["guards"] or ExecSettings.guards
-    is_cell = CELL_FOLDER in os.environ  # whose record the parent reads
-    looks = ledger or (arm is not None and not is_cell and bool(update_options(Arm.parse(arm))))
-    options["record"] = None if record is None else os.path.abspath(record)  # the script may change its folder
-    settings = ExecSettings(**options, ledger=looks, name=script, arguments=arguments)
-    if arm is None:
-        status = execute(target, settings)
-    else:
-        from ampcompare.script.prepare import run_script
-
-        status = run_script(target, settings)
-    if options["shift_seeds"] is not None and not is_cell and os.environ.get("RANK", "0") == "0":
-        _say_what_was_shifted()
-    if looks and os.environ.get("RANK", "0") == "0":
-        _say_what_ran(Arm.parse(arm), whole=ledger)
-    if status == USAGE and (stray := _own_option(arguments)) is not None:
+    if in_stack:
+        return _run_in_stack(stacks, call.words, ledger=ledger, **options)
+    _refuse_contradictions(ledger, options)
+    status = _run_here(call, ledger, options)
+    if status == USAGE and (stray := _own_option(call.arguments)) is not None:
         click.echo(
             f"ampcompare: {stray} comes after the script, so it was passed to the script; an option of ampcompare "
             f"comes before it: ampcompare exec {stray} ... {script}",
@@ -169,13 +131,89 @@ def command(
     return status
 
 
-def _verify_resume(
-    how: tuple[int, str | None, bool],
-    module: bool,
-    script: str,
-    arguments: tuple[str, ...],
-    options: dict[str, Any],
-) -> int:
+@dataclass(frozen=True)
+class ScriptCall:
+    """A script as the command line names it: a file, or a module as with `python -m`."""
+
+    script: str
+    arguments: tuple[str, ...]
+    is_module: bool
+
+    @property
+    def words(self) -> list[str]:
+        """What comes after `python` to start it."""
+        return [*(["-m"] if self.is_module else []), self.script, *self.arguments]
+
+    @property
+    def target(self) -> Target:
+        """What `execute` runs."""
+        from ampcompare.script.legacy.target import Target, script_target
+
+        if self.is_module:
+            return Target(self.script, list(self.arguments), is_module=True)
+        return script_target(self.script, list(self.arguments))
+
+
+def _local_rank() -> list[str]:
+    """Return the script's --local-rank, which torch.distributed.launch puts before the command."""
+    parent = click.get_current_context().parent
+    local_rank = parent.params.get("local_rank") if parent is not None else None
+    return [] if local_rank is None else [f"--local-rank={local_rank}"]
+
+
+def _refuse_contradictions(ledger: bool, options: dict[str, Any]) -> None:
+    """Refuse options that mean nothing without others, or say the same thing twice."""
+    arm, opt_level, shift_seeds = options["arm"], options["opt_level"], options["shift_seeds"]
+    if ledger and arm is None:
+        raise ConfigError("--ledger follows a script under an arm: give --arm O2 in place of --opt-level O2")
+    if arm is None:
+        refuse_given(
+            ("seed", "shift_seeds", "twin", "first_weights", "max_steps"),
+            "is for a script under an arm; --arm script trains it as it is",
+        )
+    if shift_seeds is not None and options["seed"] is None:
+        raise ConfigError(
+            f"--shift-seeds {shift_seeds} adds an offset for the seed, and there is none; give --seed N too"
+        )
+    if arm is not None and opt_level is not None:
+        raise ConfigError(
+            f"--arm {arm} already sets the opt level, and --opt-level {opt_level} sets it too; give one of them"
+        )
+
+
+def _run_here(call: ScriptCall, ledger: bool, options: dict[str, Any]) -> int:
+    """Run a script in this process, write what was seen of it to stderr, and return its exit code."""
+    from ampcompare.base.environment.extras import require_torch
+
+    require_torch()
+    from ampcompare.results.analysis.pairing.declared import update_options
+    from ampcompare.script.legacy.execute import execute
+
+    arm, record, weights = options["arm"], options["record"], options["first_weights"]
+    target = call.target
+    is_cell = CELL_FOLDER in os.environ  # whose record the parent reads
+    looks = ledger or (arm is not None and not is_cell and bool(update_options(Arm.parse(arm))))
+    # The script may change its folder, and processes that it starts run in others.
+    options["record"] = None if record is None else os.path.abspath(record)
+    options["first_weights"] = None if weights is None else os.path.abspath(weights)
+    options["watch"] = arm is not None and record is not None
+    options["guards"] = options["guards"] or ExecSettings.guards
+    settings = ExecSettings(**options, ledger=looks, name=call.script, arguments=call.arguments)
+    if arm is None:
+        status = execute(target, settings)
+    else:
+        from ampcompare.script.prepare import run_script
+
+        status = run_script(target, settings)
+    is_first = os.environ.get("RANK", "0") == "0"
+    if options["shift_seeds"] is not None and not is_cell and is_first:
+        _say_what_was_shifted()
+    if looks and is_first:
+        _say_what_ran(Arm.parse(arm), whole=ledger)
+    return status
+
+
+def _verify_resume(how: tuple[int, str | None, bool], call: ScriptCall, options: dict[str, Any]) -> int:
     """Verify that a script resumes, and return the exit code."""
     own = [name for name in OF_WHOLE_RUNS if options[name]]
     if own:
@@ -185,9 +223,8 @@ def _verify_resume(
 
     require_torch()
     from ampcompare.experiment.script_resume import ResumeCheck, verify_script_resume
-    from ampcompare.script.legacy.target import Target, script_target
 
-    target = Target(script, list(arguments), is_module=True) if module else script_target(script, list(arguments))
+    target = call.target
     settings = {
         **{name: value for name, value in options.items() if name not in ("ledger", "guards")},
         "arm": options["arm"] or "script",
@@ -199,14 +236,7 @@ def _verify_resume(
     return verify_script_resume(settings, ResumeCheck(*how), is_module=target.is_module, say=click.echo)
 
 
-def _keep_step(
-    step: int,
-    stacks: tuple[str, ...],
-    module: bool,
-    script: str,
-    arguments: tuple[str, ...],
-    options: dict[str, Any],
-) -> int:
+def _keep_step(step: int, stacks: tuple[str, ...], call: ScriptCall, options: dict[str, Any]) -> int:
     """Run a script as it is, keep one of its steps, and return its exit code."""
     own = [name for name in OF_WHOLE_RUNS if options[name]]
     if own or (options["arm"] or "script").partition("@")[0] != "script":
@@ -217,10 +247,9 @@ def _keep_step(
     from ampcompare.base.environment.extras import require_torch
 
     require_torch()
-    from ampcompare.script.legacy.target import Target, script_target
     from ampcompare.script.replay.keep import keep_step
 
-    target = Target(script, list(arguments), is_module=True) if module else script_target(script, list(arguments))
+    target = call.target
     settings = ExecSettings(
         engine=options["engine"], device=options["device"], seed=options["seed"], guards="off",
         compat_torch=options["compat_torch"], name=target.name, arguments=tuple(target.arguments),

@@ -30,7 +30,7 @@ from ampcompare.cli.values import FILE
 @option(
     "--change", "changes", multiple=True, metavar="NAME=VALUE", group=COMPARISON,
     help="a setting to repeat the step with: onednn=off, threads=N, sdpa=math, compile=inductor, tf32=on, "
-    "deterministic=on, denormals=flushed; repeatable, each alone",
+    "deterministic=on, denormals=flushed, arm=bf16; repeatable, each alone",
 )  # fmt: skip
 @option(
     "--stack", "stacks", multiple=True, metavar="NAME=COMMAND", group=COMPARISON,

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ampcompare.backends.arm import Arm
+from ampcompare.backends.script_arms import require_in_script
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit
 from ampcompare.base.processes.start import kill_family
 from ampcompare.experiment.launch.script.forks import ScriptForks
@@ -31,7 +33,9 @@ CHANGES = {
     "tf32": re.compile("on|off"),
     "deterministic": re.compile("on|off"),
     "denormals": re.compile("kept|flushed"),
+    "arm": re.compile(".+"),
 }
+OPEN = {"threads": "N", "arm": "ARM"}  # what stands for their values, which are not listed
 
 
 @dataclass(frozen=True)
@@ -61,10 +65,11 @@ def sides_of(
     for text in changes:
         name, equals, value = text.partition("=")
         if not equals or name not in CHANGES or not CHANGES[name].fullmatch(value):
-            values = {name: "N" if name == "threads" else values.pattern for name, values in CHANGES.items()}
+            values = {name: OPEN.get(name, values.pattern) for name, values in CHANGES.items()}
             known = ", ".join(f"{name}={value}" for name, value in values.items())
             raise ConfigError(f"--change {text}: there is no such change; there are {known}")
-        sides.append(Side(text, {name: value}))
+        value = _read_arm(value) if name == "arm" else value
+        sides.append(Side(f"{name}={value}", {name: value}))
     sides += [Side(f"stack {name}", stack=stack) for name, stack in stacks.items()]
     if script is not None and list(script) != list(own):
         sides.append(Side(f"script {shlex.join(script)}", script=script_config(list(script))))
@@ -73,6 +78,33 @@ def sides_of(
             "nothing is changed: give --change onednn=off, --stack new=/envs/new/bin/python, or another script after --"
         )
     return sides
+
+
+def _read_arm(text: str) -> str:
+    """Return an arm in its one spelling.
+
+    Raises:
+        ConfigError: there is no such arm, or its modules are others than those of the capsule.
+        UnsupportedCombination: it cannot train a script.
+    """
+    arm = Arm.parse(text)
+    require_in_script(arm)
+    if arm.is_as_written:
+        raise ConfigError(f"--change arm={text} changes nothing: it is the step as it is")
+    roles = arm.roles
+    if roles is None or roles.formats:
+        raise ConfigError(
+            f"--change arm={text}: its products have number formats of their own, and there is no rule here for how "
+            "far those may be off; give an arm that computes in fp32, TF32 or 16 bits"
+        )
+    if {roles.weights, roles.step, roles.state} != {"fp32"} or roles.masters:
+        held = "weights" if roles.weights != "fp32" or roles.masters else "the state of the optimizer"
+        other = f"arm=native:{roles.half}" if roles.half else "arm=fp32"
+        raise ConfigError(
+            f"--change arm={text}: it holds {held} in 16 bits, so that its step does not start from the numbers of the "
+            f"capsule; {other} computes from those, and compare trains {arm}"
+        )
+    return str(arm)
 
 
 def read_facts(capsule: Path) -> dict[str, Any]:
@@ -146,12 +178,14 @@ class _Runs:
             str(self._folder / "answers.pt"),
             str(rows),
         ]
-        words += [f"{name}={value}" for name, value in side.changes.items()]
+        words += [f"{name}={value}" for name, value in side.changes.items() if name != "arm"]
         words += ["-m"] * script.is_module
         words += [script.name, *script.arguments_for(0, "script", self._folder)]
         if side.stack is None:
+            settings = [*self._settings, side.changes.get("arm", "")]
+            # The program itself is for other environments.
             code = self._forks.run(
-                "ampcompare.script.replay.keep:run_here", [*self._settings, *words], self._folder, script.folder
+                "ampcompare.script.replay.keep:run_here", [*settings, *words[1:]], self._folder, script.folder
             )
             said = ""
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -152,44 +153,57 @@ def compare_traces(whole: Trace, broken: Trace, resumed: Trace) -> Resumption:
     """Compare a run without a break with the steps of one that was started again behind `broken.stopped` steps."""
     assert broken.stopped is not None
     at = broken.stopped
-    left = whole.steps[at:]
     if resumed.steps and at and _starts_from_scratch(whole, resumed, at):
         found = [Difference("weights", at + 1, "all, as in the first step", _why_not_resumed(broken, resumed))]
         return Resumption(
             Answer.NOT_RESUMED, at, len(whole.steps), len(resumed.steps), tuple(found), losses_apart(whole, resumed)
         )
-    found = []
     shift = _shift(whole, at, resumed)
-    for role in ROLES:
-        difference = None if role == "steps" else _first_difference(role, whole, at, broken, resumed)
-        if difference is None or (
-            shift and role in ("batches", "learning rate") and _is_shifted(role, whole, at, resumed, shift)
-        ):
-            continue
-        found.append(difference)
-    if lost := _lost_passes(whole, at, resumed):
+    lost = _lost_passes(whole, at, resumed)
+    found = _differences_of_roles(whole, at, broken, resumed, shift)
+    if lost:
         found = [
             one for one in found if one.step > at + 1 or one.role not in ("learning rate", "batches", "generators")
         ]
-        text = f"{lost} of {len(whole.steps[at].batches)} forward passes left out"
-        found.append(Difference("steps", at + 1, text, f"{MIDDLE}{_line_of(broken.saves)}"))
-    if shift:
-        text = f"{len(resumed.steps)} steps where {len(left)} were left"
-        found.append(Difference("steps", at + 1, text, _why_shifted(shift, at)))
-    elif len(resumed.steps) != len(left) and not resumed.error:
-        text = f"{len(resumed.steps)} steps where {len(left)} were left"
-        found.append(Difference("steps", at + 1 + min(len(resumed.steps), len(left)), text, _why_other_steps()))
+    found += _differences_of_steps(whole, at, broken, resumed, shift, lost)
     found.sort(key=lambda one: (one.step, ROLES.index(one.role) if one.role in ROLES else len(ROLES)))
-    roles = {one.role for one in found}
-    # A generator that nothing draws from changes nothing.
-    if not roles - {"generators"}:
-        answer = Answer.EXACT
-    elif not {one.role for one in found if one.step == at + 1} & set(RESTORED) and _is_order(found):
-        answer = Answer.DATA_ORDER
-    else:
-        answer = Answer.DIFFERS
     parted = None if resumed.error else losses_apart(whole, resumed)  # those of other steps tell nothing
-    return Resumption(answer, at, len(whole.steps), len(resumed.steps), tuple(found), parted)
+    return Resumption(_answer(found, at), at, len(whole.steps), len(resumed.steps), tuple(found), parted)
+
+
+def _differences_of_roles(whole: Trace, at: int, broken: Trace, resumed: Trace, shift: int) -> list[Difference]:
+    """Return the first difference of each role, except those that a shifted count of steps explains."""
+    found = []
+    for role in ROLES:
+        difference = None if role == "steps" else _first_difference(role, whole, at, broken, resumed)
+        if difference is None:
+            continue
+        if shift and role in ("batches", "learning rate") and _is_shifted(role, whole, at, resumed, shift):
+            continue
+        found.append(difference)
+    return found
+
+
+def _differences_of_steps(
+    whole: Trace, at: int, broken: Trace, resumed: Trace, shift: int, lost: int
+) -> Iterator[Difference]:
+    """Yield that a step was made in part, or that there are more or fewer steps than were left."""
+    left = len(whole.steps) - at
+    text = f"{len(resumed.steps)} steps where {left} were left"
+    if lost:
+        passes = f"{lost} of {len(whole.steps[at].batches)} forward passes left out"
+        yield Difference("steps", at + 1, passes, f"{MIDDLE}{_line_of(broken.saves)}")
+    if shift:
+        yield Difference("steps", at + 1, text, _why_shifted(shift, at))
+    elif len(resumed.steps) != left and not resumed.error:
+        yield Difference("steps", at + 1 + min(len(resumed.steps), left), text, _why_other_steps())
+
+
+def _answer(found: list[Difference], at: int) -> Answer:
+    if not {one.role for one in found} - {"generators"}:  # a generator that nothing draws from changes nothing
+        return Answer.EXACT
+    at_break = {one.role for one in found if one.step == at + 1}
+    return Answer.DATA_ORDER if not at_break & set(RESTORED) and _is_order(found) else Answer.DIFFERS
 
 
 def _shift(whole: Trace, at: int, resumed: Trace) -> int:
@@ -508,28 +522,45 @@ def _is_permuted(whole: dict[str, Any], resumed: dict[str, Any]) -> bool:
 
 def _cause_of_moments(whole: dict[str, Any], resumed: dict[str, Any], broken: Trace, again: Trace) -> str:
     both = [name for name in whole if name in resumed]
-    owners = {name: name.partition(" of optimizer ")[2] for name in both}
-    empty = {owner for owner in owners.values()
-             if all(whole[name] and not resumed[name] for name in both if owners[name] == owner)}  # fmt: skip
-    if empty:
-        number = int(min(empty) or 1) - 1
+    number = _optimizer_without_moments({name: (whole[name], resumed[name]) for name in both})
+    if number is not None:
         return _cause_of_state("optimizer", True, broken, again, number)
     if _is_permuted(whole, resumed):
         return "moments are those of other parameters: the optimizer is given its parameters in another order"
     pairs = [(value, resumed[name][key]) for name in both for key, value in whole[name].items() if key in resumed[name]]
     half = _rounding(pairs)
     if half:
-        weights = again.steps[0].value("weights")
-        loads = [row for row in again.restored if row["what"] == "optimizer"]
-        short = {SHORT.get(weights.get(name, {}).get("dtype", "")) for name in both}
-        types = {SHORT.get(given.get("dtype", "")) for due, given in pairs if due["values"] != given["values"]}
-        if loads and short == types == {half}:
-            line = _line_of(loads)
-            return f"moments are rounded to {half} at load: load_state_dict gives them the type of the weights{line}"
-        return f"moments were saved or loaded in {half}{_line_of(broken.saves)}"
+        return _cause_of_rounding(half, both, pairs, broken, again)
     apart = {key for name in both for key, value in whole[name].items()
              if resumed[name].get(key, {}).get("values") != value["values"]}  # fmt: skip
     return "the optimizer's count of steps starts again" if apart == {"step"} else ""
+
+
+def _optimizer_without_moments(states: dict[str, tuple[dict[str, Any], dict[str, Any]]]) -> int | None:
+    """Return the number of the first optimizer whose moments are all gone, from 0; None if none lost all.
+
+    Args:
+        states: those of each parameter, without a break and behind it; the name says which optimizer has it.
+    """
+    of_owners: dict[str, list[bool]] = {}
+    for name, (due, given) in states.items():
+        of_owners.setdefault(name.partition(" of optimizer ")[2], []).append(bool(due and not given))
+    empty = [owner for owner, are_gone in of_owners.items() if all(are_gone)]
+    return int(min(empty) or 1) - 1 if empty else None
+
+
+def _cause_of_rounding(
+    half: str, names: list[str], pairs: list[tuple[dict[str, str], dict[str, str]]], broken: Trace, again: Trace
+) -> str:
+    """Return where moments were rounded to a 16-bit type: at load, if that is the type of their weights."""
+    weights = again.steps[0].value("weights")
+    loads = [row for row in again.restored if row["what"] == "optimizer"]
+    of_weights = {SHORT.get(weights.get(name, {}).get("dtype", "")) for name in names}
+    of_moments = {SHORT.get(given.get("dtype", "")) for due, given in pairs if due["values"] != given["values"]}
+    if loads and of_weights == of_moments == {half}:
+        line = _line_of(loads)
+        return f"moments are rounded to {half} at load: load_state_dict gives them the type of the weights{line}"
+    return f"moments were saved or loaded in {half}{_line_of(broken.saves)}"
 
 
 def _cause_of_state(
@@ -549,27 +580,35 @@ def _cause_of_state(
         only_missing: say nothing where it is saved and loaded.
         place: at which step it is, in words.
     """
-    holds = {part for row in broken.saves for part in row["holds"]}
+    begins = place or f"{WORDS[what]} {'starts from scratch' if starts_again else 'has another state'}"
+    if not any(what in row["holds"] for row in broken.saves):
+        return f"{begins}: its state is not in the file{_line_of(broken.saves)}"
+    restored, replaced = _loads_into(what, number, resumed)
+    if restored:
+        return "" if only_missing else f"{begins}, though {restored[-1]['line']} loads its state"
+    if replaced:
+        return f"{begins}: {replaced[-1]['line']} loads its state into another one, which is replaced then"
     loaded = {row["path"] for row in resumed.loads}
     read = {part for row in broken.saves if row["path"] in loaded for part in row["holds"]}
+    if read and what not in read:
+        name = next(os.path.basename(row["path"]) for row in reversed(broken.saves) if what in row["holds"])
+        return f"{begins}: its state is in {name}, which is not loaded"
+    return f"{begins}: its state is in the file, and is not loaded{_line_of(resumed.loads)}"
+
+
+def _loads_into(what: str, number: int | None, resumed: Trace) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return what was restored into the object of a kind that has a number, and into those that are not left.
+
+    Args:
+        what: such as `optimizer`.
+        number: among those that are left; None for all of the kind.
+        resumed: the run that restored them.
+    """
     of_kind = [row for row in resumed.restored if row["what"] == what]
     left = resumed.steps[0].made.get(what, [])
     own = left[number] if number is not None and number < len(left) else None
-    restored = [row for row in of_kind if own is None or row["number"] in (None, own)]
-    begins = place or f"{WORDS[what]} {'starts from scratch' if starts_again else 'has another state'}"
-    if what not in holds:
-        return f"{begins}: its state is not in the file{_line_of(broken.saves)}"
-    replaced = [row for row in of_kind if row["number"] is not None and row["number"] not in left]
-    if not restored and replaced:
-        return f"{begins}: {replaced[-1]['line']} loads its state into another one, which is replaced then"
-    if not restored:
-        if loaded and read and what not in read:
-            name = next(os.path.basename(row["path"]) for row in reversed(broken.saves) if what in row["holds"])
-            return f"{begins}: its state is in {name}, which is not loaded"
-        return f"{begins}: its state is in the file, and is not loaded{_line_of(resumed.loads)}"
-    if only_missing:
-        return ""
-    return f"{begins}, though {restored[-1]['line']} loads its state"
+    into_own = [row for row in of_kind if own is None or row["number"] in (None, own)]
+    return into_own, [row for row in of_kind if row["number"] is not None and row["number"] not in left]
 
 
 def _line_of(rows: list[dict[str, Any]]) -> str:

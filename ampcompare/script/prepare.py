@@ -76,6 +76,11 @@ def run_script(
     return status
 
 
+def present_stand_in() -> StandIn:
+    """Return what stands behind the names of amp in this process, which is prepared for an arm."""
+    return _stand_ins[-1]
+
+
 def lifted_types() -> list[str]:
     """Return the 16-bit types of weights that the arm of this process has lifted to fp32."""
     return _stand_ins[-1].lifted_types if _stand_ins else []

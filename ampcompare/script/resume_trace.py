@@ -16,7 +16,7 @@ import random
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ampcompare.script.recording.recorder import Recorder
 
 SEARCHES = 2  # steps before which objects of the script are searched for: it may make some behind the first
-OF_MASTERS = ("master", "fp32", "float32")  # in a key of an optimizer's state: that of an fp32 copy of a 16-bit weight
+OF_MASTERS = ("master", "fp32", "float32")
 
 
 class ResumeTrace:
@@ -221,40 +221,14 @@ class ResumeTrace:
     # What a step starts from.
 
     def _state(self) -> dict[str, Any]:
-        names: dict[int, str] = {}
+        """Return all that a checkpoint has to restore, as digests."""
         weights: dict[str, Any] = {}
         buffers: dict[str, Any] = {}
         for number, model in enumerate(self._models):
             tail = f" of model {number + 1}" if number else ""
-            for name, parameter in model.named_parameters():
-                names.setdefault(id(parameter), name + tail)
-                weights[name + tail] = _digests(parameter)
-            for name, buffer in model.named_buffers():
-                buffers[name + tail] = _digests(buffer)
-        trained = [each for model in self._models[:1] for each in model.parameters()]
-        masters: dict[str, Any] = {}
-        moments: dict[str, Any] = {}
-        rates: list[float] = []
-        for number, optimizer in enumerate(self._living(self._optimizers)):
-            tail = f" of optimizer {number + 1}" if number else ""
-            rates += [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
-            given = [each for group in optimizer.param_groups for each in group["params"]]
-            are_copies = number == 0 and [each.shape for each in given] == [each.shape for each in trained]
-            for index, parameter in enumerate(given):
-                name = names.get(id(parameter), "")
-                if not name:
-                    name = names[id(trained[index])] if are_copies else f"parameter {index + 1}"
-                    masters[name + tail] = _digests(parameter)
-                state = {
-                    key: _digests(value)
-                    for key, value in optimizer.state.get(parameter, {}).items()
-                    if isinstance(value, (Tensor, int, float))
-                }
-                for key in [
-                    each for each in state if isinstance(each, str) and any(part in each for part in OF_MASTERS)
-                ]:
-                    masters[name + tail] = state.pop(key)
-                moments[name + tail] = state
+            weights.update({name + tail: _digests(parameter) for name, parameter in model.named_parameters()})
+            buffers.update({name + tail: _digests(buffer) for name, buffer in model.named_buffers()})
+        masters, moments = self._state_of_optimizers()
         owned = {id(each) for each in self._parameters_of_optimizers()}
         return {
             "weights": weights,
@@ -264,9 +238,47 @@ class ResumeTrace:
             "averages": _averages(self._models, owned, self._owners),
             "together": [_hash(_bytes(each.detach().float()) for each in one.parameters()) for one in self._models],
             "scales": [*self._scales()],
-            "rates": rates,
+            "rates": [
+                float(group["lr"])
+                for optimizer in self._living(self._optimizers)
+                for group in optimizer.param_groups
+                if "lr" in group
+            ],
             "generators": _generators(),
         }
+
+    def _state_of_optimizers(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return digests of fp32 copies of weights, and of moments, by the names of their weights.
+
+        A parameter of the first optimizer that is none of a model is a copy of one, if all have the model's shapes.
+        """
+        names = self._names_of_weights()
+        trained = [each for model in self._models[:1] for each in model.parameters()]
+        masters: dict[str, Any] = {}
+        moments: dict[str, Any] = {}
+        for number, optimizer in enumerate(self._living(self._optimizers)):
+            tail = f" of optimizer {number + 1}" if number else ""
+            given = [each for group in optimizer.param_groups for each in group["params"]]
+            are_copies = number == 0 and [each.shape for each in given] == [each.shape for each in trained]
+            for index, parameter in enumerate(given):
+                name = names.get(id(parameter), "")
+                if not name:
+                    name = names[id(trained[index])] if are_copies else f"parameter {index + 1}"
+                    masters[name + tail] = _digests(parameter)
+                state = _digests_of_moments(optimizer.state.get(parameter, {}))
+                for key in [each for each in state if _is_of_master(each)]:
+                    masters[name + tail] = state.pop(key)
+                moments[name + tail] = state
+        return masters, moments
+
+    def _names_of_weights(self) -> dict[int, str]:
+        """Return the name of each weight, by its id: the first that it has, with the number of its model."""
+        names: dict[int, str] = {}
+        for number, model in enumerate(self._models):
+            tail = f" of model {number + 1}" if number else ""
+            for name, parameter in model.named_parameters():
+                names.setdefault(id(parameter), name + tail)
+        return names
 
     def _parameters_of_optimizers(self) -> list[Tensor]:
         """Return the parameters of all optimizers."""
@@ -340,6 +352,16 @@ def _digests(value: Any) -> dict[str, str]:
     if not bool(wide.count_nonzero()):
         found["zero"] = "yes"
     return found
+
+
+def _digests_of_moments(state: Mapping[Any, Any]) -> dict[Any, dict[str, str]]:
+    """Return digests of the tensors and numbers that an optimizer keeps for a parameter."""
+    return {key: _digests(value) for key, value in state.items() if isinstance(value, (Tensor, int, float))}
+
+
+def _is_of_master(key: Any) -> bool:
+    """Return whether a key of an optimizer's state is that of an fp32 copy of the weight."""
+    return isinstance(key, str) and any(part in key for part in OF_MASTERS)
 
 
 def _averages(models: list[nn.Module], owned: set[int], owners: list[Any]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """The metrics of a task over a whole validation set, from exact sums."""
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,52 +58,92 @@ def evaluate(
     on_host = not has_float64(device)  # what is summed in float64 is measured where there is one
     device = torch.device("cpu") if on_host else device
     measure = functools.partial(_measure, task, models, precision, extra=extra, on_host=on_host)
-    by_sample = indices is not None and first.over_samples != "no"
-    modes = [model.training for model in models]
-    for model in models:
-        model.eval()
-    sums: dict[str, Tensor] = {}
-    outcomes: list[Tensor] = []  # of a batch: the value of each sample, then its label
-    samples = 0
-    with torch.no_grad():
+    keeps_samples = indices is not None and first.over_samples != "no"
+    sums = _RankSums()
+    with _evaluation_mode(models), torch.no_grad():
         for batch in batches:
             if any_rank is not None:
                 any_rank(True)
             measured = measure(batch)
-            for name, value in measured.items():
-                part = value.sum(0, dtype=torch.float64)
-                sums[name] = sums[name] + part if name in sums else part
-            samples += len(next(iter(measured.values())))
-            if by_sample:
-                value, labels = measured[first.name].double(), task.labels(batch)
-                # A new tensor: data may write the next batch into the same memory.
-                labels = torch.zeros_like(value) if labels is None else labels.to(device).double()
-                outcomes.append(torch.stack([value, labels]))
+            sums.add(measured)
+            if keeps_samples:
+                sums.keep_samples(measured[first.name], task.labels(batch))
         while any_rank is not None and any_batch is not None and any_rank(False):
             measure(any_batch())
-        if not sums and any_batch is not None:
-            shapes = measure(any_batch())
-            sums = {name: value.new_zeros(value.shape[1:], dtype=torch.float64) for name, value in shapes.items()}
-    for model, training in zip(models, modes, strict=True):
-        model.train(training)
-    counted = torch.tensor([samples], dtype=torch.float64, device=device)
-    kept = _by_index(outcomes, indices if by_sample else None, device)
-    flat = torch.cat([*(part.reshape(-1) for part in sums.values()), counted, kept])
-    whole = np.array((flat if total is None else total(flat)).tolist())  # the one read from the device
-    ends = np.cumsum([part.numel() for part in sums.values()])
-    *parts, rest = np.split(whole, ends)
-    shaped = {name: part.reshape(sums[name].shape) for name, part in zip(sums, parts, strict=True)}
-    values = {name.removeprefix(EXTRA): float(part) for name, part in shaped.items() if name.startswith(EXTRA)}
-    samples = int(rest[0])
+        if not sums.by_name and any_batch is not None:
+            sums.take_shapes(measure(any_batch()))
+    by_index = _by_index(sums.outcomes, indices if keeps_samples else None, device)
+    whole, samples, by_sample = _sum_over_ranks(sums, by_index, total)
+    extras = {name.removeprefix(EXTRA): float(part) for name, part in whole.items() if name.startswith(EXTRA)}
     return Evaluation(
         samples=samples,
-        values=task.values(shaped, samples),
-        counts={metric.name: int(shaped[metric.name]) for metric in task.metrics if metric.over_samples == "share"},
-        loss=float(shaped["loss"]) / samples if "loss" in shaped else None,
-        chance=task.chance(shaped, samples),
-        per_sample=_pack(rest[1:], is_share=first.over_samples == "share"),
-        extras=values,
+        values=task.values(whole, samples),
+        counts={metric.name: int(whole[metric.name]) for metric in task.metrics if metric.over_samples == "share"},
+        loss=float(whole["loss"]) / samples if "loss" in whole else None,
+        chance=task.chance(whole, samples),
+        per_sample=_pack(by_sample, is_share=first.over_samples == "share"),
+        extras=extras,
     )
+
+
+@dataclass
+class _RankSums:
+    """What the batches of one rank add up to, on the device.
+
+    Attributes:
+        by_name: the float64 sum over samples of each measured number, of its shape without the samples.
+        samples: how many there are.
+        outcomes: of each batch, the value of each sample, then its label: (2, samples), in float64.
+    """
+
+    by_name: dict[str, Tensor] = field(default_factory=dict)
+    samples: int = 0
+    outcomes: list[Tensor] = field(default_factory=list)
+
+    def add(self, measured: Mapping[str, Tensor]) -> None:
+        """Add what was measured of a batch."""
+        for name, value in measured.items():
+            part = value.sum(0, dtype=torch.float64)
+            self.by_name[name] = self.by_name[name] + part if name in self.by_name else part
+        self.samples += len(next(iter(measured.values())))
+
+    def keep_samples(self, values: Tensor, labels: Tensor | None) -> None:
+        """Keep the value of each sample of a batch; a sample without a label gets 0."""
+        values = values.double()
+        # A new tensor: data may write the next batch into the same memory.
+        labels = torch.zeros_like(values) if labels is None else labels.to(values.device).double()
+        self.outcomes.append(torch.stack([values, labels]))
+
+    def take_shapes(self, measured: Mapping[str, Tensor]) -> None:
+        """Set all sums to 0, in the shapes of a batch that is not counted."""
+        self.by_name = {name: value.new_zeros(value.shape[1:], dtype=torch.float64) for name, value in measured.items()}
+
+
+@contextlib.contextmanager
+def _evaluation_mode(models: Sequence[nn.Module]) -> Iterator[None]:
+    """Switch models to evaluation, and then each to the mode that it had."""
+    modes = [model.training for model in models]
+    for model in models:
+        model.eval()
+    yield
+    for model, training in zip(models, modes, strict=True):
+        model.train(training)
+
+
+def _sum_over_ranks(
+    sums: _RankSums, by_index: Tensor, total: Callable[[Tensor], Tensor] | None
+) -> tuple[dict[str, np.ndarray], int, np.ndarray]:
+    """Return sums by name, the number of samples, and what `_by_index` has made, summed over all ranks by `total`.
+
+    All of it goes to other ranks, and to the host, as one tensor.
+    """
+    counted = torch.tensor([sums.samples], dtype=torch.float64, device=by_index.device)
+    flat = torch.cat([*(part.reshape(-1) for part in sums.by_name.values()), counted, by_index])
+    whole = np.array((flat if total is None else total(flat)).tolist())  # the one read from the device
+    ends = np.cumsum([part.numel() for part in sums.by_name.values()])
+    *parts, rest = np.split(whole, ends)
+    by_name = {name: part.reshape(sums.by_name[name].shape) for name, part in zip(sums.by_name, parts, strict=True)}
+    return by_name, int(rest[0]), rest[1:]
 
 
 def _pack(kept: np.ndarray, *, is_share: bool) -> SampleResults | None:

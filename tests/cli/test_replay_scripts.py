@@ -45,6 +45,20 @@ def test_a_setting_and_another_script(
 
 
 @pytest.mark.slow
+def test_an_arm(call: Call, tmp_path: Path, forked_python: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules compute as the arm casts them, by Apex's functions too; the optimizer steps by true gradients."""
+    monkeypatch.chdir(tmp_path)
+    capsule = _capsule(forked_python, tmp_path)
+    done = call("replay", str(capsule), "--json", "--change", "arm=fp32", "--change", "arm=O1")
+    same, narrow = json.loads(done.out)
+    assert (done.code, same["answer"], same["change"]) == (1, "noise", "arm=fp32"), done.err
+    assert (narrow["answer"], narrow["change"], narrow["unjudged"]) == ("less exact", "arm=apex:O1", {}), narrow
+    names = {one["module"] for one in narrow["findings"]}
+    assert {"conv1", "conv2", "lstm.inner", "head"} <= names, names
+    assert not {"(SGD)", "(loss)", "(gradients)"} & names, names
+
+
+@pytest.mark.slow
 def test_compare_keeps_a_step_with_its_first_seed(tmp_path: Path, forked_python: Any) -> None:
     """The seed of the first cell begins the script, which trains nothing else."""
     (tmp_path / "train.py").write_text("import sys\n" + CONVOLUTIONS + "print('ARGS', sys.argv[1:])\n")

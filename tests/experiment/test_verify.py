@@ -249,10 +249,7 @@ for step in range(8):
 WRONG = {
     "no unscale before clipping": ("    scaler.unscale_(first)\n", ""),
     "no autocast": ("dtype=torch.float16)", "dtype=torch.float16, enabled=False)"),
-    "the loss is outside of autocast": (
-        "loss = torch.nn.functional.cross_entropy(head(body(x)), y)",
-        "out = head(body(x))\n    loss = torch.nn.functional.cross_entropy(out, y)",
-    ),
+    "models return fp16": ("return to_fp32(forward(", "return (forward("),
     "the loss is not scaled": ("scaler.scale(loss)", "loss"),
     "the scale is never updated": ("    scaler.update()\n", ""),
     "a step without the scaler": ("scaler.step(first)", "first.step()"),
@@ -421,7 +418,8 @@ from apex import amp
 model = nn.Sequential(nn.Linear(4, 1), nn.Sigmoid()).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 criterion = nn.BCELoss()
-model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
+level = "O2"
+model, optimizer = amp.initialize(model, optimizer, opt_level=level)
 for step in range(3):
     x = torch.randn(4, 4).cuda()
     loss = criterion(model(x), (x[:, :1] > 0).float())

@@ -31,6 +31,7 @@ OVERFLOW_CHECKS = tuple(
 SCALER = os.path.join("torch", "amp", "grad_scaler.py")
 CASTS = (aten._to_copy.default,)
 TO_HOST = frozenset({Tensor.cpu, Tensor.numpy, Tensor.tolist, Tensor.__array__})
+READ_OF_NUMBER = "_local_scalar_dense"  # what `item` runs
 COMPUTING = ("forward", "backward", "unscale")
 ALLOCATIONS = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 
@@ -108,25 +109,16 @@ class OperationCounter(OperationMode):
     def see(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
         counts, marks = self.counts, self.marks
         name = func._schema.name.rpartition("::")[2]
-        inputs = [*tensors_in(args), *tensors_in(kwargs)]
-        outputs = list(tensors_in(result))
         if func.is_view or name in ALLOCATIONS or name == "detach":
             return
+        inputs = [*tensors_in(args), *tensors_in(kwargs)]
+        outputs = list(tensors_in(result))
         if self.device.type == "cpu":
             note = self._computed.update if marks.phase in COMPUTING else self._computed.difference_update
             note(map(_address, outputs))
-        if name == "_local_scalar_dense":
-            # An optimizer keeps its number of steps on the host, and what the host holds is not waited for.
-            is_host = inputs[0].device.type == "cpu"
-            if marks.phase != "optimizer" and not (is_host and self.device.type != "cpu"):
-                self._reads[self._reader("item")] += 1
-            return
-        if inputs and any(one.device.type != "cpu" for one in inputs):
-            if name == "nonzero":
-                self._reads[self._reader("nonzero")] += 1
-            elif name in ("_to_copy", "copy_") and outputs and outputs[0].device.type == "cpu":
-                self._reads[self._reader("copy to the host")] += 1
-        if counts.steps:
+        if what := self._host_read(name, inputs, outputs):
+            self._reads[self._reader(what)] += 1
+        if counts.steps or name == READ_OF_NUMBER:
             return
         if marks.phase == "optimizer":
             counts.optimizer_operations += 1
@@ -137,10 +129,22 @@ class OperationCounter(OperationMode):
             return
         flops = product_flops(func, args, kwargs, result) or 0
         counts.flops += flops
-        if marks.phase == "forward" and flops:
-            sizes = _sizes(name, args, outputs)
-            if sizes:
-                counts.products[ProductShape(marks.module, name, narrowest(inputs), sizes)] += flops
+        sizes = _sizes(name, args, outputs) if marks.phase == "forward" and flops else ()
+        if sizes:
+            counts.products[ProductShape(marks.module, name, narrowest(inputs), sizes)] += flops
+
+    def _host_read(self, name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> str:
+        """Return how an operation makes the host wait for a value; "" if it does not."""
+        if name == READ_OF_NUMBER:
+            # An optimizer keeps its number of steps on the host, and what the host holds is not waited for.
+            is_on_host = inputs[0].device.type == "cpu" and self.device.type != "cpu"
+            return "" if self.marks.phase == "optimizer" or is_on_host else "item"
+        if all(one.device.type == "cpu" for one in inputs):
+            return ""
+        if name == "nonzero":
+            return name
+        is_copy = name in ("_to_copy", "copy_") and bool(outputs) and outputs[0].device.type == "cpu"
+        return "copy to the host" if is_copy else ""
 
     def _cast(self, source: Tensor, result: Tensor, moved: int) -> None:
         counts = self.counts

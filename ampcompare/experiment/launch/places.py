@@ -67,7 +67,9 @@ class Place:
     def __str__(self) -> str:
         if self.gpus:
             return f"GPU {','.join(str(gpu.number) for gpu in self.gpus)}"
-        return f"core{'' if len(self.cores) == 1 else 's'} {format_ranges(self.cores)}" if self.cores else ""
+        if self.cores:
+            return f"{'core' if len(self.cores) == 1 else 'cores'} {format_ranges(self.cores)}"
+        return ""
 
     @contextlib.contextmanager
     def on_its_cores(self) -> Iterator[None]:
@@ -136,7 +138,8 @@ def find_places(cells: Sequence[RunConfig], jobs: int | str | None, gpus: str | 
     processes = max(cell.processes for cell in cells)
     devices = {cell.device for cell in cells}
     local = all(cell.launcher not in ("slurm", "ray") for cell in cells)
-    found = visible_gpus() if local and (gpus is not None or jobs != 1) and devices <= {"auto", "cuda"} else []
+    may_share_gpus = local and (gpus is not None or jobs != 1) and devices <= {"auto", "cuda"}
+    found = visible_gpus() if may_share_gpus else []
     if gpus is not None and not found:
         raise ConfigError(_why_no_gpus(gpus, devices, local=local))
     if not found:
@@ -152,14 +155,18 @@ def find_places(cells: Sequence[RunConfig], jobs: int | str | None, gpus: str | 
             f"--nproc-per-node with at most this many, or --device cpu"
         )
     groups = [chosen[start : start + processes] for start in range(0, len(chosen) - processes + 1, processes)]
-    count = jobs if isinstance(jobs, int) else len(groups)
+    return _on_groups(groups, jobs if isinstance(jobs, int) else len(groups), notes)
+
+
+def _on_groups(groups: Sequence[Sequence[Gpu]], count: int, notes: tuple[str, ...]) -> Places:
+    """Return as many places as a count, each with a group of GPUs in turn, and cores next to it."""
     cores = _cores_of_groups(groups[:count])
-    shared = count > len(groups)
     kinds = sorted({gpu.name for group in groups[:count] for gpu in group})
     about_times: tuple[str, ...] = ()
     if len(kinds) > 1 and count > 1:
         text = f"step times are not compared on unlike GPUs ({' and '.join(kinds)}); --gpus can name equal ones"
         about_times = (text,)
+    shared = count > len(groups)
     places = [Place(tuple(groups[n % len(groups)]), cores[n % len(groups)], shared, count) for n in range(count)]
     return Places(tuple(places), notes, about_times)
 

@@ -167,29 +167,22 @@ def check_gates(
     metrics = comparison.records[0].metrics if comparison.records else [comparison.metric]
     for gate in gates:
         parse_gate(gate.text, metrics)
-    if baseline is not None and baseline.metric.name != comparison.metric.name:
-        raise ConfigError(
-            f"the baseline is measured by {baseline.metric.name}, and this comparison by {comparison.metric.name}"
-        )
-    if baseline is not None and not {row.arm for row in baseline.arms} & {row.arm for row in comparison.arms}:
-        raise ConfigError(
-            f"the baseline has none of these arms; it has {', '.join(row.arm for row in baseline.arms[:10])}"
-        )
+    if baseline is not None:
+        _refuse_unlike(baseline, comparison)
     judged = {
         gate.measure: _verdicts(gate.measure, comparison, baseline) for gate in gates if isinstance(gate, VerdictGate)
     }
-    checks = []
     known = {_run(record) for record in baseline.records} if baseline is not None else set()
+    checks = []
     for row in comparison.arms:
         base = _base(row.arm, comparison, baseline)
         runs = [record for record in comparison.records if record.arm == row.arm]
         is_itself = any(run[1] is not None and run in known for run in map(_run, runs))
         for gate in gates:
-            needs_base = gate.measure not in COUNTS
-            if needs_base and is_itself:
-                checks.append(Check(row.arm, gate.text, failure=f"{gate.measure} is unknown: {SAME_RUNS}"))
-            elif needs_base and base is None:
-                if baseline is not None:  # else the arm is the reference itself
+            if gate.measure not in COUNTS and (is_itself or base is None):
+                if is_itself:
+                    checks.append(Check(row.arm, gate.text, failure=f"{gate.measure} is unknown: {SAME_RUNS}"))
+                elif baseline is not None:  # else the arm is the reference itself
                     checks.append(Check(row.arm, gate.text, skipped="the baseline has no such arm"))
             elif isinstance(gate, VerdictGate):
                 checks.append(_check_verdict(gate, row.arm, judged[gate.measure].get(row.arm, Verdict())))
@@ -197,6 +190,17 @@ def check_gates(
                 metric = None if gate.measure in (*RATIOS, *COUNTS) else _find_metric(gate.measure, gate.text, metrics)
                 checks.append(_check_limit(gate, metric, row, runs, base or [], same_software=baseline is None))
     return checks
+
+
+def _refuse_unlike(baseline: Comparison, comparison: Comparison) -> None:
+    """Refuse a baseline of another metric, or of other arms only."""
+    if baseline.metric.name != comparison.metric.name:
+        raise ConfigError(
+            f"the baseline is measured by {baseline.metric.name}, and this comparison by {comparison.metric.name}"
+        )
+    arms = [row.arm for row in baseline.arms]
+    if not set(arms) & {row.arm for row in comparison.arms}:
+        raise ConfigError(f"the baseline has none of these arms; it has {', '.join(arms[:10])}")
 
 
 def _base(arm: str, comparison: Comparison, baseline: Comparison | None) -> list[RunRecord] | None:

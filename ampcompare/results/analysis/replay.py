@@ -33,6 +33,7 @@ OF_FP32, OF_HALF, HALF = 128.0, 8.0, 2.0**-20
 OF_BASE = 4.0
 OF_ROUNDING = 4.0  # units of a weight that hold its update
 OF_LOSS, OF_GRADIENTS = 2.0**-12, 2.0**-10  # of what is compared without fp64
+OF_MODULES = 8.0  # errors of a module that those of a whole step are at most, where modules are less exact
 
 
 @dataclass(frozen=True)
@@ -260,11 +261,19 @@ def _lowest(findings: Sequence[Finding], tops: Mapping[str, str], losses: Set[st
         if one.module == LOSS:  # the loss may be a module that the script calls
             below = [other for other in modules if other.module in losses]
         explains = [other for other in below if other.answer == one.answer or other.answer == "another function"]
+        if one.module in (LOSS, GRADIENTS) and one.apart <= OF_MODULES * _largest_error(modules):
+            explains = modules
         if not explains:
             named.append(one)
         elif one.module not in above:
             above.append(one.module)
     return named, [name for name in above if name not in {one.module for one in named}]
+
+
+def _largest_error(findings: Sequence[Finding]) -> float:
+    """Return the largest error of what is less exact, without tensors that the base has no digits of."""
+    errors = [one.apart for one in findings if one.answer == "less exact" and (one.base or 0.0) < OF_LOSS]
+    return max(errors, default=0.0)
 
 
 def _contains(name: str, other: str, tops: Mapping[str, str]) -> bool:

@@ -10,6 +10,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import CodeType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -77,10 +78,7 @@ def execute(
         prepared = prepare(settings)
     forget_shadowed()
     code: CodeType | None = None
-    status = 0
-    error: BaseException | None = None
-    banned = None
-    needs_cpu = False
+    ending = Ending()
     try:
         code, main = target.load()
         # This module's namespace is still in use and must not be collected.
@@ -88,47 +86,83 @@ def execute(
         sys.modules["__main__"] = main
         exec(code, main.__dict__)
     except SystemExit as caught:
-        status = _exit_status(caught.code)
+        ending.status = _exit_status(caught.code)
     except AmpCompareError as caught:
         if code is None:
             prepared.close(2, str(caught))
             raise
-        error = caught
+        ending.error = caught
     except BaseException as caught:
-        error = caught
-    if error is not None:
-        status = 130 if isinstance(error, KeyboardInterrupt) else 1
-        refuses = settings.arm is not None and isinstance(error, AmpCompareError)  # what the script does
-        refusal = error if refuses else explain(error) or missing_torch_name(error)
-        if refusal is not error:
-            _print_traceback(error, code)
-        if isinstance(refusal, AmpCompareError):
-            status, error = refusal.exit_code, refusal
-            say(str(_in_words(refusal)))
-        elif banned := find_banned_loss(error):
-            say(banned)
-        if needs_cpu := settings.device is None and lacks_gpu(error):
-            say(
-                "this machine has no GPU; for a smoke test on the CPU put --device cpu before the script: "
-                f"ampcompare exec --device cpu {settings.name}"
-            )
-            if settings.watch:
-                status = EnvironmentUnfit.exit_code
-        if (shadowed := explain_shadowing(error)) is not None:
-            helps = "" if settings.imports_torch else ", or try --compat-torch, which imports torch before it"
-            say(f"{shadowed}{helps}")
-        elif not settings.compat_torch and is_of_old_script(f"{type(error).__name__}: {error}"):
-            say(COMPAT_HINT)
-        if isinstance(error, KeyboardInterrupt):
+        ending.error = caught
+    if ending.error is not None:
+        _explain(ending, ending.error, code, settings, explain)
+        if isinstance(ending.error, KeyboardInterrupt):
             interrupted.append(True)
-    words = banned or _in_words(error)
-    prepared.close(status, f"{words}; {TO_CPU}" if needs_cpu else words)
-    _print_missing(prepared.finder, error)
+    prepared.close(ending.status, ending.in_words)
+    _print_missing(prepared.finder, ending.error)
     if settings.watch or settings.arm is None:  # else the user has named no record
         _print_sums(prepared.recorder)
-    if status == 0 and settings.arm is None:  # which stays the last thing that is read
+    if ending.status == 0 and settings.arm is None:  # which stays the last thing that is read
         point_at_migrate(settings)
-    return status
+    return ending.status
+
+
+@dataclass
+class Ending:
+    """How a script ended.
+
+    Attributes:
+        status: the exit code.
+        error: the uncaught exception, or what it means where ampcompare refuses something; None for none.
+        banned_loss: what is said of a loss that autocast refuses, in place of the error; None where it is no such one.
+        lacks_gpu: it failed as this machine has no GPU, and `--device cpu` may help.
+    """
+
+    status: int = 0
+    error: BaseException | None = None
+    banned_loss: str | None = None
+    lacks_gpu: bool = False
+
+    @property
+    def in_words(self) -> str | None:
+        """The error as the record has it; None without one."""
+        words = self.banned_loss or _in_words(self.error)
+        return f"{words}; {TO_CPU}" if self.lacks_gpu else words
+
+
+def _explain(
+    ending: Ending,
+    error: BaseException,
+    code: CodeType | None,
+    settings: ExecSettings,
+    explain: Callable[[BaseException], AmpCompareError | None],
+) -> None:
+    """Print an uncaught exception and what is known of it, and set the ending accordingly."""
+    ending.status = 130 if isinstance(error, KeyboardInterrupt) else 1
+    is_refusal = settings.arm is not None and isinstance(error, AmpCompareError)  # of what the script does
+    meaning = error if is_refusal else explain(error) or missing_torch_name(error)
+    if meaning is not error:
+        _print_traceback(error, code)
+    if isinstance(meaning, AmpCompareError):
+        ending.status = meaning.exit_code
+        ending.error = error = meaning
+        say(str(_in_words(meaning)))
+    elif banned := find_banned_loss(error):
+        ending.banned_loss = banned
+        say(banned)
+    if settings.device is None and lacks_gpu(error):
+        ending.lacks_gpu = True
+        say(
+            "this machine has no GPU; for a smoke test on the CPU put --device cpu before the script: "
+            f"ampcompare exec --device cpu {settings.name}"
+        )
+        if settings.watch:
+            ending.status = EnvironmentUnfit.exit_code
+    if (shadowed := explain_shadowing(error)) is not None:
+        helps = "" if settings.imports_torch else ", or try --compat-torch, which imports torch before it"
+        say(f"{shadowed}{helps}")
+    elif not settings.compat_torch and is_of_old_script(f"{type(error).__name__}: {error}"):
+        say(COMPAT_HINT)
 
 
 def _in_words(error: BaseException | None) -> str | None:

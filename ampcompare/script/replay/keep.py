@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import runpy
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,7 +13,7 @@ from ampcompare.script.legacy.prepare import Prepared, prepare_process
 from ampcompare.script.legacy.settings import ExecSettings
 from ampcompare.script.legacy.stderr import note
 from ampcompare.script.legacy.target import Target
-from ampcompare.script.replay.one_step import Keeper, seed_all
+from ampcompare.script.replay.one_step import Arm, Keeper, main, seed_all
 
 FAILED = 3
 
@@ -66,10 +64,19 @@ def keep_step(target: Target, settings: ExecSettings, step: int, path: Path) -> 
 
 
 def run_here(words: Sequence[str]) -> None:
-    """Repeat a step in this process, which it may end: the settings that `exec` had, and the command."""
-    engine, device, compat_torch, *command = words
-    prepare_process(
-        ExecSettings(engine=engine, device=device or None, compat_torch=bool(compat_torch), guards="off", name="replay")
+    """Repeat a step in this process, which it may end: the settings that `exec` had, an arm or "", and the command."""
+    engine, device, compat_torch, arm, *command = words
+    settings = ExecSettings(
+        engine=engine, device=device or None, compat_torch=bool(compat_torch), guards="off", name="replay"
     )
-    sys.argv[:] = command
-    runpy.run_path(command[0], run_name="__main__")
+
+    def prepare() -> Arm | None:
+        if not arm:
+            prepare_process(settings)
+            return None
+        # Imported here: nothing else of this file needs what stands behind torch.amp.
+        from ampcompare.script.replay.arm import prepare_arm
+
+        return prepare_arm(dataclasses.replace(settings, arm=arm))
+
+    main(command, prepare)

@@ -210,11 +210,11 @@ class InDouble(TorchFunctionMode):
         return dropped
 
 
-def drawn_mask() -> Tensor:
-    """Return what this torch draws for dropout from a known seed."""
+def drawn_mask(dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return what this torch draws for dropout of a type from a known seed."""
     states = generators()
     torch.manual_seed(0)
-    mask = nn.functional.dropout(torch.ones(1000), 0.5)
+    mask = nn.functional.dropout(torch.ones(1000, dtype=dtype), 0.5).float()
     set_generators(states)
     return mask
 
@@ -257,10 +257,13 @@ class Call:
         self.gradients: List[Optional[Tensor]] = []
         self.output: Any = None
         self.training = True
+        # Under an arm: whether it is cast by other means than autocast, and the types that its inputs arrive in.
+        self.is_cast = False
+        self.types: Optional[List[torch.dtype]] = None
 
     def data(self) -> Dict[str, Any]:
         """Return it as plain data."""
-        return {name: value for name, value in vars(self).items() if name != "autocast"}
+        return {name: value for name, value in vars(self).items() if name not in ("autocast", "is_cast", "types")}
 
 
 def _nudge(tensor: Tensor, part: float, noise: torch.Generator) -> Tensor:
@@ -274,6 +277,7 @@ def _nudge(tensor: Tensor, part: float, noise: torch.Generator) -> Tensor:
 def answer(
     module: nn.Module, call: Dict[str, Any], autocast: Dict[str, Any], *, double: bool = False, nudge: float = 0.0,
     run: Optional[Callable[..., Any]] = None, masks: Optional[List[Any]] = None, given: Optional[List[Any]] = None,
+    types: Optional[List[torch.dtype]] = None, scale: float = 1.0,
 ) -> Dict[str, Named]:  # fmt: skip
     """Call a module by itself, and return its outputs, gradients of inputs and weights, and buffers behind the call.
 
@@ -284,6 +288,8 @@ def answer(
             down, as roundings would. It shows also where a gradient is a sum of large terms that cancel out.
         run: what is called in its place, such as its compiled form.
         masks: gets the masks of dropout; `given` are those to use.
+        types: of its inputs, to which these are rounded.
+        scale: of the output gradients, by which the gradients are divided.
     """
     device = next((one.device for one in module.parameters()), None)
     noise = torch.Generator().manual_seed(0)
@@ -295,10 +301,11 @@ def answer(
         return tensor
 
     leaves: List[Tensor] = []
-    needs = iter(call["needs"])
+    needs, narrow = iter(call["needs"]), iter(types or ())
 
     def make(tensor: Tensor) -> Tensor:
-        leaf = change(tensor)
+        leaf, kind = change(tensor), next(narrow, tensor.dtype)
+        leaf = leaf.to(kind) if kind in FLOATS and is_float(leaf) and not double else leaf
         if next(needs) and is_float(leaf):
             leaf = leaf.clone().requires_grad_(True)
             leaves.append(leaf)
@@ -327,7 +334,7 @@ def answer(
         outputs = tensors_in(result)
         weights = [(name, one) for name, one in module.named_parameters() if one.requires_grad]
         pairs = [
-            (output, change(gradient).to(output.dtype))
+            (output, (change(gradient) * scale).to(output.dtype))
             for output, gradient in zip(outputs, call["gradients"])
             if gradient is not None and output.requires_grad
         ]
@@ -339,7 +346,7 @@ def answer(
             ))  # fmt: skip
         buffers = {name: one.detach().clone() for name, one in module.named_buffers() if is_float(one)}
     named = [str(number) for number in range(len(leaves))] + [name for name, _ in weights]
-    gradients = [(name, one.detach()) for name, one in zip(named, found) if one is not None]
+    gradients = [(name, _unscale(one.detach(), scale)) for name, one in zip(named, found) if one is not None]
     count = sum(one is not None for one in found[: len(leaves)])
     return {
         "fwd": {str(number): one.detach() for number, one in enumerate(outputs) if is_float(one)},
@@ -347,6 +354,10 @@ def answer(
         "wgrad": dict(gradients[count:]),
         "state": buffers,
     }
+
+
+def _unscale(gradient: Tensor, scale: float) -> Tensor:
+    return gradient if scale == 1.0 else gradient.float() / scale
 
 
 def distance(one: Tensor, other: Tensor) -> float:
@@ -491,13 +502,15 @@ class Watch:
         setattr(owner, name, replacement)
 
     def _make_optimizer(self, inner: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        inner(optimizer, *args, **kwargs)
         kind = type(optimizer)
+        # Before it is made: an arm keeps the step that it finds then, and calls that.
         if not vars(kind).get("_watched_step") and callable(getattr(optimizer, "step", None)):
             kind._watched_step = True
             self._undo.append((kind, "_watched_step", False))
             self._wrap(kind, "step", self._step)
+        inner(optimizer, *args, **kwargs)
         self.optimizers.append(optimizer)
+        self.see_optimizer(optimizer)
 
     def _step(self, inner: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if self.is_over or self.is_stepping:
@@ -585,6 +598,8 @@ class Watch:
     def load(self, batch: Any) -> Any:
         return batch
 
+    def see_optimizer(self, optimizer: Any) -> None: ...
+
     def start_step(self) -> None: ...
 
     def start_module(self, module: nn.Module, number: int) -> None: ...
@@ -664,20 +679,45 @@ def _state_of(optimizer: Any) -> Dict[str, Any]:
     }  # fmt: skip
 
 
+class Arm:
+    """What computes in the place of the script's own precision; a subclass knows how.
+
+    Attributes:
+        half: the 16-bit type that it computes in; None if there is none.
+    """
+
+    half: Optional[torch.dtype] = None
+
+    def why_not(self) -> str:
+        """Return why the step of this script cannot be judged under it; "" if it can."""
+        return ""
+
+    def casts_now(self) -> bool:
+        """Return whether it casts at present, in another way than by autocast."""
+        return False
+
+    def casting(self, on: bool) -> Any:
+        """Return a context in which it casts so, or does not."""
+        return contextlib.nullcontext()
+
+
 class Replay(Watch):
     """Repeats the step of a capsule.
 
     Args:
         answers: of `base`, which judges first and makes them; None there.
         compiled: the backend of torch.compile for the models that the script calls; None for none.
+        arm: what computes in the place of the script's own precision; None for that.
     """
 
     def __init__(
-        self, capsule: Dict[str, Any], answers: Optional[Dict[str, Any]], compiled: Optional[str] = None
-    ) -> None:
+        self, capsule: Dict[str, Any], answers: Optional[Dict[str, Any]], compiled: Optional[str] = None,
+        arm: Optional[Arm] = None,
+    ) -> None:  # fmt: skip
         # With the batches of a loader the first step of the script is as good as any other.
         super().__init__(0 if capsule["batches"] else capsule["step"])
-        self.capsule, self.known, self.compiled = capsule, answers, compiled
+        self.capsule, self.known, self.compiled, self.arm = capsule, answers, compiled, arm
+        self.scale, self.is_skipped = 1.0, False  # of the loss, by the arm; whether it has skipped the step
         self.calls: Dict[Tuple[str, int], Call] = {}
         self.modules: Dict[str, nn.Module] = {}
         self.counts: Dict[str, int] = {}
@@ -700,7 +740,13 @@ class Replay(Watch):
             return batch
         return change_tensors(lambda one: one.clone(), kept[number])
 
+    def _check_arm(self) -> None:
+        why = self.arm.why_not() if self.arm is not None else ""
+        if why:
+            raise Refusal(why)
+
     def start_step(self) -> None:
+        self._check_arm()
         set_all_generators(self.capsule["generators"])
         kept = self.capsule["optimizers"]
         self.groups = [_state_of(one)["groups"] for one in self.optimizers]
@@ -773,7 +819,8 @@ class Replay(Watch):
         needs = [one.requires_grad for one in tensors_in((args, kwargs))]
         call = self.calls[name, number] = Call(name, number, given[0], given[1], needs)
         call.training = module.training
-        result = inner(module, *args, **kwargs)
+        with self._seen_inside(module, call):
+            result = inner(module, *args, **kwargs)
         outputs = tensors_in(result)
         is_top = self.depth == 1 and next(module.parameters(), None) is not None
         if not is_base:
@@ -791,6 +838,42 @@ class Replay(Watch):
                 output.register_hook(functools.partial(self._keep_gradient, call, place, is_top))
         return result
 
+    @contextlib.contextmanager
+    def _seen_inside(self, module: nn.Module, call: Call) -> Iterator[None]:
+        """Note how a module computes, and in which types it gets its inputs, inside of what an arm does around it."""
+        if self.arm is None:
+            yield
+            return
+        arm = self.arm
+
+        def note(_: Any, args: Any, kwargs: Any) -> None:
+            call.autocast, call.is_cast = autocast_state(), arm.casts_now()
+            call.types = [one.dtype for one in tensors_in((args, kwargs))]
+
+        hook = module.register_forward_pre_hook(note, with_kwargs=True)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    def see_optimizer(self, optimizer: Any) -> None:
+        if self.arm is None:
+            return
+        step = optimizer.step
+
+        @functools.wraps(step)
+        def step_or_skip(_: Any, *args: Any, **kwargs: Any) -> Any:
+            before = self.step
+            result = step(*args, **kwargs)
+            if self.step == before and not self.is_over:  # it did not come to the step itself
+                if self.is_started:
+                    self.is_skipped = True
+                    self.end_step(optimizer, functools.partial(type(optimizer).step, optimizer))
+                self.step, self.batches = self.step + 1, []
+            return result
+
+        optimizer.step = types.MethodType(step_or_skip, optimizer)
+
     def _keep_gradient(self, call: Call, place: int, is_top: bool, gradient: Tensor) -> None:
         if not self.is_inside:
             call.gradients[place] = copy_to_cpu(gradient)
@@ -800,9 +883,19 @@ class Replay(Watch):
     def see_loss(self, loss: Tensor) -> None:
         if self.loss is None and loss.numel() == 1:
             self.loss = float(loss.detach())
+        if self.arm is not None and loss.numel() == 1 and loss.grad_fn is not None:
+            loss.grad_fn.register_hook(self._see_scale)
+
+    def _see_scale(self, _: Any, gradients: Any) -> None:
+        self.scale = float(gradients[0])
 
     def end_step(self, optimizer: Any, step: Callable[[], Any]) -> None:
         self.is_over = self.is_inside = True
+        self._check_arm()
+        if getattr(optimizer, "grad_scale", None) is not None:
+            self._unscale_fused(optimizer)
+        if self.is_skipped:
+            self.notes.append("the step is skipped: at the loss scale %g gradients overflow" % self.scale)
         params = [one for group in optimizer.param_groups for one in group["params"]]
         gradients = [None if one.grad is None else copy_to_cpu(one.grad) for one in params]
         for number, top in enumerate(self.tops[: len(self.capsule["models"])]):
@@ -822,11 +915,24 @@ class Replay(Watch):
         self.is_judged = True
         raise Done
 
+    def _unscale_fused(self, optimizer: Any) -> None:
+        """Do what a fused optimizer would do in its step, to which a scaler leaves it."""
+        self.is_skipped = bool(getattr(optimizer, "found_inf", None))
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    param.grad = param.grad / float(optimizer.grad_scale)
+        optimizer.grad_scale = optimizer.found_inf = None
+
     def _judge_modules(self) -> None:
         calls = {"%s#%d" % key: call.data() for key, call in self.calls.items()} if self.known is None else {}
         given = calls if self.known is None else self.known["calls"]
         tops = {id(one) for one in self.tops}
         self.draws_otherwise = others = self.known is not None and not torch.equal(drawn_mask(), self.known["drawn"])
+        gets_masks = others
+        if self.arm is not None and self.arm.half is not None and self.known is not None:
+            gets_masks = True
+            self.draws_otherwise = others or not torch.equal(drawn_mask(self.arm.half), self.known["drawn"])
         if others:
             self.notes.append("this torch draws other dropout from the same generator; it gets that of the base")
         for key, call in given.items():
@@ -846,12 +952,15 @@ class Replay(Watch):
             try:
                 autocast = own.autocast if own is not None else {}
                 masks: List[Any] = []
-                drawn = self.known["masks"].get(key) if others and self.known is not None else None
-                native = answer(module, call, autocast, run=run, given=drawn)
-                exact = answer(module, call, {}, double=True, masks=masks, given=drawn)
-                # A unit of what the module computes in, which its inputs may have more bits than.
-                unit = max([torch.finfo(one.dtype).eps / 2 for one in native["fwd"].values()] or [2.0**-24])
-                nudged = answer(module, call, {}, double=True, nudge=unit, given=drawn)
+                drawn = self.known["masks"].get(key) if gets_masks and self.known is not None else None
+                with self._plain_calls(own):
+                    kinds = None if own is None else own.types
+                    native = answer(module, call, autocast, run=run, given=drawn, types=kinds, scale=self.scale)
+                with self._plain_calls():
+                    exact = answer(module, call, {}, double=True, masks=masks, given=drawn)
+                    # A unit of what the module computes in, which its inputs may have more bits than.
+                    unit = max([torch.finfo(one.dtype).eps / 2 for one in native["fwd"].values()] or [2.0**-24])
+                    nudged = answer(module, call, {}, double=True, nudge=unit, given=drawn)
                 row["parts"] = rows_of(native, exact, nudged, known)
             except Exception as error:
                 row["why"] = "%s: %s" % (type(error).__name__, str(error).splitlines()[0] if str(error) else "")
@@ -865,6 +974,21 @@ class Replay(Watch):
             self.answers.setdefault("exact", {})
             self.answers.setdefault("masks", {})
             self.answers["drawn"] = drawn_mask()
+
+    @contextlib.contextmanager
+    def _plain_calls(self, own: Optional[Call] = None) -> Iterator[None]:
+        """Call modules without what an arm does around them, and cast as it did in a call of the step."""
+        if self.arm is None:
+            yield
+            return
+        plain: Any = getattr(nn.Module, "_wrapped_call_impl", nn.Module._call_impl)  # the latter before torch 2.1
+        self._wrap(nn.Module, "__call__", lambda inner, *args, **kwargs: plain(*args, **kwargs))
+        try:
+            with self.arm.casting(own is not None and own.is_cast):
+                yield
+        finally:
+            owner, name, inner = self._undo.pop()
+            setattr(owner, name, inner)
 
     def _judge_update(self, optimizer: Any, step: Callable[[], Any], gradients: List[Optional[Tensor]]) -> None:
         kind = type(optimizer).__name__
@@ -913,7 +1037,7 @@ class Replay(Watch):
         self.rows.append({"module": LOSS, "kind": "", "call": 0, "parts": parts})
         one = [(a, b) for a, b in zip(gradients, self.known["gradients"]) if a is not None and b is not None]
         # With other dropout the gradients of the whole step are others.
-        if one and not self.draws_otherwise and len(gradients) == len(self.known["gradients"]):
+        if one and not (self.draws_otherwise or self.is_skipped) and len(gradients) == len(self.known["gradients"]):
             now, then = (torch.cat([pair[side].double().flatten() for pair in one]) for side in (0, 1))
             missing = any((a is None) != (b is None) for a, b in zip(gradients, self.known["gradients"]))
             apart = math.inf if missing else distance(now, then)
@@ -1006,18 +1130,20 @@ def read_capsule(path: str) -> Dict[str, Any]:
 
 
 def repeat(
-    mode: str, capsule: str, answers: str, rows: str, changes: Dict[str, str], script: Callable[[], None]
-) -> None:
-    """Repeat the step of a capsule and write rows, or why there are none."""
+    mode: str, capsule: str, answers: str, rows: str, changes: Dict[str, str], script: Callable[[], None],
+    prepare: Callable[[], Optional[Arm]] = lambda: None,
+) -> None:  # fmt: skip
+    """Repeat the step of a capsule and write rows, or why there are none; `prepare` makes the process ready first."""
     found: Dict[str, Any] = {"torch": str(torch.__version__), "python": "%d.%d.%d" % sys.version_info[:3]}
     watch = None
     try:
+        arm = prepare()
         for name, value in changes.items():
             change_setting(name, value)
         known = torch.load(answers, map_location="cpu", **_load_options()) if mode == "change" else None
         kept = read_capsule(capsule)
         seed_all(kept.get("seed"))
-        watch = Replay(kept, known, changes.get("compile"))
+        watch = Replay(kept, known, changes.get("compile"), arm)
         watch.install()
         script()
         found["fault"] = "the script ended before step %d" % watch.target
@@ -1046,8 +1172,8 @@ def _load_options() -> Dict[str, Any]:
     return {"weights_only": False} if "weights_only" in (torch.load.__doc__ or "") else {}
 
 
-def main(words: List[str]) -> int:
-    """Do what the words say."""
+def main(words: List[str], prepare: Callable[[], Optional[Arm]] = lambda: None) -> int:
+    """Do what the words say, in a process that `prepare` makes ready."""
     mode, capsule, *rest = words
     count = 1 if mode == "keep" else 2
     own, rest = rest[:count], rest[count:]
@@ -1057,7 +1183,7 @@ def main(words: List[str]) -> int:
         changes[name] = value
     is_module, rest = rest[:1] == ["-m"], rest[rest[:1] == ["-m"] :]
     if mode != "keep":
-        repeat(mode, capsule, own[0], own[1], changes, lambda: run_script(rest, is_module))
+        repeat(mode, capsule, own[0], own[1], changes, lambda: run_script(rest, is_module), prepare)
         return 0
     keeper = Keeper(capsule, int(own[0]), {"script": rest[0], "arguments": rest[1:], "is_module": is_module})
     keeper.install()

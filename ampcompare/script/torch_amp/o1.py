@@ -3,8 +3,9 @@
 Neither needs a model.
 """
 
+import contextlib
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -66,6 +67,20 @@ class O1BehindTorch(TorchAmpStandIn):
 
     def casts_now(self) -> bool:
         return self._handle is not None and bool(self._handle._is_active)
+
+    def casts_functions(self) -> bool:
+        return self.casts_now()
+
+    @contextlib.contextmanager
+    def casting_functions(self, on: bool) -> Iterator[None]:
+        self.optimizer_made()
+        before, self._handle._is_active = self._handle._is_active, on
+        self._handle._clear_cache()
+        try:
+            yield
+        finally:
+            self._handle._is_active = before
+            self._handle._clear_cache()
 
     def forget_casts(self) -> None:
         if self._handle is not None:

@@ -553,15 +553,11 @@ class PlainScript:
         optimizer.step = types.MethodType(step_by_arm, optimizer)
 
     def _step(self, optimizer: Any, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Take a step of an optimizer: as it is written, with its passes scaled, or from gradients that the arm has."""
         if (run_inside := self.stages.run_inside) is not None and optimizer is self._stand_in.script.in_step:
             return run_inside()
         if self._stepping or self._decide() is _Mode.OWN:
-            self.stages.is_applied = True
-            if optimizer is self._copied and self._step_arguments is not None:
-                (args, kwargs), self._step_arguments = self._step_arguments, None
-                _map_closures(_EvaluatedClosure.begin, args, kwargs)
-            return step(*args, **kwargs)
-        closure = _closure_in(args, kwargs)
+            return self._step_below(optimizer, step, args, kwargs)
         has_arguments = any(one is not None for one in (*args, *kwargs.values()))
         may_evaluate = not _takes_gradients_only(optimizer) and (has_arguments or self._has_passes(optimizer))
         if not has_arguments and not may_evaluate:
@@ -570,6 +566,23 @@ class PlainScript:
             result = self._step_as_written(optimizer, step, args, kwargs)
             self._refuse_without_effect()
             return result
+        self._refuse_several_losses(optimizer)
+        self._copied = optimizer if self._stand_in.copies_in_steps else None
+        count, closure = len(_closures_in(args, kwargs)), _closure_in(args, kwargs)
+        if may_evaluate and (self._copied is None or count > 1 or (count and closure is None)):
+            return self._step_with_passes(optimizer, step, args, kwargs)
+        return self._step_in_stages(optimizer, step, args, kwargs, keeps_closure=may_evaluate and has_arguments)
+
+    def _step_below(self, optimizer: Any, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the step of an optimizer inside of that by the arm, or of a script that has mixed precision."""
+        self.stages.is_applied = True
+        if optimizer is self._copied and self._step_arguments is not None:
+            (args, kwargs), self._step_arguments = self._step_arguments, None
+            _map_closures(_EvaluatedClosure.begin, args, kwargs)
+        return step(*args, **kwargs)
+
+    def _refuse_several_losses(self, optimizer: Any) -> None:
+        """Refuse LBFGS under an arm whose weights or gradients are not those of the script within a step."""
         if isinstance(optimizer, torch.optim.LBFGS):
             kind = type(optimizer)
             name = "LBFGS" if kind is torch.optim.LBFGS else f"{kind.__name__}, a subclass of LBFGS,"
@@ -580,17 +593,28 @@ class PlainScript:
                     "loss and has no master weights can train this script"
                 )
             )
-        self._copied = optimizer if self._stand_in.copies_in_steps else None
-        count = len(_closures_in(args, kwargs))
-        if may_evaluate and (self._copied is None or count > 1 or (count and closure is None)):
-            return self._step_with_passes(optimizer, step, args, kwargs)
+
+    def _step_in_stages(
+        self, optimizer: Any, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, keeps_closure: bool
+    ) -> Any:
+        """Run the closure of a step, if it has one, and let the arm step from its gradients; return the loss.
+
+        Args:
+            optimizer: that steps.
+            step: its own.
+            args: of the step.
+            kwargs: of the step.
+            keeps_closure: the step gets its arguments, with the loss where it calls its closure, as it may compute with
+                them; otherwise a step has no closure left.
+        """
+        closure = _closure_in(args, kwargs)
         loss = evaluated = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
             self._refuse_without_effect()
             evaluated = _EvaluatedClosure(optimizer, self._arm, loss)
-        if may_evaluate and has_arguments:  # it gets the loss where it calls its closure, if it may have it before
+        if keeps_closure:
             args, kwargs = _map_closures(lambda _: evaluated, args, kwargs)
             self._step_arguments = args, kwargs
         else:
@@ -606,7 +630,7 @@ class PlainScript:
                 is_taken, self._step_arguments = self._step_arguments is None, None
             if not is_over:
                 self._step_as_written(optimizer, step, args, kwargs)
-            elif evaluated is not None and may_evaluate and is_taken:
+            elif evaluated is not None and keeps_closure and is_taken:
                 evaluated.check_called()
         return loss
 

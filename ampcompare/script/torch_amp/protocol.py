@@ -1,6 +1,7 @@
 """What stands behind `torch.autocast` and `GradScaler` of a script: what every arm answers there."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -56,6 +57,14 @@ class TorchAmpStandIn:
     def casts_now(self) -> bool:
         """Return whether operations are cast at present."""
         return False
+
+    def casts_functions(self) -> bool:
+        """Return whether functions of torch are cast at present, in another way than by autocast."""
+        return False
+
+    def casting_functions(self, on: bool) -> AbstractContextManager[None]:
+        """Return a block in which they are, or are not."""
+        return nullcontext()
 
     def forget_casts(self) -> None:
         """Cast weights again at their next use: a backward pass has freed the graph of their casts."""

@@ -46,34 +46,51 @@ def move_outside(
         No edits where that is not sure.
     """
     full = module.resolve(autocast.func)
+    inputs = _inputs(losses)
     value = getattr(statement, "value", None)
-    if not isinstance(statement, SIMPLE) or value is None or any(isinstance(one, NOT_HERE) for one in ast.walk(value)):
+    if inputs is None or value is None or not isinstance(statement, SIMPLE) or not _runs_at_once(value):
         return ()
     if module.resolve(autocast.func, module.scope_of.get(value)) != full:
         return ()
-    inputs = [(argument(one, "input", 0), argument(one, "target", 1)) for one in losses]
-    if any(None in pair for pair in inputs) or any(isinstance(a, ast.Starred) for one in losses for a in one.args):
+    above = {}
+    if list(losses) == [value] and not _is_same(module, statement, losses, ()):
+        above = _computed_above(module, losses, inputs[0])
+    if not _is_same(module, statement, losses, above):
         return ()
     edits = Edits(module)
-    apart: dict[ast.expr, str] = {}
-    if not _is_same(module, statement, losses, apart) and list(losses) == [value]:
-        pairs = zip(inputs[0], ("loss_input", "loss_target"), strict=True)
-        apart = {
-            one: _new_name(module, word)
-            for one, word in pairs
-            if one is not None and not _is_same(module, one, losses, ())
-        }
-    if not _is_same(module, statement, losses, apart):
-        return ()
-    edits.before(statement, [f"{name} = {_in_brackets(module.source(one))}" for one, name in apart.items()])
+    edits.before(statement, [f"{name} = {_in_brackets(module.source(one))}" for one, name in above.items()])
     device = "" if full == "torch.cuda.amp.autocast" else '"cuda", '
     edits.wrap(statement, statement, f"with {module.source(autocast.func)}({device}enabled=False):")
-    for one in (each for pair in inputs for each in pair if each is not None):
-        if one in apart:
-            edits.replace(one, f"{apart[one]}.float()")
+    for one in (each for pair in inputs for each in pair):
+        if one in above:
+            edits.replace(one, f"{above[one]}.float()")
         else:
             _widen(module, edits, one)
     return () if edits.shared else edits.sorted_edits()
+
+
+def _inputs(losses: Collection[ast.Call]) -> list[tuple[ast.expr, ast.expr]] | None:
+    """Return input and target of each loss; None where one is not written there."""
+    found = []
+    for loss in losses:
+        given, target = argument(loss, "input", 0), argument(loss, "target", 1)
+        if given is None or target is None or any(isinstance(one, ast.Starred) for one in loss.args):
+            return None
+        found.append((given, target))
+    return found
+
+
+def _runs_at_once(value: ast.expr) -> bool:
+    """Return whether all of an expression is computed where it stands, and binds no name."""
+    return not any(isinstance(one, NOT_HERE) for one in ast.walk(value))
+
+
+def _computed_above(
+    module: Module, losses: Collection[ast.Call], inputs: tuple[ast.expr, ast.expr]
+) -> dict[ast.expr, str]:
+    """Return those of the inputs of the only loss that autocast must compute, above the statement: a name for each."""
+    pairs = zip(inputs, ("loss_input", "loss_target"), strict=True)
+    return {one: _new_name(module, word) for one, word in pairs if not _is_same(module, one, losses, ())}
 
 
 def _in_brackets(text: str) -> str:

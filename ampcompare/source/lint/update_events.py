@@ -8,6 +8,7 @@ import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ampcompare.source.amp_names import AUTOCASTS, CLIPS, WRAPPERS
 from ampcompare.source.branches import Facts, contradict, expression_of, narrow
@@ -144,6 +145,32 @@ def plain(name: str) -> str:
     return name.rpartition(":")[2]
 
 
+class FunctionEvent(NamedTuple):
+    """What a call of a function is, and the name of its first argument, which is the subject of the event."""
+
+    kind: Kind
+    keyword: str = ""  # empty where it is given by position only
+    is_bound: bool = False  # the target of the event is the name that gets the result
+
+
+FUNCTIONS = {
+    **dict.fromkeys(CLIPS, FunctionEvent(Kind.CLIP)),
+    **dict.fromkeys(WRAPPERS, FunctionEvent(Kind.WRAP, "module", is_bound=True)),
+    "apex.amp.initialize": FunctionEvent(Kind.INITIALIZE, "models", is_bound=True),
+    "apex.amp.scale_loss": FunctionEvent(Kind.SCALE_LOSS, "loss"),
+    "apex.parallel.convert_syncbn_model": FunctionEvent(Kind.SYNC_BATCH_NORM, is_bound=True),
+    "torch.save": FunctionEvent(Kind.SAVE),
+    "torch.autograd.backward": FunctionEvent(Kind.BACKWARD),
+}
+METHODS_OF_ROLES = {
+    ("scaler", "scale"): Kind.SCALE,
+    ("scaler", "step"): Kind.SCALER_STEP,
+    ("scaler", "update"): Kind.UPDATE,
+    ("optimizer", "step"): Kind.STEP,
+    ("scheduler", "step"): Kind.SCHEDULE,
+}
+WITH_ARGUMENT = (Kind.SCALE, Kind.SCALER_STEP)  # that are no events without what they scale or step
+QUIET_METHODS = ("state_dict", "add_param_group", "train", "eval")  # of an optimizer, that are no events
 METHODS = {
     "unscale_": Kind.UNSCALE,
     "zero_grad": Kind.ZERO_GRAD,
@@ -199,45 +226,46 @@ class Tracer(CallFollower):
             self._call(node, statement, frame)
 
     def _call(self, call: ast.Call, statement: ast.stmt, frame: Frame) -> None:
+        """Record a call of a function, of a class or of a method, if it is an event."""
         full = self.module.resolve(call.func, frame.scope) or ""
-        first = call.args[0] if call.args else None
         add = functools.partial(self._add, call, statement, frame)
-        if full in CLIPS and isinstance(first, ast.IfExp):
-            test = self.spelled_out(first.test, frame)
-            for choice, holds in ((first.body, True), (first.orelse, False)):
-                inner = replace(frame, facts=narrow(frame.facts, test, holds))
-                self._add(call, statement, inner, Kind.CLIP, choice)
-        elif full in CLIPS:
-            add(Kind.CLIP, first)
-        elif full in WRAPPERS:
-            add(Kind.WRAP, first or argument(call, "module"), self._bound_name(statement, frame))
-        elif full == "apex.amp.initialize":
-            add(Kind.INITIALIZE, first or argument(call, "models"), self._bound_name(statement, frame))
-        elif full == "apex.amp.scale_loss":
-            optimizer = call.args[1] if len(call.args) > 1 else argument(call, "optimizers")
-            add(Kind.SCALE_LOSS, first or argument(call, "loss"), optimizer)
-        elif full == "apex.parallel.convert_syncbn_model":
-            add(Kind.SYNC_BATCH_NORM, first, self._bound_name(statement, frame))
-        elif full == "torch.save":
-            add(Kind.SAVE, first)
-        elif full == "torch.autograd.backward":
-            add(Kind.BACKWARD, first, scaler=self._scaler_of(first, frame))
+        if full in FUNCTIONS:
+            self._function(call, FUNCTIONS[full], statement, frame)
         elif self._kinds.is_new("scaler", call, frame.scope):
             add(Kind.NEW_SCALER, self._bound_name(statement, frame))
         elif self._kinds.is_new("optimizer", call, frame.scope):
-            weights = first or argument(call, "params")
+            weights = call.args[0] if call.args else argument(call, "params")
             sources = frozenset() if weights is None else frozenset(self._sources(weights, frame))
             add(Kind.NEW_OPTIMIZER, self._bound_name(statement, frame), sources=sources)
         elif full in CROSS_ENTROPIES or self._makers(call.func, frame) == {"torch.nn.BCELoss"}:
             add(Kind.CROSS_ENTROPY, call.func)
         elif full in NORMS and any(isinstance(node, ast.Attribute) and node.attr == "grad" for node in ast.walk(call)):
-            add(Kind.GRADIENT, first)
+            add(Kind.GRADIENT, call.args[0] if call.args else None)
         elif not isinstance(call.func, ast.Attribute) or not self._method(call, call.func, statement, frame, add):
-            for value in argument_values(call):
-                if self._kinds.of(value, frame.scope) in ("scaler", "optimizer"):
-                    add(Kind.OPAQUE, value)
-            if full and OF_GRADIENTS.search(full) and not full.startswith(("torch.", "apex.")):
-                add(Kind.ELSEWHERE, first)
+            self._unknown(call, full, frame, add)
+
+    def _function(self, call: ast.Call, event: FunctionEvent, statement: ast.stmt, frame: Frame) -> None:
+        """Record the call of a function that is an event."""
+        subject = call.args[0] if call.args else argument(call, event.keyword)
+        if event.kind is Kind.CLIP and isinstance(subject, ast.IfExp):
+            test = self.spelled_out(subject.test, frame)
+            for choice, holds in ((subject.body, True), (subject.orelse, False)):
+                inner = replace(frame, facts=narrow(frame.facts, test, holds))
+                self._add(call, statement, inner, Kind.CLIP, choice)
+            return
+        target: ast.expr | str | None = self._bound_name(statement, frame) if event.is_bound else ""
+        if event.kind is Kind.SCALE_LOSS:
+            target = call.args[1] if len(call.args) > 1 else argument(call, "optimizers")
+        scaler = self._scaler_of(subject, frame) if event.kind is Kind.BACKWARD else ""
+        self._add(call, statement, frame, event.kind, subject, target, scaler)
+
+    def _unknown(self, call: ast.Call, full: str, frame: Frame, add: Callable[..., None]) -> None:
+        """Record what a call of something else gets: a scaler, an optimizer, or parameters in another file."""
+        for value in argument_values(call):
+            if self._kinds.of(value, frame.scope) in ("scaler", "optimizer"):
+                add(Kind.OPAQUE, value)
+        if full and OF_GRADIENTS.search(full) and not full.startswith(("torch.", "apex.")):
+            add(Kind.ELSEWHERE, call.args[0] if call.args else None)
 
     def _add(
         self,
@@ -261,28 +289,18 @@ class Tracer(CallFollower):
         """Record the call of a method that is an event; return whether it is one."""
         receiver, name = function.value, function.attr
         if name == "backward":
-            owner = (dotted_name(receiver) or "").rpartition(".")[2].lower()
-            foreign = any(word in owner for word in LIBRARIES) or (call.args and "loss" not in owner)
-            if foreign and not self._scaler_of(receiver, frame):
-                add(Kind.FOREIGN_BACKWARD, receiver)
-            else:
-                add(Kind.BACKWARD, receiver, scaler=self._scaler_of(receiver, frame))
+            self._backward(call, receiver, frame, add)
             return True
         role = self._kinds.of(receiver, frame.scope)
+        kind = METHODS_OF_ROLES.get((role, name))
         first = call.args[0] if call.args else argument(call, "optimizer")
-        if name == "scale" and role == "scaler" and first is not None:
-            add(Kind.SCALE, receiver, first)
-        elif name == "step" and role == "scaler" and first is not None:
-            add(Kind.SCALER_STEP, receiver, first)
-        elif name == "step" and role == "optimizer":
-            for value in call.args:
+        if kind in WITH_ARGUMENT and first is None:
+            return False
+        if kind is not None:
+            for value in call.args if kind is Kind.STEP else ():
                 self.inline(value, frame)  # a closure
-            add(Kind.STEP, receiver)
-        elif name == "step" and role == "scheduler":
-            add(Kind.SCHEDULE, receiver)
-        elif name == "update" and role == "scaler":
-            add(Kind.UPDATE, receiver)
-        elif role == "optimizer" and name not in (*METHODS, "state_dict", "add_param_group", "train", "eval"):
+            add(kind, receiver, first if kind in WITH_ARGUMENT else "")
+        elif role == "optimizer" and name not in METHODS and name not in QUIET_METHODS:
             add(Kind.OPAQUE, receiver)  # a method of an optimizer of another kind
         elif name in METHODS:
             add(METHODS[name], receiver, first if name == "unscale_" else self._bound_by_chain(call, statement, frame))
@@ -291,6 +309,16 @@ class Tracer(CallFollower):
         else:
             return False
         return True
+
+    def _backward(self, call: ast.Call, receiver: ast.expr, frame: Frame, add: Callable[..., None]) -> None:
+        """Record a backward pass: of a loss, or by a library, which may scale it."""
+        scaler = self._scaler_of(receiver, frame)
+        owner = (dotted_name(receiver) or "").rpartition(".")[2].lower()
+        is_foreign = any(word in owner for word in LIBRARIES) or (call.args and "loss" not in owner)
+        if is_foreign and not scaler:
+            add(Kind.FOREIGN_BACKWARD, receiver)
+        else:
+            add(Kind.BACKWARD, receiver, scaler=scaler)
 
     def _makers(self, node: ast.expr, frame: Frame) -> set[str]:
         """Return the full names of what builds the objects that a name or attribute may be."""

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator, Mapping
 
 from ampcompare.source.migrate.core.context import Core
+from ampcompare.source.migrate.core.model_casts import level_of_fp16
 from ampcompare.source.migrate.read.sites import model_names
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import dotted_name, last_name
@@ -61,7 +62,9 @@ WIDE_LAYERS = {
 }  # fmt: skip
 OFTEN_OF_OTHERS = {"std", "var", "einsum", "cdist", "square", "sum", "prod", "norm", "pow", "normalize", "dist"}
 OF_O1 = "types that O1 and autocast compute in: {0}"
-OF_O2 = "of fp16, as in the model, these were computed in fp16, and are in fp32 under autocast: {0}"
+OF_O2 = (
+    "in the model these were computed in fp16, and are in fp32 under autocast; outside of it in fp32 both times: {0}"
+)
 # Products in place: Apex cast their arguments, autocast leaves them as they are.
 IN_PLACE = ("addmm_", "addmv_", "addr_", "addbmm_", "baddbmm_")
 PRODUCT = (
@@ -88,11 +91,8 @@ NO_FLOATS = frozenset({
 
 def note_casts(core: Core) -> None:
     """Note for each file of the project which functions it calls that autocast computes in another type than Apex."""
-    for initialize in core.sites.initializes[:1]:
-        level = initialize.arguments.get("opt_level")
-        is_half = isinstance(level, ast.Constant) and level.value in ("O2", "O3")
-        if isinstance(level, ast.Constant) and level.value == "O0":
-            return
+    is_half = bool(level_of_fp16(core.sites))
+    for initialize in core.sites.initializes[:1] if not core.is_off else []:
         for module in (core.module, *core.around.modules_below(core.module)):
             found = _wide_calls(module) if is_half else _other_casts(module)
             if found:
@@ -145,6 +145,8 @@ def keep_fp32(core: Core) -> None:
     if core.is_off:
         return
     _note_products(core)
+    if level_of_fp16(core.sites):
+        return  # whose models return fp32, here too
     tails = model_names(core.module, core.sites)
     for call, owner in core.module.methods("cpu"):
         if call.args or call.keywords or not tails:

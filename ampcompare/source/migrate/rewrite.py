@@ -13,6 +13,7 @@ from ampcompare.source.migrate.casts import keep_fp32, note_casts
 from ampcompare.source.migrate.core.context import Core
 from ampcompare.source.migrate.core.core import MAY_BE_APEX, rewrite_core
 from ampcompare.source.migrate.core.internals import AMP_STATE, INTERNALS, NO_EQUIVALENT, find_internals
+from ampcompare.source.migrate.core.model_casts import level_of_fp16
 from ampcompare.source.migrate.finding import BY_HAND, MARK, NOTE, Finding, origins_of_lines
 from ampcompare.source.migrate.read.names import Names
 from ampcompare.source.migrate.read.neighbors import ALONE, Around, look_around
@@ -35,6 +36,10 @@ CROSS_ENTROPY = re.compile(r"\bbinary_cross_entropy\b|\bBCELoss\b")
 CROSS_ENTROPIES = ("torch.nn.functional.binary_cross_entropy", "torch.nn.BCELoss")
 UNSEEN = (
     "where this is called is not seen; under autocast CUDA refuses binary_cross_entropy (AMP230): call it under "
+    'torch.autocast("cuda", enabled=False), with .float() on its inputs'
+)
+INSIDE = (
+    "if this runs in the model, it is under autocast, where CUDA refuses binary_cross_entropy (AMP230): call it under "
     'torch.autocast("cuda", enabled=False), with .float() on its inputs'
 )
 OUTSIDE = (
@@ -273,7 +278,7 @@ def _in_last_form(text: str, rewrite: _Rewrite, versions: Versions, refused: str
         new, notes, left = _keep_cross_entropy(text, new, versions)
         if left:
             return rewrite.migrate_without_core(text, versions, BANNED.format(text.splitlines()[left - 1].strip()))
-        findings = sorted({*findings, *notes})
+        findings = sorted({*findings, *notes, *_note_inside_model(rewrite.core)})
     if new != text:
         new = _older_names(new, rewrite.torch, versions)
     return Migration(new, findings, len(rewrite.names.uses), len(rewrite.kept), rewrite.is_whole)
@@ -310,6 +315,19 @@ def _note_unseen(text: str, new: str, versions: Versions) -> list[Finding]:
     if not found or any(True for _ in module.events(Kind.CROSS_ENTROPY)):
         return []
     return [Finding(origins_of_lines(text, new)[found[0]], 0, NOTE, UNSEEN)]
+
+
+def _note_inside_model(core: Core) -> list[Finding]:
+    """Return notes on cross entropies of probabilities in forward passes, which a model of O2 or O3 may hold."""
+    module = core.module
+    found = []
+    for node in module.nodes if level_of_fp16(core.sites) else ():
+        if isinstance(node, (ast.Name, ast.Attribute)) and module.resolve(node, follow=False) in CROSS_ENTROPIES:
+            holder = module.class_of(module.function(node))
+            methods = [] if holder is None else [each for each in holder.body if isinstance(each, ast.FunctionDef)]
+            if any(each.name == "forward" for each in methods):
+                found.append(Finding.at(node, NOTE, INSIDE))
+    return found
 
 
 def _of_other_lines(text: str, apart: str, around: Around, versions: Versions, *, alone: bool) -> Migration:

@@ -90,6 +90,20 @@ def test_a_loss_is_not_named_for_its_module() -> None:
     ]
 
 
+def test_less_exact_modules_explain_loss_and_gradients_of_their_size() -> None:
+    """16 bits in modules move the gradients of the step by as much; missing clipping moves them further."""
+    rows = [_row("Net"), _row("a", _entry(error=3e-3)), _row("a.b")]
+    for apart, answer, names in ((9e-3, "less exact", ["a"]), (0.5, "another function", ["a", "(gradients)"])):
+        entry = {"error": apart, "moved": 0.0, "unit": UNIT}
+        gradients = _row("(gradients)", {"wgrad": {"all": entry}}, top="")
+        found = judge_replay("arm=native:bf16", BASE, _side(*rows, gradients))
+        assert (found.answer, found.module_names) == (answer, names)
+    # A tensor that the base has no digits of, as the gradient of a bias before batch norm, is no measure.
+    base = _side(_row("Net"), _row("a", _entry(error=6.0)), _row("a.b"))
+    found = judge_replay("x", base, _side(_row("Net"), _row("a", _entry(error=1e4)), _row("a.b"), gradients))
+    assert "(gradients)" in found.module_names
+
+
 def test_the_report_has_a_sentence_a_table_and_a_picture() -> None:
     found = judge_replay("tf32=on", BASE, _side(_row("Net"), _row("a"), _row("a.b", _entry(error=1e-3))))
     text = Terminal(100).write(replay_document([found]))

@@ -133,7 +133,7 @@ def test_one_note_names_what_O1_computes_in_another_type_with_the_lines() -> Non
 
 def test_at_O2_the_note_names_what_autocast_computes_in_fp32() -> None:
     found = migrate_text(HEAD.replace('"O1"', '"O2"')).findings
-    notes = [one.message for one in found if one.message.startswith("of fp16, as in the model, these")]
+    notes = [one.message for one in found if one.message.startswith("in the model these were computed in fp16")]
     assert len(notes) == 1
     assert notes[0].endswith(": softmax (line 9)")
     assert not _notes(HEAD.replace('"O1"', '"O0"'))

@@ -149,7 +149,9 @@ def test_a_rewritten_script_resumes_from_a_file_of_apex_and_from_what_convert_ma
 @pytest.mark.parametrize("loaded", ["fp16", "fp32"])
 def test_what_a_run_with_or_without_fp16_saves_loads_in_either(saved: str, loaded: str) -> None:
     """The state of a scaler that is switched off is empty, which one that is on refuses."""
-    text = migrate_text(SCRIPT.replace("KEY", "amp").replace('"O2"', '"O1", enabled=fp16')).text.replace('"cuda"', '"cpu"')
+    text = migrate_text(SCRIPT.replace("KEY", "amp").replace('"O2"', '"O1", enabled=fp16')).text.replace(
+        '"cuda"', '"cpu"'
+    )
     begin, end = text.index("checkpoint = "), text.index("saved = ")
     first: dict[str, Any] = {"fp16": saved == "fp16"}
     exec(text[:begin] + text[end:], first)

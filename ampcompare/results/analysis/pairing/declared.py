@@ -134,45 +134,57 @@ def roles_next_to(roles: Roles | None, ledger: Ledger) -> list[Role]:
             for name, observed, remark in _observed_parts(ledger)
             if observed or (_is_all_skipped(ledger) and name in ("state", "rounding")) or "not seen" in remark
         ]
-    kept = ("fp32",) if roles.kept else ()
+    observed = {name: (text, remark) for name, text, remark in _observed_parts(ledger)}
+    if without := _steps_without(roles, ledger):
+        text, remark = observed["forward products"]
+        observed["forward products"] = f"{text} (none in {roles.operands} in step {without[0]})", remark
+    departing = _departing_parts(roles, ledger)
+    rows = []
+    for name, (declared, agrees) in _declared_parts(roles, ledger).items():
+        text, remark = observed[name]
+        shown = text or ("none" if name in ("masters", "loss scale", *roles.formats) else "")
+        departs = agrees and name in departing
+        if name == "state" and departs:
+            remark = f"the optimizer's own; {remark}"
+        rows.append(Role(name, declared, shown, not agrees, remark, departs))
+    rows += [Role(name, "", text, remark=remark) for name in FIGURES for text, remark in [observed[name]] if text]
+    return sorted(rows, key=lambda role: not role.differs)
+
+
+def _declared_parts(roles: Roles, ledger: Ledger) -> dict[str, tuple[str, bool]]:
+    """Return of each part what is declared, and whether what was seen agrees."""
+    kept = _kept_types(roles)
     held = set(ledger.of_groups("weights"))
-    is_narrow = bool(held & set(HALF))
-    has_masters = bool(roles.masters) and (is_narrow or not kept)
-    checks: dict[str, tuple[str, bool]] = {
+    has_masters = bool(roles.masters) and (bool(held & set(HALF)) or not kept)
+    in_forward = _computes(roles, ledger.forward, ledger) and not _steps_without(roles, ledger)
+    state_fits = _fits(roles.state, ledger.of_groups("state"), kept)
+    return {
         "weights": (roles.weights, _fits(roles.weights, ledger.of_groups("weights"), kept)),
         "masters": (roles.masters or "none", bool(ledger.of_groups("masters")) == has_masters or not held),
-        "forward products": (
-            roles.operands,
-            _computes(roles, ledger.forward, ledger) and not _steps_without(roles, ledger),
-        ),
+        "forward products": (roles.operands, in_forward),
         "backward products": (roles.operands, _computes(roles, ledger.backward, ledger)),
         "gradients": (roles.step, _fits(roles.step, ledger.of_groups("gradients"), kept)),
         "accumulated gradients": (roles.gradients, _fits(roles.gradients, ledger.accumulated, kept)),
         "reduction": (roles.reduction, _fits(roles.reduction, ledger.reduced, kept)),
-        "state": (roles.state, not roles.asks_state or _fits(roles.state, ledger.of_groups("state"), kept)),
+        "state": (roles.state, not roles.asks_state or state_fits),
         "rounding": (roles.update, ledger.update in ("", roles.update)),
         "loss scale": (_declared_scale(roles.loss_scale), (roles.loss_scale is None) == (_scale(ledger) is None)),
+        **{name: (str(form), _is_linear_in(name, str(form), ledger)) for name, form in roles.formats.items()},
     }
-    observed = {name: (text, remark) for name, text, remark in _observed_parts(ledger)}
-    for name, form in roles.formats.items():
-        checks[name] = str(form), _is_linear_in(name, str(form), ledger)
-    if without := _steps_without(roles, ledger):
-        text, remark = observed["forward products"]
-        observed["forward products"] = f"{text} (none in {roles.operands} in step {without[0]})", remark
+
+
+def _departing_parts(roles: Roles, ledger: Ledger) -> set[str]:
+    """Return the parts that are of other types than declared, be it by what the arm leaves alone."""
     departs = {
         "forward products": bool(_others(roles, ledger.forward)),
         "backward products": bool(_others(roles, ledger.backward)),
-        "state": not _fits(roles.state, ledger.of_groups("state"), kept),
+        "state": not _fits(roles.state, ledger.of_groups("state"), _kept_types(roles)),
     }
-    rows = []
-    for name, (declared, agrees) in checks.items():
-        text, remark = observed[name]
-        shown = text or ("none" if name in ("masters", "loss scale", *roles.formats) else "")
-        if name == "state" and agrees and departs[name]:
-            remark = f"the optimizer's own; {remark}"
-        rows.append(Role(name, declared, shown, not agrees, remark, agrees and departs.get(name, False)))
-    rows += [Role(name, "", text, remark=remark) for name in FIGURES for text, remark in [observed[name]] if text]
-    return sorted(rows, key=lambda role: not role.differs)
+    return {name for name, is_other in departs.items() if is_other}
+
+
+def _kept_types(roles: Roles) -> tuple[str, ...]:
+    return ("fp32",) if roles.kept else ()
 
 
 def _observed_parts(ledger: Ledger) -> list[tuple[str, str, str]]:
@@ -260,7 +272,11 @@ def observed_text(types: Mapping[str, float]) -> str:
 
 
 def _percent(value: float) -> str:
-    return "<1" if 0 < value < NOTICEABLE else ">99" if 100 - NOTICEABLE < value < 100 else f"{value:.0f}"
+    if 0 < value < NOTICEABLE:
+        return "<1"
+    if 100 - NOTICEABLE < value < 100:
+        return ">99"
+    return f"{value:.0f}"
 
 
 def _fits(declared: str, types: Mapping[str, float], kept: Collection[str]) -> bool:

@@ -1,7 +1,7 @@
 """Rules about `amp.initialize` and what must come before or after it."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from ampcompare.source.lint.module import (
     Finding,
@@ -159,7 +159,10 @@ def order_around_initialize(module: LintModule) -> Iterator[Finding]:
                 if other.facts.keys() - event.facts.keys() and event.facts.keys() - other.facts.keys():
                     continue  # two options, of which one may exclude the other
                 yield module.finding("AMP112", other.call, f"`{other.name}` is cast before `amp.initialize`")
-        yield from _after(module, trace, event, after, models)
+        for other in after:
+            follow = FOLLOWING.get(other.kind)
+            if follow is not None:
+                yield from follow(module, trace, event, other, models)
         yield from _built_again(module, event, after)
 
 
@@ -194,25 +197,49 @@ def _is_returned(name: str, event: Event) -> bool:
     )
 
 
-def _after(module: LintModule, trace: Trace, event: Event, after: list[Event], models: set[str]) -> Iterator[Finding]:
-    for other in after:
-        if other.kind is Kind.INITIALIZE and other.call is not event.call and other.scope is event.scope:
-            # A training after another one, such as that of the next fold, is right; so is a model without optimizer.
-            if argument(event.call, "optimizers", 1) is None and event.call.args:
-                continue
-            if not events_between(trace, event, other, Kind.BACKWARD, Kind.STEP) and models != _models(other):
-                yield module.finding("AMP102", other.call, f"`amp.initialize` was called in line {event.call.lineno}")
-        elif other.kind is Kind.HALF and other.subject in models and _is_statement(other):
-            trains = [last for last in trace[trace.index(other) :] if last.kind is Kind.SCALE_LOSS]
-            if any(last.may_follow(other) for last in trains):
-                yield module.finding("AMP111", other.call, f"`{other.name}` is cast after `amp.initialize`")
-        elif other.kind is Kind.CUDA and other.subject in models and _is_statement(other) and _to_gpu(other):
-            moved = [one for one in trace[: trace.index(event)] if one.kind is Kind.CUDA]
-            trained = events_between(trace, event, other, Kind.BACKWARD, Kind.STEP, Kind.LOAD)
-            if not trained and not any(one.subject == other.subject for one in moved):
-                yield module.finding("AMP113", other.call, f"`{other.name}` is moved after `amp.initialize`")
-        elif other.kind is Kind.SYNC_BATCH_NORM and other.subject in models:
-            yield module.finding("AMP114", other.call, f"`{other.name}` went through `amp.initialize` before")
+def _initialized_again(
+    module: LintModule, trace: Trace, event: Event, other: Event, models: set[str]
+) -> Iterator[Finding]:
+    if other.call is event.call or other.scope is not event.scope:
+        return
+    # A training after another one, such as that of the next fold, is right; so is a model without optimizer.
+    if argument(event.call, "optimizers", 1) is None and event.call.args:
+        return
+    if not events_between(trace, event, other, Kind.BACKWARD, Kind.STEP) and models != _models(other):
+        yield module.finding("AMP102", other.call, f"`amp.initialize` was called in line {event.call.lineno}")
+
+
+def _cast_after(module: LintModule, trace: Trace, event: Event, other: Event, models: set[str]) -> Iterator[Finding]:
+    if other.subject not in models or not _is_statement(other):
+        return
+    trains = [last for last in trace[trace.index(other) :] if last.kind is Kind.SCALE_LOSS]
+    if any(last.may_follow(other) for last in trains):
+        yield module.finding("AMP111", other.call, f"`{other.name}` is cast after `amp.initialize`")
+
+
+def _moved_after(module: LintModule, trace: Trace, event: Event, other: Event, models: set[str]) -> Iterator[Finding]:
+    if other.subject not in models or not _is_statement(other) or not _to_gpu(other):
+        return
+    moved = [one for one in trace[: trace.index(event)] if one.kind is Kind.CUDA]
+    trained = events_between(trace, event, other, Kind.BACKWARD, Kind.STEP, Kind.LOAD)
+    if not trained and not any(one.subject == other.subject for one in moved):
+        yield module.finding("AMP113", other.call, f"`{other.name}` is moved after `amp.initialize`")
+
+
+def _converted_after(
+    module: LintModule, trace: Trace, event: Event, other: Event, models: set[str]
+) -> Iterator[Finding]:
+    if other.subject in models:
+        yield module.finding("AMP114", other.call, f"`{other.name}` went through `amp.initialize` before")
+
+
+# What an event behind an `amp.initialize` with some models may be wrong about, by its kind.
+FOLLOWING: dict[Kind, Callable[[LintModule, Trace, Event, Event, set[str]], Iterator[Finding]]] = {
+    Kind.INITIALIZE: _initialized_again,
+    Kind.HALF: _cast_after,
+    Kind.CUDA: _moved_after,
+    Kind.SYNC_BATCH_NORM: _converted_after,
+}
 
 
 def _to_gpu(event: Event) -> bool:

@@ -25,6 +25,8 @@ from ampcompare.source.syntax import last_name
 STEPS = (Kind.STEP, Kind.SCALER_STEP)
 LIBRARIES = ("torch.", "transformers.", "optim.", "lr_scheduler.")
 CLEARING = re.compile(r"(?i)zero_?grad|(?:clear|reset|clean)_?grad|^zero_$|foreach_zero")
+# The `zero_grad` events of a trace, by the call: a function that clears may be called for several optimizers.
+Cleared = dict[int, list[Event]]
 SAYS_SO = re.compile(r"accum|micro|chunk|split|sub_?batch", re.IGNORECASE)
 
 
@@ -288,33 +290,51 @@ def zero_grad_missing(module: LintModule) -> Iterator[Finding]:
         return
     clearing = [node for node in module.nodes if _clears(node)]
     for trace in module.amp_traces:
-        events: dict[int, list[Event]] = {}  # a function that clears may be called for several optimizers
+        cleared: Cleared = {}
         for event in trace:
             if event.kind is Kind.ZERO_GRAD:
-                events.setdefault(id(event.call), []).append(event)
+                cleared.setdefault(id(event.call), []).append(event)
         scopes = {event.scope for event in trace}
         steps = {_optimizer(event) for event in trace if event.kind in STEPS}
         for event in trace:
             optimizer = _optimizer(event)
-            seen = [one for some in events.values() for one in some if one.subject not in steps - {optimizer}]
+            others = steps - {optimizer}
+            seen = [one for some in cleared.values() for one in some if one.subject not in others]
             # A function of one step may be called by a file that clears, unless it does so itself in another branch.
             if event.kind not in STEPS or not (event.loops or seen):
                 continue
-            passes = (one for one in trace[: trace.index(event)] if one.kind is Kind.BACKWARD)
-            known = [one for one in passes if one.loops == event.loops and _scales_for(one, event)]
-            unknown = any(one.kind is Kind.OPAQUE and one.subject == optimizer for one in trace)
-            if not known or unknown or known[-1].scope is not event.scope:
+            if not _follows_scaled_pass(trace, event):
                 continue
-            others = steps - {optimizer}
-            if not any(
-                any(_may_clear(module, event, one.subject in others, one.facts) for one in events[id(node)])
-                if id(node) in events
-                else _may_clear_unseen(module, event, node, scopes)
-                for node in clearing
-            ):
-                where = " in this branch" if seen or len(events) < len(clearing) else ""
+            if not any(_clears_for(module, event, node, cleared, others, scopes) for node in clearing):
+                where = " in this branch" if seen or len(cleared) < len(clearing) else ""
                 shown = f"the gradients of `{plain(optimizer)}` are never cleared{where}"
                 yield module.finding("AMP215", event.call, shown)
+
+
+def _follows_scaled_pass(trace: Trace, step: Event) -> bool:
+    """Return whether a step is next to a backward pass whose loss is scaled for it, and nothing else may step."""
+    passes = (one for one in trace[: trace.index(step)] if one.kind is Kind.BACKWARD)
+    known = [one for one in passes if one.loops == step.loops and _scales_for(one, step)]
+    is_passed_on = any(one.kind is Kind.OPAQUE and one.subject == _optimizer(step) for one in trace)
+    return bool(known) and not is_passed_on and known[-1].scope is step.scope
+
+
+def _clears_for(
+    module: LintModule, step: Event, node: ast.AST, cleared: Cleared, others: set[str], scopes: set[Scope]
+) -> bool:
+    """Return whether a node that clears gradients may clear those of a step.
+
+    Args:
+        module: of both.
+        step: of an optimizer.
+        node: clears gradients, by `_clears`.
+        cleared: what the trace of the step has met.
+        others: optimizers that step in the trace too.
+        scopes: those of the trace.
+    """
+    if id(node) in cleared:
+        return any(_may_clear(module, step, one.subject in others, one.facts) for one in cleared[id(node)])
+    return _may_clear_unseen(module, step, node, scopes)
 
 
 def _scales_for(backward: Event, step: Event) -> bool:

@@ -142,6 +142,13 @@ def weights_in_16_bits(module: LintModule) -> Iterator[Finding]:
         return
     if module.mentions(KEEPS_MASTERS) or module.mentions(TRAINS_OTHERS):
         return
+    yield from _built_on_half(module)
+    for maker, kind in of_lightning:
+        yield from _cast_by_lightning(module, maker, kind)
+
+
+def _built_on_half(module: LintModule) -> Iterator[Finding]:
+    """Yield the optimizers of torch that are built on weights in 16 bits, and step."""
     for trace in module.traces:
         casts = _casts(module, trace)
         for index, event in enumerate(trace):
@@ -156,13 +163,16 @@ def weights_in_16_bits(module: LintModule) -> Iterator[Finding]:
                 what = "has the type of its checkpoint, mostly bf16," if cast.kind == "auto" else f"is {cast.kind}"
                 shown = f"`{plain(cast.name)}` {what} since line {cast.event.call.lineno}"
                 yield module.finding("AMP239", event.call, shown + _loss_of_updates(cast.kind))
-    for maker, kind in of_lightning:
-        for call, name in module.resolved_calls:
-            place = module.scope_of[call].node
-            is_asked = maker.endswith("Fabric") or getattr(place, "name", "") == "configure_optimizers"
-            if is_asked and re.fullmatch(r"torch\.optim\.[A-Z]\w+", name) and call.args:
-                what = f"{maker.rpartition('.')[2]} of Lightning casts the weights to {kind}"
-                yield module.finding("AMP239", call, what + _loss_of_updates(kind))
+
+
+def _cast_by_lightning(module: LintModule, maker: str, kind: str) -> Iterator[Finding]:
+    """Yield the optimizers of torch whose weights a Trainer or a Fabric casts."""
+    for call, name in module.resolved_calls:
+        place = module.scope_of[call].node
+        is_asked = maker.endswith("Fabric") or getattr(place, "name", "") == "configure_optimizers"
+        if is_asked and re.fullmatch(r"torch\.optim\.[A-Z]\w+", name) and call.args:
+            what = f"{maker.rpartition('.')[2]} of Lightning casts the weights to {kind}"
+            yield module.finding("AMP239", call, what + _loss_of_updates(kind))
 
 
 def _loss_of_updates(kind: str) -> str:

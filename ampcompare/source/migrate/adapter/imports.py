@@ -96,13 +96,34 @@ def adapt_text(text: str, adapter: str = ADAPTER, *, exports: bool = False) -> M
         return Migration(text, sorted(set(found)), len(names.uses), len(names.uses))
     findings, replaced = _replace_with_torch(module, names, edits, missing)
     missing = [each for each in missing if each[0] not in replaced]
-    offered = {_root(node) for node, full in names.uses if twin(full) is not None and isinstance(node, ast.Attribute)}
-    roots = {_root(node) for node, full in missing if isinstance(node, ast.Attribute)}
     findings += [Finding.at(node, BY_HAND, MISSING.format(full)) for node, full in missing]
     gone = {_root_node(each) for each in replaced}
     used = {each.id for each in module.nodes if isinstance(each, ast.Name) and each not in gone}
+    _change_imports(names, edits, adapter, missing, used if not exports else None)
+    for text_node, full in _lookups(module):
+        if twin(full) is not None:
+            edits.replace(text_node, repr(adapter).replace("'", '"'))
+    findings += [Finding.at(call, BY_HAND, ASKS) for call in _asked_versions(module)]
+    return Migration(edits.result() if edits else text, sorted(set(findings)), len(names.uses), len(missing))
+
+
+def _change_imports(
+    names: Names,
+    edits: Edits,
+    adapter: str,
+    missing: list[tuple[ast.Name | ast.Attribute, str]],
+    used: set[str] | None,
+) -> None:
+    """Let imports and chains of attributes name the adapter; what it lacks keeps its import.
+
+    Args:
+        missing: what it lacks.
+        used: names that the module uses; None if all of them are.
+    """
+    offered = {_root(node) for node, full in names.uses if twin(full) is not None and isinstance(node, ast.Attribute)}
+    roots = {_root(node) for node, full in missing if isinstance(node, ast.Attribute)}
     for statement in dict.fromkeys(statement for statement, _ in names.imports):
-        lines = _lines_for(statement, adapter, used if not exports else None, roots, offered)
+        lines = _lines_for(statement, adapter, used, roots, offered)
         if len(lines.kept) == len(statement.names) and not lines.new:
             continue
         new = [*lines.new, *_rest(statement, lines.kept)]
@@ -113,11 +134,6 @@ def adapt_text(text: str, adapter: str = ADAPTER, *, exports: bool = False) -> M
     for node, full in names.uses:
         if twin(full) is not None and _root(node) in roots and isinstance(node, ast.Attribute):
             edits.replace(_root_node(node), ADAPTER)
-    for text_node, full in _lookups(module):
-        if twin(full) is not None:
-            edits.replace(text_node, repr(adapter).replace("'", '"'))
-    findings += [Finding.at(call, BY_HAND, ASKS) for call in _asked_versions(module)]
-    return Migration(edits.result() if edits else text, sorted(set(findings)), len(names.uses), len(missing))
 
 
 def _replace_with_torch(

@@ -13,7 +13,7 @@ from ampcompare.source.migrate.apex_guards import PASSED_ON, SWITCHED, find_swit
 from ampcompare.source.migrate.core.context import Core
 from ampcompare.source.migrate.core.initialize import create_scalers
 from ampcompare.source.migrate.core.internals import AMP_STATE, refuse_internals
-from ampcompare.source.migrate.core.model_casts import casts_itself, gets_optimizers
+from ampcompare.source.migrate.core.model_casts import casts_itself, gets_optimizers, level_of_fp16
 from ampcompare.source.migrate.core.outside import OUTSIDE, cast_other_calls
 from ampcompare.source.migrate.core.scalers import plan_scaler
 from ampcompare.source.migrate.core.state_dict import rewrite_state
@@ -25,7 +25,7 @@ from ampcompare.source.migrate.core.steps import (
     rewrite_steps,
 )
 from ampcompare.source.migrate.finding import Unsure
-from ampcompare.source.migrate.read.forward import find_forward
+from ampcompare.source.migrate.read.forward import Forward, find_forward
 from ampcompare.source.migrate.read.names import Names
 from ampcompare.source.migrate.read.neighbors import Around
 from ampcompare.source.migrate.read.order import BLOCK, find_order, is_backward, is_update
@@ -37,7 +37,7 @@ ONE_BY_ONE = (
     "{0} is stepped under another name, such as that of a loop; each step must become scaler.step(...), with one "
     "scaler.update() below all of them, together with this block"
 )
-NO_STEP = "no {0}.step() is in this file; it must become scaler.step({0}) together with this block"
+NO_STEP = "no {0}.step() is seen in this file; it must become scaler.step({0}) together with this block"
 CLIPPED_INSIDE = (
     "gradients are still scaled inside the block of scale_loss, so this clips almost everything; move it "
     "below the block"
@@ -51,7 +51,8 @@ NO_BACKWARD = (
     "runs"
 )
 SEVERAL_FILES = (
-    "training goes through {0} too; only a run knows what a scaler and autocast must cover over several files, so they "
+    "a part of Apex's core is in {0} too, which may be of this training; only a run knows what a scaler and autocast "
+    "must cover over several files, so they "
     "move together, with the adapter"
 )
 NO_INITIALIZE = (
@@ -65,7 +66,11 @@ UPDATES_ABOVE = (
     "`{0}` in line {1} of {2}, which imports this file, may belong to this training; files that train together move "
     "together, with the adapter"
 )
-MAY_BE_APEX = "{0} is called on something that may be apex.amp or not"
+MAY_BE_APEX = "{0} is called on what no import of this file makes apex.amp, and it may lead there"
+NATIVE_TOO = (
+    "a GradScaler scales a loss of this file too, and which loss this step follows is not known; remove the branch of "
+    "Apex by hand"
+)
 NAMED = (
     "{0} gets a model, and nothing is known of it but its name, which does not speak of gradients: they are still "
     "scaled there, so it must not read or change them"
@@ -95,7 +100,7 @@ def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, around:
     order = find_order(index, sites)
     _refuse_without_step(module, sites)
     sites.backwards = [each for each in sites.backwards if id(each.node) not in order.plain]
-    forward = find_forward(index, names, sites)
+    forward = Forward() if level_of_fp16(sites) else find_forward(index, names, sites)
     core = Core(module, index, around, names, edits, torch, sites, planned, order, forward)
     for call, name in find_handed_on(core):
         raise Unsure(call, HANDED_ON.format(name))
@@ -202,7 +207,7 @@ def _refuse_native(module: Module, names: Names, sites: Sites) -> None:
     """Refuse uses of torch.amp that may meet those of Apex."""
     for step in sites.steps if sites.natives else []:
         if not sites.initializes or not _steps_apart(module, step):
-            raise Unsure(step.call, "this step may follow a GradScaler or Apex; remove the branch of Apex by hand")
+            raise Unsure(step.call, NATIVE_TOO)
     trains_here = bool(sites.backwards or sites.masters or not sites.steps)
     for node in module.nodes:
         if isinstance(node, (ast.Name, ast.Attribute)) and _is_native(names, node):

@@ -1,4 +1,4 @@
-"""A model that casts by itself, wherever it is called: what a file without a scaled loss initializes."""
+"""A model that casts by itself, wherever it is called: that of O2 and O3, and of a file without a scaled loss."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from ampcompare.source.migrate.read.sites import Initialize, Unsure
-from ampcompare.source.syntax import dotted_name, elements, is_literal
+from ampcompare.source.migrate.read.sites import Initialize, Sites, Unsure
+from ampcompare.source.syntax import dotted_name, elements, is_literal, last_name
 
 if TYPE_CHECKING:
     from ampcompare.source.migrate.core.context import Core
@@ -25,6 +25,37 @@ SUBCLASS = (
     "the whole model, rather than of its state_dict, cannot pickle that class"
 )
 
+RETURNS_FP32 = "returns_fp32"
+FP32_FUNCTION = '''\
+def {name}(forward):
+    """Let a forward pass return its floating-point tensors in fp32, as that of a model of O2 or O3 does in Apex."""
+
+    def to_fp32(value):
+        if isinstance(value, {torch}.Tensor):
+            return value.float() if value.is_floating_point() else value
+        if isinstance(value, dict):
+            return {{key: to_fp32(each) for key, each in value.items()}}
+        if isinstance(value, (list, tuple)):
+            values = [to_fp32(each) for each in value]
+            return type(value)(*values) if hasattr(value, "_fields") else type(value)(values)
+        return value.to({torch}.float32) if hasattr(value, "to") else value
+
+    @functools.wraps(forward)
+    def call(*args, **kwargs):
+        return to_fp32(forward(*args, **kwargs))
+
+    return call
+'''
+OF_FP16 = (
+    "the model itself runs under autocast, wherever it is called, and returns fp32; what follows it is computed in "
+    "fp32, as at {0} in Apex"
+)
+OF_O1 = (
+    "the model itself runs under autocast, wherever it is called; a loss outside of it is computed in the type of "
+    "its output"
+)
+NO_NAME = "the model is not a plain name, so its forward pass cannot be put under autocast here"
+
 
 def gets_optimizers(initialize: Initialize) -> bool:
     """Return whether `amp.initialize` gets an optimizer, and so begins a training."""
@@ -32,48 +63,87 @@ def gets_optimizers(initialize: Initialize) -> bool:
     return given is not None and not is_literal(given, None) and elements(given) != []
 
 
+def level_of_fp16(sites: Sites) -> str:
+    """Return the level, O2 or O3, at which all models of a file are initialized; empty where one may have another.
+
+    Apex gives such a model a forward pass that returns fp32, and casts nothing outside of it.
+    """
+    levels = [each.arguments.get("opt_level") for each in sites.initializes]
+    found = {str(each.value) if isinstance(each, ast.Constant) else "" for each in levels}
+    return min(found) if found and found <= {"O2", "O3"} else ""
+
+
 def casts_itself(core: Core) -> bool:
-    """Return whether `forward` of the models gets autocast, as no scaled loss says which of its calls do."""
-    return not any(each.block for each in core.sites.backwards)
+    """Return whether `forward` of the models gets autocast, rather than the calls that a scaled loss comes from."""
+    return bool(level_of_fp16(core.sites)) or not any(each.block for each in core.sites.backwards)
 
 
 def wrapped_models(core: Core, initialize: Initialize) -> list[str]:
-    """Return lines that let `forward` of the models run under autocast wherever it is called, if no loss is scaled."""
+    """Return lines that let `forward` of the models run under autocast wherever it is called; none where calls do."""
     if not casts_itself(core):
         return []
-    module = core.module
-    if gets_optimizers(initialize):
+    module, level = core.module, level_of_fp16(core.sites)
+    if gets_optimizers(initialize) and not any(each.block for each in core.sites.backwards):
         core.note(initialize.call, UNSCALED)
-    models = initialize.arguments.get("models")
-    given = [] if models is None else elements(models)
-    lines: list[str] = []
     # A copy or a replica would call the forward pass of the model that it is a copy of.
     is_copied = COPIES.search(module.text) is not None or any(
         COPIES_ELSEWHERE.search(each.text) is not None for each in core.index.modules if each is not module
     )
-    enabled = "" if core.always else f", enabled={core.planned.expression}.is_enabled()"
-    target = initialize.statement.targets[0] if isinstance(initialize.statement, ast.Assign) else None
-    if len(given) == 1 and isinstance(target, ast.Name):
-        given = [target]
-    elif len(given) == 1 and isinstance(target, ast.Tuple) and len(target.elts) == 2 and dotted_name(target.elts[0]):
-        given = [target.elts[0]]  # `model, optimizer = amp.initialize(model.cuda(), optimizer)`
-    for each in given:
+    lines: list[str] = []
+    for each in _models_of(initialize):
         key = dotted_name(each)
-        if key is None:
-            raise Unsure(initialize.call, "the model is not a plain name, and its forward pass is not in this file")
-        context = f'{core.torch}.autocast("cuda", dtype={core.torch}.float16{enabled})'
-        lines += _subclass(core, key) if is_copied else [f"{key}.forward = {context}({key}.forward)"]
+        if key is None or _is_container(core, each):
+            raise Unsure(initialize.call, NO_NAME)
+        lines += _subclass(core, key, level) if is_copied else [_wrapped_forward(core, key, level)]
+    if level:
+        _define(core, initialize)
     if is_copied:
         core.note(initialize.call, SUBCLASS)
-    core.note(
-        initialize.call,
-        "the model itself runs under autocast, wherever it is called; a loss outside of it is computed in the type of "
-        "its output",
-    )
+    core.note(initialize.call, OF_FP16.format(level) if level else OF_O1)
     return lines
 
 
-def _subclass(core: Core, key: str) -> list[str]:
+def _models_of(initialize: Initialize) -> list[ast.expr]:
+    """Return the models of a call: a single one under the name that gets the result, if there is one."""
+    models = initialize.arguments.get("models")
+    given = [] if models is None else elements(models)
+    target = initialize.statement.targets[0] if isinstance(initialize.statement, ast.Assign) else None
+    if len(given) == 1 and isinstance(target, ast.Name):
+        return [target]
+    if len(given) == 1 and isinstance(target, ast.Tuple) and len(target.elts) == 2 and dotted_name(target.elts[0]):
+        return [target.elts[0]]  # `model, optimizer = amp.initialize(model.cuda(), optimizer)`
+    return given
+
+
+def _is_container(core: Core, model: ast.expr) -> bool:
+    """Return whether a name stands for several models."""
+    scope = core.module.scope_of.get(model, core.module.top)
+    values = core.module.values_of(dotted_name(model) or "", scope) or []
+    makers = {last_name(each.func) for each in values if isinstance(each, ast.Call)}
+    lists = (ast.List, ast.Tuple, ast.Dict, ast.ListComp, ast.DictComp)
+    return any(isinstance(each, lists) for each in values) or not makers.isdisjoint({"list", "tuple", "dict"})
+
+
+def _define(core: Core, initialize: Initialize) -> None:
+    """Put the function by which a forward pass returns fp32 above the code that uses it, once."""
+    module, name = core.module, RETURNS_FP32
+    if any(getattr(each, "id", getattr(each, "name", None)) == name for each in module.nodes):
+        raise Unsure(initialize.call, f"this needs a function {name}, but the module has something else of that name")
+    if f"def {name}(" not in core.edits.new_text():
+        text = FP32_FUNCTION.format(name=name, torch=core.torch).replace("    ", module.unit)
+        statement = module.outermost(initialize.statement)
+        line = module.first_line(statement)
+        blank = ["", ""] if line > 1 and module.line_text(line - 1).strip() else []
+        core.edits.before(statement, [*blank, *text.splitlines(), "", ""])
+
+
+def _wrapped_forward(core: Core, key: str, level: str) -> str:
+    enabled = "" if core.always else f", enabled={core.planned.expression}.is_enabled()"
+    forward = f'{core.torch}.autocast("cuda", dtype={core.torch}.float16{enabled})({key}.forward)'
+    return f"{key}.forward = {f'{RETURNS_FP32}({forward})' if level else forward}"
+
+
+def _subclass(core: Core, key: str, level: str) -> list[str]:
     """Return lines that give a model a class with autocast, which copies and replicas of it have too."""
     unit, casts = core.module.unit, "" if core.always else ", enabled=casts"
     context = f'{core.torch}.autocast("cuda", dtype={core.torch}.float16{casts})'
@@ -81,6 +151,7 @@ def _subclass(core: Core, key: str) -> list[str]:
         *([f"casts = {core.planned.expression}.is_enabled()"] if casts else []),
         "",
         f"class Autocast(type({key})):",
+        *([f"{unit}@{RETURNS_FP32}"] if level else []),
         f"{unit}def forward(self, *args, **kwargs):",
         f"{unit * 2}with {context}:",
         f"{unit * 3}return super().forward(*args, **kwargs)",

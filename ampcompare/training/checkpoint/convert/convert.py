@@ -24,6 +24,7 @@ from ampcompare.training.checkpoint.convert.fp32_weights import (
 from ampcompare.training.checkpoint.convert.masters import half_dtype, is_optimizer
 from ampcompare.training.checkpoint.convert.scalers import (
     UNKNOWN_STATIC,
+    HeldScale,
     apex_from_scalers,
     apex_state_of,
     grad_scalers_of,
@@ -154,21 +155,7 @@ def _to_apex(parts: CheckpointContents, result: Conversion, level: str) -> None:
     into_groups = [(at_place(result.state, place), ".".join(place)) for place in parts.optimizers]
     for optimizer, name in into_groups:
         fuse(optimizer, name, result)
-    back = {theirs: own for own, theirs in TWIN_KEYS.items()}
-    if parts.writer == "timm":
-        back["amp_scaler"] = "amp"
-    if parts.writer == "Lightning":
-        back |= dict.fromkeys(LIGHTNING_BEFORE_2, "amp_scaling_state")
-    places = list(parts.scalers)
-    scalers: list[Mapping[str, Any]] = list({id(scaler): scaler for scaler in parts.scalers.values()}.values())
-    group = places[0][:-1] if places else ()  # of a list or a dict of scalers, and of nothing else
-    held = at_place(result.state, group) if group else ()
-    entries = list(held.values() if isinstance(held, Mapping) else held)
-    if entries and all(is_scaler_state(entry) or _is_empty(entry) for entry in entries):
-        inside = {place: scaler for place, scaler in parts.scalers.items() if place[:-1] == group}
-        others = [scaler for place, scaler in parts.scalers.items() if place not in inside]
-        scalers = [*(entry or {} for entry in entries), *others]
-        places = [group, *(place for place in places if place not in inside)]
+    places, scalers = _scalers_in_order(parts, result)
     if len(scalers) > 1:
         names = ", ".join(".".join(place) for place in parts.scalers)
         result.changed.append(f"{len(scalers)} GradScalers ({names}) become one state, in their order")
@@ -176,12 +163,48 @@ def _to_apex(parts: CheckpointContents, result: Conversion, level: str) -> None:
     for place in reversed(places[1:]):
         holder = at_place(result.state, place[:-1])
         del holder[key_at(holder, place[-1])]
-    empty = next((key for key in ("scaler", "amp_scaler") if _is_empty(result.state.get(key, "none"))), "amp")
-    place = places[0] if places else (empty,)
+    place = places[0] if places else (_key_without_scaler(result),)
     has_own_name = len(scalers) < len(places)  # one state under two names: that of the script comes first
-    _replace(result, place, place[-1] if has_own_name else back.get(place[-1], "amp"), state)
+    key = place[-1] if has_own_name else _apex_keys(parts.writer).get(place[-1], "amp")
+    _replace(result, place, key, state)
     if level in ("O2", "O3", "O5"):
         result.lost.append(MASTERS_LOST.format(level))
+
+
+def _scalers_in_order(
+    parts: CheckpointContents, result: Conversion
+) -> tuple[list[tuple[str, ...]], list[Mapping[str, Any]]]:
+    """Return the places of the GradScalers of a file, and their states, each once.
+
+    A list or dict of scalers is one place; where it holds what a script saves in place of a scaler that it does not
+    have, the state is empty, so that the others keep their numbers.
+    """
+    places = list(parts.scalers)
+    scalers: list[Mapping[str, Any]] = list({id(scaler): scaler for scaler in parts.scalers.values()}.values())
+    group = places[0][:-1] if places else ()
+    if not group:
+        return places, scalers
+    held = at_place(result.state, group)
+    entries = list(held.values() if isinstance(held, Mapping) else held)
+    if not entries or not all(is_scaler_state(entry) or _is_empty(entry) for entry in entries):
+        return places, scalers
+    others = {place: scaler for place, scaler in parts.scalers.items() if place[:-1] != group}
+    return [group, *others], [*(entry or {} for entry in entries), *others.values()]
+
+
+def _apex_keys(writer: str) -> dict[str, str]:
+    """Return the key that the state of Apex has in files of a program, by that of its GradScaler."""
+    keys = {theirs: own for own, theirs in TWIN_KEYS.items()}
+    if writer == "timm":
+        keys["amp_scaler"] = "amp"
+    if writer == "Lightning":
+        keys |= dict.fromkeys(LIGHTNING_BEFORE_2, "amp_scaling_state")
+    return keys
+
+
+def _key_without_scaler(result: Conversion) -> str:
+    """Return where the state of Apex goes in a file that has no scaler: where a script has left an entry empty."""
+    return next((key for key in ("scaler", "amp_scaler") if _is_empty(result.state.get(key, "none"))), "amp")
 
 
 def _replace(result: Conversion, place: tuple[str, ...], key: str, value: Any) -> None:
@@ -206,6 +229,22 @@ def _from_other_scalers(
     result = Conversion(
         copy_containers(root), "FP16_Optimizer" if parts.wrappers else "a loss scaler of its own", level
     )
+    scales = _unwrap_optimizers(parts, result)
+    scales |= {".".join(place): held_scale(state) for place, state in parts.loss_scales.items()}
+    if static_scale:
+        scales = {name: replace_fields(held, dynamic=False, interval=None) for name, held in scales.items()}
+    elif any(map(is_number, parts.loss_scales.values())):
+        result.lost.append(UNKNOWN_STATIC)
+    _put_scales(scales, parts, result, to, level)
+    into_fp32(parts, result, None)
+    if to == "apex" and level in ("O2", "O3", "O5"):
+        result.lost.append(MASTERS_LOST.format(level))
+    strip_prefix(parts, result)
+    return result
+
+
+def _unwrap_optimizers(parts: CheckpointContents, result: Conversion) -> dict[str, HeldScale]:
+    """Put the inner optimizer in place of each that wraps one, and return the scales of those, by place."""
     scales = {}
     for place, state in parts.wrappers.items():
         if raw_scale(state) is not None or "loss_scaler" in state:
@@ -217,31 +256,29 @@ def _from_other_scalers(
         holder[key] = next(entry for entry in holder[key].values() if is_optimizer(entry))
     inner = {place: place[:-1] if place[:-1] in parts.wrappers else place for place in parts.optimizers}
     parts.optimizers = {place: at_place(result.state, place) for place in inner.values()}
-    scales |= {".".join(place): held_scale(state) for place, state in parts.loss_scales.items()}
-    if static_scale:
-        scales = {name: replace_fields(held, dynamic=False, interval=None) for name, held in scales.items()}
-    elif any(map(is_number, parts.loss_scales.values())):
-        result.lost.append(UNKNOWN_STATIC)
+    return scales
+
+
+def _put_scales(
+    scales: dict[str, HeldScale], parts: CheckpointContents, result: Conversion, to: Target, level: str
+) -> None:
+    """Put loss scales where the file has the state of the one scaler, or else to the top; plain numbers go."""
     for place, state in parts.loss_scales.items():
         if is_number(state):
             at_place(result.state, place[:-1]).pop(place[-1])
-    of_parts = next((place for place, state in parts.loss_scales.items() if not is_number(state)), None)
-    if to == "native":
-        entry: Any = one_or_list(grad_scalers_of(scales, lost=result.lost, changed=result.changed)) if scales else {}
-    else:
-        entry = apex_state_of(list(scales.values()), level=level, lost=result.lost, changed=result.changed)
-    if of_parts is not None and len(scales) == 1:
-        _replace(result, of_parts, of_parts[-1] if to == "native" else "amp", entry)
-    elif scales:
-        key = "scaler" if to == "native" else "amp"
-        _replace(result, (key,), key, entry)
-    else:
+    if not scales:
         result.lost.append("no loss scale was saved: the GradScaler starts at 65536 and skips its first steps")
-    into_fp32(parts, result, None)
-    if to == "apex" and level in ("O2", "O3", "O5"):
-        result.lost.append(MASTERS_LOST.format(level))
-    strip_prefix(parts, result)
-    return result
+        return
+    if to == "native":
+        own_key, entry = "scaler", one_or_list(grad_scalers_of(scales, lost=result.lost, changed=result.changed))
+    else:
+        own_key = "amp"
+        entry = apex_state_of(list(scales.values()), level=level, lost=result.lost, changed=result.changed)
+    with_state = next((place for place, state in parts.loss_scales.items() if not is_number(state)), None)
+    if with_state is not None and len(scales) == 1:
+        _replace(result, with_state, with_state[-1] if to == "native" else own_key, entry)
+    else:
+        _replace(result, (own_key,), own_key, entry)
 
 
 def convert_file(

@@ -16,6 +16,7 @@ Place = tuple[str, ...]
 BOOKKEEPING = {"callbacks", "loops"}
 """What Lightning's own callbacks and loops count and keep, under their own names: not part of the training state."""
 SCALER_KEYS = {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}
+STATES_OF_OURS = ("model", "optimizer", "amp", "scaler", "parts")  # entries of ampcompare's own checkpoints
 MAX_DEPTH = 6
 SCALE_NAMES = ("loss_scale", "cur_scale")
 LONGEST_ARM = 500
@@ -133,33 +134,20 @@ def find_parts(root: Any) -> CheckpointContents:
         return alone
     if not isinstance(root, Mapping):
         return CheckpointContents("a script", f"it holds a {type(root).__name__}")
-    ours = isinstance(root.get("schema"), int) and "model" in root and isinstance(root.get("arm"), str)
+    is_ours = isinstance(root.get("schema"), int) and "model" in root and isinstance(root.get("arm"), str)
     parts = CheckpointContents("", "")
     lightning = "pytorch-lightning_version" in root
     walked = {key: value for key, value in root.items() if not (lightning and key in BOOKKEEPING)}
     _note_scale(parts, root, ())
     for place, value in _walk(walked, (), set()):
-        kind: dict[Place, dict[str, Any]] | None = None
-        if ours and place[0] not in ("model", "optimizer", "amp", "scaler", "parts"):
+        if is_ours and place[0] not in STATES_OF_OURS:
             continue
-        if is_apex_state(value):
-            kind = parts.apex
-        elif is_scaler_state(value):
-            kind = parts.scalers
-        elif _inner_key(value, place) is not None:
-            kind = parts.wrappers
-        elif is_optimizer(value):
-            kind = parts.optimizers
-        elif is_loss_scaler(value):
-            kind = parts.loss_scales
-        elif _is_weights(value) and not _is_of_optimizer(place):
-            averaged = place[0] == "parts" or any("ema" in key.lower() or "averag" in key.lower() for key in place)
-            kind = parts.averages if averaged else parts.models
-        if kind is not None:
-            kind[place] = value
-        if kind is not parts.wrappers:
+        name = _field_of(value, place)
+        if name is not None:
+            getattr(parts, name)[place] = value
+        if name != "wrappers":
             _note_scale(parts, value, place)
-    if ours:
+    if is_ours:
         parts.writer, parts.because = "ampcompare", f"schema {root['schema']}"
         parts.arm = root["arm"][:LONGEST_ARM]
         parts.masters = [dict(held) for held in as_list(root.get("masters") or {})]
@@ -167,12 +155,35 @@ def find_parts(root: Any) -> CheckpointContents:
     if not parts.models:
         parts.models, parts.averages = parts.averages, {}
     parts.writer, parts.because = _writer(root, parts)
+    _add_masters(root, parts)
+    return parts
+
+
+def _field_of(value: Any, place: Place) -> str | None:
+    """Return the field of `CheckpointContents` to which an entry belongs; None for an entry of no kind."""
+    if is_apex_state(value):
+        return "apex"
+    if is_scaler_state(value):
+        return "scalers"
+    if _inner_key(value, place) is not None:
+        return "wrappers"
+    if is_optimizer(value):
+        return "optimizers"
+    if is_loss_scaler(value):
+        return "loss_scales"
+    if _is_weights(value) and not _is_of_optimizer(place):
+        is_averaged = place[0] == "parts" or any("ema" in key.lower() or "averag" in key.lower() for key in place)
+        return "averages" if is_averaged else "models"
+    return None
+
+
+def _add_masters(root: Mapping[Any, Any], parts: CheckpointContents) -> None:
+    """Find the fp32 copies of 16-bit weights, which are then no models."""
     masters = find_masters(root, parts.models, list(parts.wrappers))
     own = [place not in masters.places for place in parts.models]  # the others are copies under their names
     parts.models = dict(compress(parts.models.items(), own))
     parts.masters, parts.master_places = list(compress(masters.by_model, own)), masters.places
     parts.unmatched, parts.layouts = masters.unmatched, masters.layouts
-    return parts
 
 
 def _alone(root: Any) -> CheckpointContents | None:

@@ -1,0 +1,40 @@
+"""Let an arm compute the step that a replay judges."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+from ampcompare.script.legacy.settings import ExecSettings
+from ampcompare.script.prepare import prepare_script, present_stand_in
+from ampcompare.script.replay.one_step import Arm
+from ampcompare.script.stand_in import StandIn
+from ampcompare.training.precision.base import half_dtype_of
+
+
+class ReplayedArm(Arm):
+    """An arm that stands behind the names that a script trains by."""
+
+    def __init__(self, stand_in: StandIn) -> None:
+        self._stand_in = stand_in
+        self.half = half_dtype_of(stand_in.arm)
+
+    def why_not(self) -> str:
+        amp = self._stand_in.torch_amp
+        if amp.script.has_scaler or amp.script.off_scalers or amp.script.is_initialized or amp.is_by_apex():
+            return (
+                "the script scales its loss by itself, by a GradScaler or apex.amp, whose state is not in the capsule; "
+                "a step is repeated under an arm where the script scales no loss"
+            )
+        return ""
+
+    def casts_now(self) -> bool:
+        return self._stand_in.torch_amp.casts_functions()
+
+    def casting(self, on: bool) -> AbstractContextManager[None]:
+        return self._stand_in.torch_amp.casting_functions(on)
+
+
+def prepare_arm(settings: ExecSettings) -> Arm:
+    """Prepare this process for the arm of some settings, and return that as a replay uses it."""
+    prepare_script(settings)
+    return ReplayedArm(present_stand_in())

@@ -1,0 +1,83 @@
+"""Models that cast by themselves: those of O2 and O3 return fp32, so that what follows them is computed as in Apex."""
+
+from collections import namedtuple
+from typing import Any
+
+import pytest
+import torch
+
+from ampcompare.source.migrate.finding import BY_HAND
+from ampcompare.source.migrate.rewrite import migrate_text
+
+CONTRASTIVE = """import torch
+from apex import amp
+
+model, optimizer = amp.initialize(model, optimizer, opt_level="O2")
+for x in data:
+    out = model(x)
+    z = out["z"]
+    similarity = torch.matmul(z, z.t())
+    loss = external_loss(similarity, out["rest"])
+    with amp.scale_loss(loss, optimizer) as scaled_loss:
+        scaled_loss.backward()
+    optimizer.step()
+EVALUATION
+"""
+EVALUATION = """model.eval()
+with torch.no_grad():
+    scores = model(x)["z"].softmax(dim=1)"""
+Pair = namedtuple("Pair", "first second")
+
+
+class Net(torch.nn.Linear):
+    def forward(self, x: torch.Tensor) -> Any:
+        """Return what no list of casts says the type of, with the type of the product."""
+        z = super().forward(x)
+        return {"z": z, "rest": (Pair(z, x.long()), [z.dtype, None])}
+
+
+@pytest.mark.parametrize("copies", ["", "\nother = copy.deepcopy(model)\nscores = other(x)['z'].softmax(dim=1)"])
+def test_what_follows_a_model_of_O2_is_computed_in_fp32(copies: str) -> None:
+    """Products of its outputs and functions of other packages as well, in training, evaluation and copies."""
+    text = migrate_text(CONTRASTIVE.replace("EVALUATION", EVALUATION + copies)).text.replace('"cuda"', '"cpu"')
+    model = Net(4, 4)
+    seen: list[Any] = []
+
+    def external_loss(similarity: torch.Tensor, rest: Any) -> torch.Tensor:
+        seen.append((similarity.dtype, *(rest[0].first.dtype, rest[0].second.dtype), type(rest[0]), rest[1]))
+        return similarity.mean()
+
+    names: dict[str, Any] = {
+        "model": model,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "data": [torch.randn(2, 4)],
+        "external_loss": external_loss,
+    }
+    exec("import copy\n" + text, names)
+    assert seen == [(torch.float32, torch.float32, torch.int64, Pair, [torch.float16, None])]
+    assert names["scores"].dtype == torch.float32
+    assert model.weight.dtype == model.weight.grad.dtype == torch.float32
+
+
+def test_a_model_of_another_level_keeps_the_type_of_its_outputs() -> None:
+    """O1 returns what its last function computed in; where only a run knows the level, autocast covers the loss."""
+    for level in ('"O1"', '"O0"', "level"):
+        assert "returns_fp32" not in migrate_text(CONTRASTIVE.replace('"O2"', level)).text
+
+
+def test_several_models_under_one_name_are_left() -> None:
+    text = "import torch\nfrom apex import amp\nmodels = [first, second]\n"
+    text += CONTRASTIVE.replace("import torch\nfrom apex import amp\n", "").replace("model,", "models,")
+    found = migrate_text(text.replace("(model, opt", "(models, opt")).findings
+    assert [each.kind for each in found if "no plain name" in each.message or "not a plain name" in each.message] == [
+        BY_HAND
+    ]
+
+
+def test_a_cross_entropy_of_probabilities_inside_a_model_of_O2_is_noted() -> None:
+    """Outside of it, the loss is computed without autocast, so nothing refuses it."""
+    loss = "class Net(torch.nn.Module):\n    def forward(self, x):\n        return torch.nn.BCELoss()(x, x)\n"
+    found = migrate_text(CONTRASTIVE.replace("for x in data", f"{loss}for x in data")).findings
+    assert [each.line for each in found if "AMP230" in each.message] == [7]
+    outside = CONTRASTIVE.replace("external_loss(similarity, ", "torch.nn.BCELoss()(similarity, ")
+    assert not any("AMP230" in each.message for each in migrate_text(outside).findings)
