@@ -27,7 +27,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, S
 
 import ampcompare
 from ampcompare.backends.arm import Arm
-from ampcompare.diagnosis.laws import outlook_of, twin_distance
+from ampcompare.diagnosis.laws import loss_distance, outlook_of
 from ampcompare.diagnosis.prefix import PrefixWatch
 from ampcompare.tasks.lm import sentences
 from ampcompare.training.twin import change_weights
@@ -199,7 +199,7 @@ def words(training: tuple[str, str, float, str]) -> dict[str, Any]:
         train(training, "fp32", PREFIX, watch=watch, is_twin=is_twin)
         watch.close()
         watches.append(watch.result())
-    distance = twin_distance(watches[0].losses, watches[1].losses)
+    distance = loss_distance(watches[0].losses, watches[1].losses)
     found = {arm: outlook_of(Arm.parse(arm), watches[0], distance).word for arm in (*HALF, *OTHERS)}
     return {
         "twin_of_prefix": distance,

@@ -43,7 +43,9 @@ def role_rows(roles: Roles, *, casts: Sequence[tuple[str, str]] = (), borders: s
     held, narrow = roles.weights, roles.weights != "fp32"
     keeps_norm = BATCH_NORM in roles.kept
     users = [pattern for pattern in roles.kept if pattern != BATCH_NORM]
-    rows = [("weights", f"become {held}, all{' but those of batch norm' if keeps_norm else ''}" if narrow else "fp32")]
+    rows = [("weights", "fp32")]
+    if narrow:
+        rows = [("weights", f"become {held}, all but those of batch norm" if keeps_norm else f"become {held}, all")]
     rows += casts or [("casts", "none inside the model: an operation runs in the type of its inputs")]
     if users:
         outputs = f"outputs become {held} again, unless they are those of the model"
@@ -159,7 +161,9 @@ def half_script(
         "    if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):",
         "        module.float()",
     )
-    scale = "" if loss_scale is None else "scale" if loss_scale == "dynamic" else f"{loss_scale:g}"
+    scale = "scale" if loss_scale == "dynamic" else ""
+    if loss_scale is not None and loss_scale != "dynamic":
+        scale = f"{loss_scale:g}"
     over = f" / {scale}" if scale else ""
     held = "masters" if master_weights else "model.parameters()"
     unscale: tuple[str, ...] = ("for p in model.parameters():", f"    p.grad.div_({scale})") if scale else ()

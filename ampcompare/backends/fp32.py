@@ -16,25 +16,26 @@ def _roles(options: Options) -> Roles:
 
 
 def _explain(options: Options) -> ArmExplanation:
-    tf32 = bool(options.get("tf32"))
+    if options.get("tf32"):
+        summary = "fp32 with products and convolutions in TF32"
+        tf32 = (
+            "10 bits of mantissa in matrix products and convolutions, in the whole process; on a GPU of capability 8.0 "
+            "or later only"
+        )
+        twin_is = "close: O0 keeps torch's TF32 setting"
+        script: tuple[str, ...] = (*TF32_SCRIPT, *PLAIN_STEP)
+    else:
+        summary = "plain single precision: the reference"
+        tf32 = "on a GPU of capability 8.0 or later torch convolves in TF32 by default; see `ampcompare doctor`"
+        twin_is = "equal to the last bit, unless part of the model is fp64"
+        script = PLAIN_STEP
     return ArmExplanation(
-        summary="fp32 with products and convolutions in TF32" if tf32 else "plain single precision: the reference",
-        does=(
-            *role_rows(_roles(options), casts=[("casts", "none")]),
-            (
-                "TF32",
-                "10 bits of mantissa in matrix products and convolutions, in the whole process; on a GPU of capability "
-                "8.0 or later only"
-                if tf32
-                else "on a GPU of capability 8.0 or later torch convolves in TF32 by default; see `ampcompare doctor`",
-            ),
-        ),
+        summary=summary,
+        does=(*role_rows(_roles(options), casts=[("casts", "none")]), ("TF32", tf32)),
         twin="apex:O0",
-        twin_is="close: O0 keeps torch's TF32 setting"
-        if tf32
-        else "equal to the last bit, unless part of the model is fp64",
+        twin_is=twin_is,
         differs=("O0 replaces model.forward to cast inputs to fp32, and adds hooks to state_dict()",),
-        script=(*(TF32_SCRIPT if tf32 else ()), *PLAIN_STEP),
+        script=script,
     )
 
 

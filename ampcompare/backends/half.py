@@ -26,13 +26,16 @@ GROWTH_INTERVAL = 1000  # of fp16_utils and DeepSpeed
 
 def _roles(options: Options) -> Roles:
     scale = options.get("loss_scale")
-    dynamic = LossScale(
-        float(options.get("init_scale", FIRST_SCALE)), int(options.get("growth_interval", GROWTH_INTERVAL)), lowest=1.0
-    )
+    loss_scale = None
+    if scale == "dynamic":
+        first = float(options.get("init_scale", FIRST_SCALE))
+        loss_scale = LossScale(first, int(options.get("growth_interval", GROWTH_INTERVAL)), lowest=1.0)
+    elif scale not in (None, 1):
+        loss_scale = LossScale(float(scale))
     base = Roles(
         weights=DTYPE_NAMES[str(options.get("dtype", "float16"))],
         masters="fp32" if options.get("master_weights") else "",
-        loss_scale=dynamic if scale == "dynamic" else LossScale(float(scale)) if scale not in (None, 1) else None,
+        loss_scale=loss_scale,
         kept=(BATCH_NORM,) if options.get("bn_fp32") else (),
     )
     return with_types(base, options)
@@ -54,7 +57,9 @@ def _explain(options: Options) -> ArmExplanation:
         if keep:
             twin["keep_fp32"] = keep
     types = [word for word in ("state", "grads", "reduce", "rounding", "kahan") if options.get(word)]
-    added = [*(["fp32 masters"] if masters else []), *(["a dynamic loss scale"] if scale == "dynamic" else [])]
+    added = ["fp32 masters"] if masters else []
+    if scale == "dynamic":
+        added.append("a dynamic loss scale")
     return ArmExplanation(
         summary=f"the whole model in {name}, as scripts do it by hand"
         + (", batch norm in fp32" if bn_fp32 else "")

@@ -42,30 +42,36 @@ def _roles(options: Options) -> Roles:
     return with_types(base, options)
 
 
+BF16_OF_ROCM = "NVIDIA's Apex has no bf16: apex:O1 is the same idea in fp16, and apex:O4 that of ROCm's Apex in bf16"
+
+
 def _explain(options: Options) -> ArmExplanation:
     dtype = str(options.get("dtype", "float16"))
     name = DTYPE_NAMES[dtype]
     is_fp16 = dtype == "float16"
     keep = str(options.get("keep_fp32", ""))
     roles = _roles(options)
+    summary = f"torch.autocast in {name}"
+    summary += " over bf16 weights" if roles.weights != "fp32" else ""
+    summary += " with torch.amp.GradScaler" if is_fp16 else ", without a loss scale"
+    twin, twin_is = None, BF16_OF_ROCM
+    if is_fp16:
+        twin = f"apex:O1,keep_fp32={keep}" if keep else "apex:O1"
+        twin_is = "the model for torch.amp; see `ampcompare explain O1` for what differs"
     casts = (
         f"inside the `with`, by torch's lists: products and convolutions to {name}, sensitive functions and losses to "
         f"fp32, the rest unchanged. A CPU casts by those for CUDA unless autocast_lists is cpu. {name} copies of "
         "weights are kept until the `with` ends"
     )
     return ArmExplanation(
-        summary=f"torch.autocast in {name}"
-        + (" over bf16 weights" if roles.weights != "fp32" else "")
-        + (" with torch.amp.GradScaler" if is_fp16 else ", without a loss scale"),
+        summary=summary,
         does=role_rows(
             roles,
             casts=[("casts", casts)],
             borders=f"unchanged: a model that ends in a linear layer returns {name}",
         ),
-        twin=("apex:O1" + (f",keep_fp32={keep}" if keep else "")) if is_fp16 else None,
-        twin_is="the model for torch.amp; see `ampcompare explain O1` for what differs"
-        if is_fp16
-        else "NVIDIA's Apex has no bf16: apex:O1 is the same idea in fp16, and apex:O4 that of ROCm's Apex in bf16",
+        twin=twin,
+        twin_is=twin_is,
         differs=(),
         script=native_script(dtype, dict(options)),
     )

@@ -10,11 +10,14 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.formatting import ordinal
 from ampcompare.cli.comparison_output import details_option, show_checks, show_comparison, show_plan
-from ampcompare.cli.help import ARMS, COMPARISON, MACHINE, OUTPUT, SCRIPT, option, options_of, refuse_given
+from ampcompare.cli.forms import AllBut, form, plain_form
+from ampcompare.cli.help import ARMS, COMPARISON, MACHINE, OUTPUT, SCRIPT, option, options_of
 from ampcompare.cli.launching import count_processes, launch_options, options_by_name, save_at_signals
 from ampcompare.cli.output import note
 from ampcompare.cli.settings import ScriptCommand, request_from, script_options, show_metrics
 from ampcompare.cli.shared_options import (
+    ARM_FLAGS,
+    SETTING_OPTIONS,
     arm_from_flags,
     arm_options,
     margin_options,
@@ -25,8 +28,14 @@ from ampcompare.cli.shared_options import (
 from ampcompare.cli.values import FILE, FOLDER
 from ampcompare.experiment.plan import parse_vary
 from ampcompare.experiment.run_options import CompareOptions, to_seconds
-from ampcompare.settings.reads import TRAIN
+from ampcompare.settings.reads import TRAIN, VERIFY_RESUME
 from ampcompare.settings.script import SCRIPT_ARMS
+
+OF_RESUMPTION = ("arms", "reference", "backend", *ARM_FLAGS, "seeds", "compat_torch", "quiet", *SETTING_OPTIONS)
+FORMS = (
+    form("--verify-resume STEP", "resume_step", (*OF_RESUMPTION, "resume_args"), ", which trains no comparison"),
+    plain_form(AllBut(("resume_args",))),
+)
 
 compare_option = options_of(CompareOptions)
 
@@ -34,6 +43,7 @@ compare_option = options_of(CompareOptions)
 @click.command(
     "compare",
     cls=ScriptCommand,
+    forms=FORMS,
     common=[
         *("--arm", "--reference", "--seeds", "--margin", "--arch", "--data", "--data-dir", "--epochs", "--batch-size"),
         *("--lr", "--optimizer", "--recipe", "--device", "--fail-on", "--output-dir"),
@@ -158,7 +168,6 @@ def command(**parameters: Any) -> int:
     options = options_from(parameters)
     if parameters["resume_step"] is not None:
         return _verify_resume(options, parameters)
-    refuse_given(("resume_args",), "is for --verify-resume STEP; give both")
     if parameters["capsule"] is not None:
         return _keep_step(options, parameters["capsule"], has_script=parameters["script"] is not None)
     if (code := answer_without_training(options, parameters)) is not None:
@@ -184,6 +193,7 @@ def _verify_resume(options: CompareOptions, parameters: dict[str, Any]) -> int:
             "ampcompare run --verify-resume"
         )
     require_torch()
+    VERIFY_RESUME.check(options.settings.layers)
     cells = plan_comparison(options).plan.cells
     config = cells[0]
     script = config.script
@@ -260,7 +270,7 @@ def answer_without_training(options: CompareOptions, parameters: dict[str, Any])
 
 def options_from(parameters: dict[str, Any]) -> CompareOptions:
     """Return what the parameters of the command ask for."""
-    request = request_from({**parameters, "processes": count_processes(parameters)}, TRAIN)
+    request = request_from({**parameters, "processes": count_processes(parameters)})
     budget = None if parameters["budget"] is None else to_seconds("--budget", parameters["budget"])
     options = options_by_name(CompareOptions, parameters, arms=_arms(parameters), budget=budget, sweep=None)
     options.settings, options.sweep = request, tuple(map(parse_vary, parameters["sweep"]))

@@ -11,6 +11,7 @@ import click
 from ampcompare.api.migration import convert_checkpoint
 from ampcompare.base.environment.extras import require_torch
 from ampcompare.base.errors import ConfigError
+from ampcompare.cli.forms import form, plain_form
 from ampcompare.cli.help import Command, option, options_of
 from ampcompare.cli.shared_options import json_option
 from ampcompare.cli.values import LEVEL
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
 convert_option = options_of(convert_checkpoint)
 
+FORMS = (
+    form("--inspect", "inspect", ("source", "as_json"), ", which writes nothing"),
+    plain_form(("source", "target", "to", "opt_level", "save_apex_format", "static_scale", "as_json")),
+)
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".tar", ".pkl", ".pickle")
 MAX_NAMED = 20
 
@@ -27,6 +32,7 @@ MAX_NAMED = 20
 @click.command(
     "convert",
     cls=Command,
+    forms=FORMS,
     examples=[
         ("What is inside a checkpoint:", "ampcompare convert last.pt --inspect"),
         ("From apex.amp to torch.amp:", "ampcompare convert apex.pt amp.pt --to native"),
@@ -60,8 +66,6 @@ def command(
     if source.is_dir():
         raise ConfigError(_describe_folder(source))
     if inspect:
-        if target is not None or to is not None or opt_level is not None or save_apex_format or static_scale:
-            raise click.UsageError("--inspect writes nothing: leave out OUT and the options of a conversion")
         from ampcompare.training.checkpoint.inspect import inspect_file, inspection_lines
 
         inspection = inspect_file(source)

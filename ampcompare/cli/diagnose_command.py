@@ -10,15 +10,23 @@ from ampcompare.api.diagnosis import diagnose as api_diagnose
 from ampcompare.api.diagnosis import look_ahead as api_look_ahead
 from ampcompare.backends.arm import parse_arms
 from ampcompare.base.errors import ConfigError
-from ampcompare.cli.help import ARMS, OUTPUT, SCRIPT, option, options_of, refuse_given
+from ampcompare.cli.forms import form, plain_form
+from ampcompare.cli.help import ARMS, OUTPUT, SCRIPT, option, options_of
 from ampcompare.cli.launching import ended_by_signals
 from ampcompare.cli.output import note, text_width
-from ampcompare.cli.settings import ScriptCommand, watched_config, watched_script_options
-from ampcompare.cli.shared_options import json_option, recipe_options
+from ampcompare.cli.settings import WATCHED, ScriptCommand, watched_config, watched_script_options
+from ampcompare.cli.shared_options import SETTING_OPTIONS, json_option, recipe_options
 from ampcompare.cli.values import FOLDER
 from ampcompare.settings.reads import AHEAD, DIAGNOSE
 
 DEFAULT_ARM = "apex:O2"
+
+# What both forms read, next to the settings in `settings/reads.py`.
+IN_BOTH = ("arms", "steps", "output_dir", "as_json", *WATCHED, *SETTING_OPTIONS)
+FORMS = (
+    form("--ahead", "ahead", (*IN_BOTH, "prefix", "twin"), ", which repeats no operation"),
+    plain_form((*IN_BOTH, "reference", "cures", "preflight")),
+)
 
 diagnose_option = options_of(api_diagnose)
 ahead_option = options_of(api_look_ahead)
@@ -27,6 +35,7 @@ ahead_option = options_of(api_look_ahead)
 @click.command(
     "diagnose",
     cls=ScriptCommand,
+    forms=FORMS,
     common=[
         *("--arm", "--ahead", "--steps", "--reference", "--cures", "--arch", "--data", "--batch-size"),
         *("--lr", "--optimizer", "--recipe", "--device", "--output-dir", "--json"),
@@ -78,9 +87,7 @@ def command(**parameters: Any) -> int:
     "no fault in sight", "cannot know".
     """
     if parameters["ahead"]:
-        refuse_given(("reference", "cures"), "is not for --ahead, which repeats no operation; leave it out")
         return _ahead(parameters)
-    refuse_given(("prefix", "twin"), "is for --ahead; add it")
     from ampcompare.diagnosis.options import DiagnoseOptions
     from ampcompare.experiment.diagnose import diagnose
     from ampcompare.experiment.option_checks import check_cells

@@ -12,7 +12,8 @@ import click
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.rank_marks import CELL_FOLDER
-from ampcompare.cli.help import Command, option, options_of, refuse_given
+from ampcompare.cli.forms import Form, form, plain_form
+from ampcompare.cli.help import Command, option, options_of
 from ampcompare.cli.output import text_width
 from ampcompare.cli.values import FILE, LEVEL, Choice
 from ampcompare.script.legacy.settings import ExecSettings
@@ -21,13 +22,43 @@ if TYPE_CHECKING:
     from ampcompare.script.legacy.target import Target
 
 exec_option = options_of(ExecSettings)
-OF_WHOLE_RUNS = ("opt_level", "ledger", "record", "twin", "first_weights", "shift_seeds", "max_steps")
+IN_EACH = ("script", "arguments", "module", "device", "compat_torch")
+OF_RUNS = ("seed", "shift_seeds", "twin", "first_weights", "max_steps", "record", "ledger", "autocast_lists")
+FORMS = (
+    form(
+        "--verify-resume STEP",
+        "verify_resume",
+        (*IN_EACH, "arm", "engine", "seed", "autocast_lists", "resume_args", "fault"),
+        ", which runs the script by itself, in this environment",
+    ),
+    form(
+        "--capsule STEP",
+        "capsule",
+        (*IN_EACH, "engine", "seed"),
+        ", which keeps a step of the script as it is, in this environment",
+    ),
+    Form(
+        "--stack",
+        frozenset({*IN_EACH, *OF_RUNS, "arm", "stacks"}),
+        lambda values: bool(values["stacks"]) or "@" in (values["arm"] or ""),
+        ", whose environment has its own",
+    ),
+    Form(
+        "--arm ARM",
+        frozenset({*IN_EACH, *OF_RUNS, "arm", "engine", "guards"}),
+        lambda values: values["arm"] is not None or (values["ledger"] and values["opt_level"] is None),
+        ", which sets it",
+        "--arm script trains the script as it is",
+    ),
+    plain_form((*IN_EACH, "engine", "opt_level", "record", "autocast_lists", "guards")),
+)
 USAGE = 2  # the exit code of argparse and click for an argument that they do not know
 
 
 @click.command(
     "exec",
     cls=Command,
+    forms=FORMS,
     examples=[
         ("A legacy script, unchanged:", "ampcompare exec train.py --epochs 1"),
         ("On a laptop, with a record of each step:", "ampcompare exec --device cpu --record r.jsonl train.py"),
@@ -110,17 +141,19 @@ def command(
     in_stack = bool(stacks) or "@" in (options["arm"] or "")
     if verify_resume is not None:
         if in_stack:
-            raise ConfigError("--verify-resume is for a script in this environment; leave out --stack and @")
+            raise ConfigError(f"--verify-resume is for a script in this environment, and --arm is {options['arm']}")
         how = (verify_resume, resume_args, fault is not None)
-        return _verify_resume(how, call, {**options, "ledger": ledger})
-    refuse_given(("resume_args", "fault"), "is for --verify-resume STEP; give both")
+        return _verify_resume(how, call, options)
     if capsule is not None:
-        return _keep_step(capsule, stacks, call, {**options, "ledger": ledger})
+        return _keep_step(capsule, call, options)
     if ledger and options["arm"] is None and options["opt_level"] is None:
         options["arm"] = "script"
     if in_stack:
         return _run_in_stack(stacks, call.words, ledger=ledger, **options)
-    _refuse_contradictions(ledger, options)
+    if options["shift_seeds"] is not None and options["seed"] is None:
+        raise ConfigError(
+            f"--shift-seeds {options['shift_seeds']} adds an offset for the seed, and there is none; give --seed N too"
+        )
     status = _run_here(call, ledger, options)
     if status == USAGE and (stray := _own_option(call.arguments)) is not None:
         click.echo(
@@ -161,26 +194,6 @@ def _local_rank() -> list[str]:
     return [] if local_rank is None else [f"--local-rank={local_rank}"]
 
 
-def _refuse_contradictions(ledger: bool, options: dict[str, Any]) -> None:
-    """Refuse options that mean nothing without others, or say the same thing twice."""
-    arm, opt_level, shift_seeds = options["arm"], options["opt_level"], options["shift_seeds"]
-    if ledger and arm is None:
-        raise ConfigError("--ledger follows a script under an arm: give --arm O2 in place of --opt-level O2")
-    if arm is None:
-        refuse_given(
-            ("seed", "shift_seeds", "twin", "first_weights", "max_steps"),
-            "is for a script under an arm; --arm script trains it as it is",
-        )
-    if shift_seeds is not None and options["seed"] is None:
-        raise ConfigError(
-            f"--shift-seeds {shift_seeds} adds an offset for the seed, and there is none; give --seed N too"
-        )
-    if arm is not None and opt_level is not None:
-        raise ConfigError(
-            f"--arm {arm} already sets the opt level, and --opt-level {opt_level} sets it too; give one of them"
-        )
-
-
 def _run_here(call: ScriptCall, ledger: bool, options: dict[str, Any]) -> int:
     """Run a script in this process, write what was seen of it to stderr, and return its exit code."""
     from ampcompare.base.environment.extras import require_torch
@@ -215,10 +228,6 @@ def _run_here(call: ScriptCall, ledger: bool, options: dict[str, Any]) -> int:
 
 def _verify_resume(how: tuple[int, str | None, bool], call: ScriptCall, options: dict[str, Any]) -> int:
     """Verify that a script resumes, and return the exit code."""
-    own = [name for name in OF_WHOLE_RUNS if options[name]]
-    if own:
-        flag = "--" + own[0].replace("_", "-")
-        raise ConfigError(f"{flag} is not for --verify-resume, which runs the script by itself; leave it out")
     from ampcompare.base.environment.extras import require_torch
 
     require_torch()
@@ -226,7 +235,7 @@ def _verify_resume(how: tuple[int, str | None, bool], call: ScriptCall, options:
 
     target = call.target
     settings = {
-        **{name: value for name, value in options.items() if name not in ("ledger", "guards")},
+        **options,
         "arm": options["arm"] or "script",
         "guards": "off",
         "seed": 0 if options["seed"] is None else options["seed"],
@@ -236,14 +245,8 @@ def _verify_resume(how: tuple[int, str | None, bool], call: ScriptCall, options:
     return verify_script_resume(settings, ResumeCheck(*how), is_module=target.is_module, say=click.echo)
 
 
-def _keep_step(step: int, stacks: tuple[str, ...], call: ScriptCall, options: dict[str, Any]) -> int:
+def _keep_step(step: int, call: ScriptCall, options: dict[str, Any]) -> int:
     """Run a script as it is, keep one of its steps, and return its exit code."""
-    own = [name for name in OF_WHOLE_RUNS if options[name]]
-    if own or (options["arm"] or "script").partition("@")[0] != "script":
-        flag = "--" + (own[0].replace("_", "-") if own else "arm")
-        raise ConfigError(f"{flag} is not for --capsule, which keeps a step of the script as it is; leave it out")
-    if stacks:
-        raise ConfigError("--capsule keeps a step of a script in this environment; replay takes --stack")
     from ampcompare.base.environment.extras import require_torch
 
     require_torch()
@@ -267,7 +270,6 @@ def _run_in_stack(stacks: tuple[str, ...], words: list[str], *, ledger: bool, **
     if stack is None or len(known) != 1:
         name = next(iter(known), "old")
         raise ConfigError(f"a script runs in one stack: give --stack {name}=COMMAND and --arm script@{name}")
-    refuse_given(("opt_level", "engine", "guards"), "is for a script in this environment; leave it out with --stack")
     from ampcompare.base.environment.extras import require_torch
 
     require_torch()

@@ -10,29 +10,33 @@ import click
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import LaunchError
-from ampcompare.cli.help import refuse_given
+from ampcompare.cli.forms import Form, form, plain_form
 from ampcompare.cli.output import text_width
-from ampcompare.cli.settings import ScriptCommand, watched_config, watched_script_options
-from ampcompare.cli.shared_options import RECIPE_OPTIONS, json_option, parameter_of, recipe_options
+from ampcompare.cli.settings import WATCHED, ScriptCommand, watched_config, watched_script_options
+from ampcompare.cli.shared_options import SETTING_OPTIONS, json_option, recipe_options
 from ampcompare.settings.reads import EXPLAIN
 
 if TYPE_CHECKING:
     from ampcompare.results.records.ledger import Ledger
     from ampcompare.settings.config import RunConfig
 
-MODEL_OPTIONS = (
-    *(parameter_of(path) for _, path, _ in RECIPE_OPTIONS),
-    "seed",
-    "seed_arg",
-    "size",
-    "model_args",
-    "overrides",
+NAMES_OF_MODELS = ("recipe__model__arch", "config_file", "recipe_name")
+IN_EACH = ("arm_text", "as_json")
+FORMS = (
+    form("a script", "script", (*IN_EACH, *WATCHED, *SETTING_OPTIONS)),
+    Form(
+        "a model named with --arch",
+        frozenset({*IN_EACH, "seed", *SETTING_OPTIONS}),
+        lambda values: any(values[name] is not None for name in NAMES_OF_MODELS),
+    ),
+    plain_form(IN_EACH),
 )
 
 
 @click.command(
     "explain",
     cls=ScriptCommand,
+    forms=FORMS,
     common=["--arch", "--data", "--data-dir", "--batch-size", "--optimizer", "--recipe", "--device", "--json"],
     examples=[
         ("What O2 does, and its torch.amp equivalent:", "ampcompare explain O2"),
@@ -70,13 +74,12 @@ def command(**parameters: Any) -> int:
         ran = _train_briefly(watched_config(parameters, str(arm), EXPLAIN))
         document["ledger"] = ran.model_dump()
         below = Terminal(width, details=True).write(ledger_document(ran, arm))
-    elif any(parameters[name] is not None for name in ("recipe__model__arch", "config_file", "recipe_name")):
+    elif any(parameters[name] is not None for name in NAMES_OF_MODELS):
         config = watched_config(parameters, str(arm), EXPLAIN)
         check_cells([config])
         document["observed"] = observation = observe_in_child(config)
         below = render_observation(observation, width=width)
     else:
-        refuse_given(MODEL_OPTIONS, "is of a model that is prepared, or of a script; name a model with --arch")
         document["observed"] = None
         if arm.roles is not None and arm.roles.lists == AUTOCAST_LISTS:
             document["casts"] = casts = casts_in_child()

@@ -73,9 +73,7 @@ def command(**parameters: Any) -> int:
     from ampcompare.results.records.run import dump_json
     from ampcompare.results.report.tables import listing_table, room
 
-    config = collect_settings(
-        request_from({**parameters, "arm_text": None}, FIND_BATCH), FIND_BATCH, one_run=True
-    ).config
+    config = collect_settings(request_from({**parameters, "arm_text": None}), FIND_BATCH, one_run=True).config
     arms = [str(arm) for arm in parse_arms(parameters["arms"] or ("fp32",))]
     search = BatchSearch(
         configs_of(config, list(dict.fromkeys(arms))),

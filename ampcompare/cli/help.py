@@ -4,13 +4,13 @@ import inspect
 import os
 import re
 import types
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import click
 
 from ampcompare.api.arguments import texts_of
-from ampcompare.base.errors import ConfigError
+from ampcompare.cli.forms import Form, check_forms
 from ampcompare.cli.values import Choice
 
 GROUPS = (
@@ -122,15 +122,6 @@ def add_options(options: Sequence[Callable[[Function], Function]], function: Fun
     return function
 
 
-def refuse_given(names: Collection[str], why: str) -> None:
-    """Refuse the first of some parameters of the present command that was given; `why` follows its flag."""
-    context = click.get_current_context()
-    for parameter in context.command.params:
-        source = context.get_parameter_source(parameter.name or "")
-        if parameter.name in names and source not in (None, click.core.ParameterSource.DEFAULT):
-            raise ConfigError(f"{max(parameter.opts, key=len)} {why}")
-
-
 def group_of(parameter: click.Parameter) -> str:
     """Return the group of an option; those of plain click stand under `OTHER`."""
     return OUTPUT if "--help" in parameter.opts else getattr(parameter, "group", OTHER)
@@ -142,6 +133,7 @@ class Command(click.Command):
     Args:
         common: flags that the short help shows, in order; without any it shows all.
         examples: lines of what is asked, each with the command that answers.
+        forms: what the command does by which options, the first one that is asked for; without any, one thing by all.
     """
 
     def __init__(
@@ -149,11 +141,17 @@ class Command(click.Command):
         *arguments: Any,
         common: Sequence[str] = (),
         examples: Sequence[tuple[str, str]] = (),
+        forms: Sequence[Form] = (),
         **settings: Any,
     ) -> None:
         settings["context_settings"] = {"max_content_width": MAX_WIDTH, **settings.get("context_settings", {})}
         super().__init__(*arguments, **settings)
-        self.common, self.examples = tuple(common), tuple(examples)
+        self.common, self.examples, self.forms = tuple(common), tuple(examples), tuple(forms)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        if self.forms:
+            check_forms(ctx, self.forms)
+        return super().invoke(ctx)
 
     def get_help_option_names(self, ctx: click.Context) -> list[str]:
         return ["--help"] if self.common else ["-h", "--help"]

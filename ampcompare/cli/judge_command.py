@@ -12,6 +12,7 @@ import click
 from ampcompare.api.results_table import judge_against, judge_table
 from ampcompare.base.errors import AmpCompareError, ConfigError, UnusableInput
 from ampcompare.cli.comparison_output import details_option, terminal_text
+from ampcompare.cli.forms import form, plain_form, refuse_given
 from ampcompare.cli.help import (
     ARMS,
     COMPARISON,
@@ -20,7 +21,6 @@ from ampcompare.cli.help import (
     default_of,
     option,
     options_of,
-    refuse_given,
     variable_name,
 )
 from ampcompare.cli.output import say
@@ -30,6 +30,14 @@ from ampcompare.cli.values import FILE
 judge_option = options_of(judge_table)
 GATES = ("--against", "--logprobs")
 VARIABLE = variable_name("judge", "--against")
+
+
+OF_TABLES = ("metric", "better", "margin", "sd")
+FORMS = (
+    form("--logprobs A B", "logprobs", ("twin", "as_json")),
+    form("--against OLD", "old", (*OF_TABLES, "table", "arm", "as_json")),
+    plain_form((*OF_TABLES, "table", "example", "reference", "time_margin", "objective", "details", "as_json")),
+)
 
 
 class _JudgeCommand(Command):
@@ -60,6 +68,7 @@ class _JudgeCommand(Command):
 @click.command(
     "judge",
     cls=_JudgeCommand,
+    forms=FORMS,
     examples=[
         ("A published table of ResNet-50:", "ampcompare judge --example"),
         ("Your own results, from a CSV file:", "ampcompare judge results.csv --reference O2 --margin 0.3"),
@@ -117,8 +126,7 @@ def command(
     of JSON: verdict, effect, interval, and the seeds that are still needed.
     """
     if logprobs is not None:
-        return _judge_logprobs(logprobs, twin, is_alone=table is None and not example and old is None)
-    refuse_given(("twin",), "is for --logprobs A B; add them")
+        return _judge_logprobs(logprobs, twin)
     from ampcompare.results.analysis.results_table import EXAMPLE, EXAMPLE_SD
     from ampcompare.results.report.base import FORMATS
 
@@ -128,7 +136,6 @@ def command(
         options["margin"] = default_of(judge_table, "margin")
     if old is not None:
         return _judge_against(table, old, arm, options)
-    refuse_given(("arm",), "is for --against; add it")
     if example and options["sd"] is None:
         options["sd"] = EXAMPLE_SD
     source = io.TextIOWrapper(sys.stdin.buffer, "utf-8-sig") if table == "-" else table or EXAMPLE
@@ -140,12 +147,10 @@ def command(
     return 0
 
 
-def _judge_logprobs(files: tuple[str, str], twin: str | None, *, is_alone: bool) -> int:
+def _judge_logprobs(files: tuple[str, str], twin: str | None) -> int:
     """Print one line of JSON, and return the exit code that is the answer."""
     from ampcompare.results.analysis.logprobs import judge_logprobs
 
-    if not is_alone:
-        raise UnusableInput("--logprobs takes the place of a table, --example and --against; leave these out")
     result = judge_logprobs(*files, twin)
     say(json.dumps(result.data(), allow_nan=False))
     return result.exit_code
@@ -155,8 +160,8 @@ def _judge_against(table: str | None, old: str, arm: str | None, options: dict[s
     """Print one line of JSON, and return the exit code that is the answer."""
     from ampcompare.results.analysis.floor import is_envelope, judge_rows, read_envelope, read_step_rows
 
-    refuse_given(("example", "reference", "details", "time_margin", "objective"), "is not for --against; leave it out")
     if is_envelope(Path(old)):
+        refuse_given((*OF_TABLES, "arm"), "is not for an envelope of `ampcompare floor`; leave it out")
         judgment = judge_rows(read_step_rows(Path(table or "")), read_envelope(Path(old)))
         say(json.dumps(judgment.data(), allow_nan=False))
         return judgment.exit_code

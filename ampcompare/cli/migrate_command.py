@@ -8,14 +8,32 @@ import click
 
 from ampcompare.api.migration import migrate_script
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit
-from ampcompare.cli.help import Command, option, options_of, refuse_given
+from ampcompare.cli.forms import form, plain_form, refuse_given
+from ampcompare.cli.help import Command, option, options_of
 from ampcompare.cli.output import note
 from ampcompare.cli.values import FILE, Choice
+
+FORMS = (
+    form(
+        "--verify-resume STEP",
+        "resume_step",
+        ("paths", "adapter", "resume_args", "convert"),
+        ", which runs two scripts and changes no file",
+    ),
+    form(
+        "--verify",
+        "verify",
+        ("paths", "adapter", "torch_version", "steps", "stack", "preflight"),
+        ", which changes no file: write when you have seen its verdict",
+    ),
+    plain_form(("paths", "adapter", "torch_version", "mode")),
+)
 
 
 @click.command(
     "migrate",
     cls=Command,
+    forms=FORMS,
     examples=[
         ("What would change?", "ampcompare migrate train.py"),
         ("Does the new script train the same?", "ampcompare migrate --verify train.py -- --epochs 1"),
@@ -84,9 +102,6 @@ def command(
     environment.
     """
     if resume_step is not None:
-        if verify or mode == "write":
-            raise ConfigError("--verify-resume changes no file, and is no part of --verify; leave out the other one")
-        refuse_given(("steps", "preflight", "torch_version", "stack"), "is not for --verify-resume; leave it out")
         from ampcompare.base.environment.extras import require_torch
         from ampcompare.experiment.script_resume import verify_migrated_resume
 
@@ -100,10 +115,9 @@ def command(
             convert=convert,
             say=click.echo,
         )
-    refuse_given(("resume_args", "convert"), "is for --verify-resume STEP; give both")
+    if adapter:
+        refuse_given(("torch_version",), "is not for --adapter, whose file runs on all of them; leave it out")
     if verify:
-        if mode == "write":
-            raise ConfigError("--verify changes no file; leave --write out, and write when you have seen its verdict")
         from ampcompare.base.environment.extras import require_torch
         from ampcompare.experiment.verify import verify_script
         from ampcompare.settings.stack import parse_stacks
@@ -118,15 +132,11 @@ def command(
             preflight_of([RunConfig(arm="script", device="cpu", script=script_config(paths))], _say)
 
         first = check if preflight and stack is None else lambda: None
-        if adapter:
-            refuse_given(("torch_version",), "is not for --adapter, whose file runs on all of them; leave it out")
         where = None if stack is None else next(iter(parse_stacks([stack]).values()))
         return verify_script(
             paths[0], list(paths[1:]), steps=steps, say=click.echo, check=first, adapter=adapter, stack=where
         )
-    refuse_given(("steps", "preflight", "stack"), "is for --verify; add it")
     if adapter:
-        refuse_given(("torch_version",), "is not for --adapter, whose file runs on all of them; leave it out")
         return _adapt(paths, write=mode == "write")
     return _migrate(paths, torch_version, write=mode == "write")
 

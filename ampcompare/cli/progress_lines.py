@@ -32,9 +32,10 @@ def describe_outline(outline: Outline, device: str) -> str:
 
 def _place(cells: Sequence[RunConfig], device: str) -> str:
     """Return where cells run: devices, threads and processes, each as often as it differs."""
-    where = {f"on {cell.launcher.capitalize()}" for cell in cells if cell.launcher in ("ray", "slurm")} or {
-        f"on {' and '.join(sorted({device if cell.device == 'auto' else cell.device for cell in cells}))}"
-    }
+    where = {f"on {cell.launcher.capitalize()}" for cell in cells if cell.launcher in ("ray", "slurm")}
+    if not where:
+        devices = {device if cell.device == "auto" else cell.device for cell in cells}
+        where = {f"on {' and '.join(sorted(devices))}"}
     threads = sorted({cell.threads for cell in cells})
     processes = sorted({cell.processes for cell in cells})
     parts = [*sorted(where), "1 thread" if threads == [1] else f"{' or '.join(map(str, threads))} threads"]

@@ -159,7 +159,14 @@ def _target_from(form: str | None, output: str | None, shown: bool) -> _ReportTa
         return _ReportTarget("html" if shown else form or "table", None, shown)
     path = Path(str(output))
     into_folder = path.is_dir() or str(output).endswith(os.sep)
-    chosen = form or ("html" if shown else "table" if into_folder else SUFFIXES.get(path.suffix.lower()))
+    if form is not None:
+        chosen: str | None = form
+    elif shown:
+        chosen = "html"
+    elif into_folder:
+        chosen = "table"
+    else:
+        chosen = SUFFIXES.get(path.suffix.lower())
     if chosen is None:
         raise ConfigError(f"--output {output!r} does not say which format; add --format {'|'.join(FORMATS)}")
     suffix = next(suffix for suffix, name in SUFFIXES.items() if name == chosen)

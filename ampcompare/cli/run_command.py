@@ -109,7 +109,7 @@ def sources_from(parameters: Mapping[str, Any]) -> SettingsSources:
         "arm_text": arm_from_flags(parameters, is_named=arm is not None) or arm,
         "processes": count_processes(parameters),
     }
-    return collect_settings(request_from({**parameters, **derived}, TRAIN), TRAIN, one_run=True)
+    return collect_settings(request_from({**parameters, **derived}), TRAIN, one_run=True)
 
 
 def _stack_of(parameters: Mapping[str, Any]) -> StackConfig | None:

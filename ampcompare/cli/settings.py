@@ -9,7 +9,8 @@ import click
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.formatting import printable
-from ampcompare.cli.help import OUTPUT, SCRIPT, Command, add_options, option, refuse_given
+from ampcompare.cli.forms import refuse_given
+from ampcompare.cli.help import OUTPUT, SCRIPT, Command, add_options, option
 from ampcompare.cli.shared_options import RECIPE_OPTIONS, parameter_of
 from ampcompare.cli.values import Choice
 from ampcompare.experiment.sources import SettingsRequest, collect_settings
@@ -28,7 +29,7 @@ NOT_FOR_SCRIPTS = (
 )
 
 
-def request_from(parameters: Mapping[str, Any], reads: CommandReads) -> SettingsRequest:
+def request_from(parameters: Mapping[str, Any]) -> SettingsRequest:
     """Return the settings that the present command asks for: `--set` below variables, and these below flags."""
     layers = []
     for text in parameters["overrides"]:
@@ -49,7 +50,7 @@ def request_from(parameters: Mapping[str, Any], reads: CommandReads) -> Settings
         set_path(from_flags, f"recipe.model.args.{name}", value)
         origins[f"recipe.model.args.{name}"] = "flag --model-arg"
     layers += [Layer("environment", from_environment, origins), Layer("flag", from_flags, origins)]
-    if (script := _script_layer(parameters, reads)) is not None:
+    if (script := _script_layer(parameters)) is not None:
         layers.append(script)
     return SettingsRequest(
         parameters.get("recipe_name"), parameters.get("size"), parameters.get("config_file"), tuple(layers)
@@ -153,6 +154,10 @@ def script_options(function: Function) -> Function:
     return add_options(options, function)
 
 
+# Parameters of `watched_script_options`, with the script itself.
+WATCHED = ("script", "seed", "seed_arg", "shift_seeds", "compat_torch", "nproc_per_node")
+
+
 def watched_script_options(function: Function) -> Function:
     """Add the seed, and the options of a script that is watched as it trains."""
     options = [
@@ -180,19 +185,17 @@ def watched_script_options(function: Function) -> Function:
 def watched_config(parameters: Mapping[str, Any], arm: str, reads: CommandReads) -> RunConfig:
     """Return the settings of an arm that a command watches as it trains."""
     derived = {"arm_text": arm, "processes": parameters["nproc_per_node"], "metric": ()}
-    return collect_settings(request_from({**parameters, **derived}, reads), reads, one_run=True).config
+    return collect_settings(request_from({**parameters, **derived}), reads, one_run=True).config
 
 
-def _script_layer(parameters: Mapping[str, Any], reads: CommandReads) -> Layer | None:
+def _script_layer(parameters: Mapping[str, Any]) -> Layer | None:
     """Return the setting of the script after `--`; None without one."""
     words = parameters.get("script")
     if words is None:
         command = click.get_current_context().info_name
         refuse_given(OWN, f"is for a script: ampcompare {command} [OPTIONS] -- SCRIPT ARGS...")
         return None
-    paths = {parameter_of(path): path for _, path, _ in RECIPE_OPTIONS}
-    loops = [name for name, path in paths.items() if path not in reads.script]
-    refuse_given((*loops, *NOT_FOR_SCRIPTS), OF_OWN_LOOP)
+    refuse_given(NOT_FOR_SCRIPTS, OF_OWN_LOOP)
     script: ScriptConfig = script_config(
         words,
         metrics=parameters["metric"],

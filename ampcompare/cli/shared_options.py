@@ -183,6 +183,13 @@ def _text(description: str | None, default: object) -> str:
     return f"{description or ''}  [default: {'on' if default is True else default}]".strip()
 
 
+# Parameters of `recipe_options`. Which of them act in a command stands in `settings/reads.py`.
+SETTING_OPTIONS = (
+    *("recipe_name", "size", "config_file", "overrides", "model_args", "guards"),
+    *(parameter_of(path) for _, path, _ in RECIPE_OPTIONS),
+)
+
+
 def recipe_options(*reads: CommandReads) -> Callable[[Function], Function]:
     """Return what adds the flags of all settings that a command reads, in one or several ways of it.
 

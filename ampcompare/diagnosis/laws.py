@@ -22,7 +22,7 @@ MAX_STEP_ERROR = 0.1  # of a step's size, mean over the rest: of 35 trainings wi
 LONGER = 4  # times the prefix that is proposed where twins are still far apart
 
 
-def twin_distance(losses: Sequence[float], twin: Sequence[float]) -> float | None:
+def loss_distance(losses: Sequence[float], twin: Sequence[float]) -> float | None:
     """Return how far the losses of two trainings are apart at the end of a prefix.
 
     Args:
@@ -49,7 +49,7 @@ def outlook_of(arm: Arm, prefix: Prefix, twin: float | None) -> ArmOutlook:
     Args:
         arm: that is asked about.
         prefix: what the first steps showed.
-        twin: the distance of a twin of the prefix, by `twin_distance`; None if none was trained.
+        twin: the distance of a twin of the prefix, by `loss_distance`; None if none was trained.
     """
     roles = _roles_of(arm, prefix)
     name = str(arm)

@@ -57,7 +57,7 @@ def examine_apex(path: Sequence[str] | None = None, *, folder: Path | None = Non
         reason = "ampcompare does not need it: apex arms run on its own engine (engine=compat)"
         return _check(install, shim, "absent", "ok", "not installed", reason)
     if install.has_amp:
-        return _with_amp(install, shim, path, seconds)
+        return _check_apex_with_amp(install, shim, path, seconds)
     assert install.path is not None
     aside = quote(f"{install.path}-clone")
     if install.kind == "namespace":
@@ -111,7 +111,8 @@ def _name(found: ApexInstall) -> str:
     return f"{found.maker} Apex {version}" + (f" (commit {found.commit[:8]})" if found.commit else "")
 
 
-def _with_amp(found: ApexInstall, shim: ShimStatus, path: Sequence[str] | None, seconds: float) -> Check:
+def _check_apex_with_amp(found: ApexInstall, shim: ShimStatus, path: Sequence[str] | None, seconds: float) -> Check:
+    """Return the finding on an Apex that has `amp`: hidden, of another build, broken, or ready."""
     assert found.path is not None
     folder = os.path.realpath(found.path.parent)
     if path is None and folder == os.path.realpath(".") and folder not in map(os.path.realpath, search_path()):

@@ -49,7 +49,7 @@ class Importer:
 
 
 @dataclass(frozen=True)
-class Supply:
+class ImportedApex:
     """What an import of Apex finds here.
 
     Attributes:
@@ -66,7 +66,7 @@ class Supply:
     answered: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, apex: Check) -> "Supply":
+    def of(cls, apex: Check) -> "ImportedApex":
         """Return what the finding `apex` says."""
         facts = apex.facts
         importable = facts["state"] in ("no_amp", "grafted", "python_only", "full", "impostor", "other_build", "broken")
@@ -110,7 +110,7 @@ def _is_module(package: Path, *parts: str) -> bool:
     return len(parts) > 1 and package.joinpath(*parts[:-1]).with_suffix(".py").is_file()
 
 
-def outcome_of(one: ApexImport, importer: Importer, supply: Supply) -> Outcome:
+def outcome_of(one: ApexImport, importer: Importer, supply: ImportedApex) -> Outcome:
     """Return what becomes of an import."""
     if one.reach == "question":
         return "finds" if supply.answers_questions else "does without"
@@ -182,7 +182,7 @@ def examine_importers(
 ) -> list[Check]:
     """Return a finding for each library and script that imports Apex, with what it gets and the one cure."""
     importers, whole = find_importers(scripts, path, seconds=seconds)
-    supply = Supply.of(apex)
+    supply = ImportedApex.of(apex)
     shown = [one for one in importers if one.is_script][:MAX_SCRIPTS] + [one for one in importers if not one.is_script]
     checks = [_check(importer, supply) for importer in shown]
     if not whole:
@@ -191,7 +191,7 @@ def examine_importers(
     return checks
 
 
-def _check(importer: Importer, supply: Supply) -> Check:
+def _check(importer: Importer, supply: ImportedApex) -> Check:
     judged = [(file, one, outcome_of(one, importer, supply)) for file, one in importer.imports]
     # A question alone is of interest where nothing else is.
     wanted = [entry for entry in judged if entry[1].reach != "question"] or judged
@@ -228,7 +228,7 @@ def _verdict(importer: Importer, outcome: Outcome) -> Verdict:
     return "warning" if importer.is_script else "note"  # a script that does without trains in fp32, and says nothing
 
 
-def _cure(importer: Importer, supply: Supply, one: ApexImport, outcome: Outcome) -> tuple[str, tuple[str, ...]]:
+def _cure(importer: Importer, supply: ImportedApex, one: ApexImport, outcome: Outcome) -> tuple[str, tuple[str, ...]]:
     """Return why, and the one line that helps."""
     name = quote(importer.name)
     if outcome == "finds":

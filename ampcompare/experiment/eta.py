@@ -54,7 +54,8 @@ def estimate(plan: Plan, folder: Path, found: Preflight | None = None) -> _Estim
     peak = None if unknown else max(peaks, default=0)
     rest: float | None = 0.0
     if unknown:
-        rest = None if found is None else found.estimate([label for label, _ in left if label in unknown])
+        untrained = [label for label, _ in left if label in unknown]
+        rest = None if found is None else found.estimate(untrained)
     if rest is not None:
         rest += sum(_mean_seconds(alike[label]) for label, _ in left if label not in unknown)
     return _Estimate(len(left), rest, peak, unknown)

@@ -68,18 +68,25 @@ class Journal:
         return {label: self.run.cell_named(cell) / CellFile.RECORD for label, cell in self.plan.cells.items()}
 
     def _look_at(self, records: Sequence[RunRecord]) -> Look:
-        plan, terms, ended = self.plan, self.plan.terms, finished_runs(records)
+        plan, terms = self.plan, self.plan.terms
+        ended = finished_runs(records)
         ran = {f"{run.arm}@{run.config.recipe.seed}" for run in ended}
         files = self.record_files()
         rows = {arm: [run for run in ended if run.arm == arm] for arm in plan.arms}
+        base = rows.pop(plan.reference)
         return Look(
-            **{"number": 0, "error_rate": 0.0, "reference": plan.reference, "arms": plan.arms, "planned": terms.looks},
+            number=0,
+            error_rate=0.0,
+            reference=plan.reference,
+            arms=plan.arms,
+            planned=terms.looks,
             seeds=sorted({run.config.recipe.seed for run in ended}),
-            pairs={arm: len(pairs_by_seed(runs, rows[plan.reference])) for arm, runs in rows.items()
-                   if arm != plan.reference},
+            pairs={arm: len(pairs_by_seed(runs, base)) for arm, runs in rows.items()},
             cells={name: hashlib.sha256(files[name].read_bytes()).hexdigest()[:16] for name in files if name in ran},
             lost=sorted(f"{run.arm}@{run.config.recipe.seed}" for run in records if run.status == "failed"),
-            **{"margin": terms.margin, "time_margin": terms.time_margin, "loss_margin": terms.loss_margin},
+            margin=terms.margin,
+            time_margin=terms.time_margin,
+            loss_margin=terms.loss_margin,
             margin_unit=metric_of(records).difference_unit,
             pilot=sorted(plan.pilot),
-        )  # fmt: skip
+        )

@@ -11,7 +11,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.environment.extras import require_torch
 from ampcompare.base.errors import ConfigError
 from ampcompare.diagnosis import options as recipes
-from ampcompare.diagnosis.laws import outlook_of, twin_distance
+from ampcompare.diagnosis.laws import loss_distance, outlook_of
 from ampcompare.diagnosis.options import PrefixRequest
 from ampcompare.experiment.diagnose import ENDED, run_examined, say_limits, watched_settings
 from ampcompare.experiment.launch.places import find_places
@@ -74,7 +74,7 @@ def look_ahead(options: AheadOptions, say: Callable[[str], None] = lambda line: 
     distance = None
     if options.twin:
         say("running them again from weights changed by one part in 512")
-        distance = twin_distance(prefix.losses, _prefix_of(options, environment, is_twin=True).losses)
+        distance = loss_distance(prefix.losses, _prefix_of(options, environment, is_twin=True).losses)
     recipe, script = options.config.recipe, options.config.script
     subject = script.name if script else f"{recipe.model.arch} on {recipe.data.name}, {recipe.optimizer.name}"
     script_arm = Arm.parse("script")

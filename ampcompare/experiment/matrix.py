@@ -60,7 +60,8 @@ def find_setting(name: str, said: str) -> str:
     known = [path for path, _ in settings(RunConfig().model_dump(exclude=set(NON_NUMERIC_SETTINGS)))]
     name = name.strip().replace("-", "_")
     name = OTHER_NAMES.get(name, name)
-    fit = [path for path in known if path == name] or [path for path in known if path.rpartition(".")[2] == name]
+    fit = [path for path in known if path == name]
+    fit = fit or [path for path in known if path.rpartition(".")[2] == name]
     if len(fit) != 1:
         words = dict.fromkeys(path.rpartition(".")[2] for path in known)
         like = close_matches(name, words, count=3)

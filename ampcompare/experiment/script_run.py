@@ -104,7 +104,9 @@ def _read_trace(folder: Path) -> Run:
     count = max((len(each) for each in trace["digests"].values()), default=0)
     stepped = [number for number, row in enumerate(rows) if row.get("kind") == "step" and row["step"] < count]
     # A run that is cut ends at the step after the last one, whose backward passes are there or not by chance.
-    end = len(rows) if not trace["is_cut"] else stepped[-1] if stepped else 0
+    end = len(rows)
+    if trace["is_cut"]:
+        end = stepped[-1] if stepped else 0
     weights: dict[str, Any] = {}
     if (folder / "weights.npz").exists():
         import numpy

@@ -89,7 +89,9 @@ def collect_settings(request: SettingsRequest, reads: CommandReads, *, one_run: 
     name, size = request.recipe, request.size
     if size is not None and name is None:
         raise ConfigError(f"--size {size} needs a recipe; give --recipe too")
-    full = None if name is None else read_settings_file(name) if name.endswith(YAML_SUFFIXES) else load_recipe(name)
+    full = None
+    if name is not None:
+        full = read_settings_file(name) if name.endswith(YAML_SUFFIXES) else load_recipe(name)
     matrix = full.matrix if full is not None else Matrix()
     layers = [Layer(f"recipe {name}", full.settings)] if full is not None else []
     if full is not None and size is not None:
@@ -128,7 +130,9 @@ def _first_row(matrix: Matrix, layers: Sequence[Layer]) -> list[Layer]:
 def matrix_seeds(matrix: Matrix) -> str | None:
     """Return the seeds of a file as one text such as `0,2,7`, if it has any."""
     seeds = matrix.seeds
-    return ",".join(map(str, seeds)) if isinstance(seeds, list) else None if seeds is None else str(seeds)
+    if isinstance(seeds, list):
+        return ",".join(map(str, seeds))
+    return None if seeds is None else str(seeds)
 
 
 def matrix_rows(

@@ -77,9 +77,10 @@ class ScriptObserver:
     def _begin(self) -> None:
         if not self._begun:
             self._begun = True
-            self._begin_step()
+            self._resume_watch()
 
-    def _begin_step(self) -> None:
+    def _resume_watch(self) -> None:
+        """Watch operations again behind a backward pass, and count the weights that the step begins with."""
         self._after_backward = False
         self._set()
         if not self._watch.operations.is_paused:
@@ -186,7 +187,7 @@ class ScriptObserver:
             self._watch.end_step(self._is_whole, self._optimizers)
             if self._watch.is_over:
                 raise EnoughSteps(0)
-            self._begin_step()
+            self._resume_watch()
 
 
 def _value(value: Any) -> Any:

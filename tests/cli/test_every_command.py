@@ -33,6 +33,7 @@ CALLS = {
     "list": ["all"],
     "config": ["show", "--origin"],
 }
+IN_OTHER_TESTS = ("compare", "convert", "export", "replay", "report")
 ARMS = ["O1", "half:bf16", "amp"]  # `compare` trains fp32, O2 and bf16, in a script too
 # A deprecation of torch fails a command; that of `apex.amp` is ampcompare's own.
 WARNINGS = ["-W", "error::FutureWarning", "-W", "ignore:apex.amp was removed:FutureWarning"]
@@ -41,8 +42,13 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One folder for all commands, with a comparison and a checkpoint of an Apex script in it."""
-    folder = tmp_path_factory.mktemp("commands")
+    """One folder for all commands."""
+    return tmp_path_factory.mktemp("commands")
+
+
+@pytest.fixture(scope="module")
+def compared(folder: Path) -> Path:
+    """The folder with a comparison in it."""
     start("compare", folder)
     return folder
 
@@ -56,20 +62,25 @@ def start(name: str, folder: Path, *words: str) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", [name for name in CALLS if name not in ("compare", "convert", "export", "replay")])
+@pytest.mark.parametrize("name", [name for name in CALLS if name not in IN_OTHER_TESTS])
 def test_a_command(folder: Path, name: str) -> None:
     assert start(name, folder)
 
 
-def test_the_comparison_has_a_headline(folder: Path) -> None:
+def test_the_comparison_has_a_headline(compared: Path) -> None:
     """Both other arms have a verdict, whatever it is."""
-    text = (folder / "runs" / "compare" / "report.md").read_text(encoding="utf-8")
+    text = (compared / "runs" / "compare" / "report.md").read_text(encoding="utf-8")
     assert len(re.findall(r"apex:O2|native:bf16", text)) >= 2
 
 
-def test_export(folder: Path) -> None:
+def test_report(compared: Path) -> None:
+    """The comparison is shown again."""
+    assert start("report", compared)
+
+
+def test_export(compared: Path) -> None:
     pytest.importorskip("tensorboard")
-    start("export", folder)
+    start("export", compared)
 
 
 def test_replay(folder: Path) -> None:

@@ -91,7 +91,10 @@ def _check_flags(name: str, flagged: set[str], offered: frozenset[str]) -> None:
     ("words", "said"),
     [
         (["explain", "O2", "--arch", "mlp", "--set", "on_nan=stop"], "explain does not read on_nan"),
-        (["explain", "O2", "--arch", "mlp", "--nproc-per-node", "2"], "explain does not read processes"),
+        (
+            ["explain", "O2", "--arch", "mlp", "--nproc-per-node", "2"],
+            "--nproc-per-node is not for a model named with --arch",
+        ),
         (["diagnose", "--set", "recipe.early_stop=3"], "diagnose does not read recipe.early_stop"),
         (["diagnose", "--ahead", "--cpu-half", "native"], "flag --cpu-half: diagnose --ahead does not read cpu_half"),
         (["diagnose", "--compile", "eager"], "--compile fuses them"),

@@ -35,7 +35,7 @@ def script(tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        (["--lr", "0.1"], "--lr is a setting of ampcompare's own training loop"),
+        (["--lr", "0.1"], "flag --lr: recipe.optimizer.lr is a setting of ampcompare's own training loop"),
         (["--sweep", "workers=0,1"], "--sweep is a setting of"),
         (["--metric", "top1=Acc"], "has 0 groups"),
         (["--metric", r"gap=gap ([\d.]+)"], "write gap:max where larger ones are, or gap:min"),
@@ -70,8 +70,8 @@ def test_options_of_scripts_need_one(call: Any) -> None:
         (["compare", "--arm", "bf16", "-q", "train.py", "--data-path", "x"], "--arm bf16 -q -- train.py --data-path x"),
         (["run", "-m", "pkg.train"], "ampcompare run -- -m pkg.train"),
         (["diagnose", "train.py", "--epochs", "1"], "ampcompare diagnose -- train.py --epochs 1"),
-        (["exec", "--seed", "0", "train.py"], "--seed is for a script under an arm; --arm script"),
-        (["exec", "--opt-level", "O2", "--max-steps", "3", "train.py"], "--max-steps is for a script under an arm"),
+        (["exec", "--seed", "0", "train.py"], "or --arm ARM; --arm script trains"),
+        (["exec", "--opt-level", "O2", "--max-steps", "3", "train.py"], "--max-steps is for --stack or --arm ARM"),
     ],
 )
 def test_what_was_meant_is_proposed(call: Any, words: list[str], line: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ampcompare.backends.arm import Arm
-from ampcompare.diagnosis.laws import outlook_of, twin_distance
+from ampcompare.diagnosis.laws import loss_distance, outlook_of
 from ampcompare.results.records.outlook import Prefix, ShareLost, StateError
 
 
@@ -150,6 +150,6 @@ def test_noise_of_products_depends_on_what_is_still_to_learn(arm: str) -> None:
 def test_the_distance_of_a_twin() -> None:
     """The last three tenths count; a number that is not finite is without limit, and too few losses say nothing."""
     one = [1.0] * 10
-    assert twin_distance(one, [9.0] * 7 + [1.01] * 3) == pytest.approx(0.01)
-    assert twin_distance(one, [1.0] * 9 + [math.nan]) == math.inf
-    assert twin_distance(one[:2], one[:2]) is None
+    assert loss_distance(one, [9.0] * 7 + [1.01] * 3) == pytest.approx(0.01)
+    assert loss_distance(one, [1.0] * 9 + [math.nan]) == math.inf
+    assert loss_distance(one[:2], one[:2]) is None

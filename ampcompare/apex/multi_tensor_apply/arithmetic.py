@@ -233,7 +233,10 @@ def _split(tensors: Sequence[Tensor], scalars: Tensor) -> tuple[list[int], list[
     for index, tensor in enumerate(tensors):
         # Another dtype would be promoted by the flat product, but not by a product with a scalar.
         fits = on_device and tensor.numel() <= _MAX_SHARED_ELEMENTS and tensor.dtype is scalars.dtype
-        (shared if fits and tensor.layout is torch.strided and is_dense(tensor) else others).append(index)
+        if fits and tensor.layout is torch.strided and is_dense(tensor):
+            shared.append(index)
+        else:
+            others.append(index)
     return (shared, others) if len(shared) >= _MIN_SHARED_TENSORS else ([], list(range(len(tensors))))
 
 

@@ -99,8 +99,8 @@ class FusedSGD(FusedOptimizer):
             for model, master in pairs
             if (grad := master.grad if self.materialize_master_grads else model.grad) is not None
         ]
-        models, updated, grads = [row[0] for row in rows], [row[1] for row in rows], [row[2].data for row in rows]
-        self._launch(group, grads, updated, models)
+        grads = [grad.data for _, _, grad in rows]
+        self._launch(group, grads, [master for _, master, _ in rows], [model for model, _, _ in rows])
 
     def _launch(
         self, group: dict[str, Any], grads: Sequence[Tensor], params: Sequence[Tensor], models: Sequence[Tensor] = ()

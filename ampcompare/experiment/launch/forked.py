@@ -46,8 +46,8 @@ class AskedToStop(Exception):
     """The cell was asked to stop before its process had started."""
 
 
-class ProcessLauncher(Launcher, Generic[Process]):
-    """Works with one process at a time, which another thread may stop at any moment."""
+class StoppableLauncher(Launcher, Generic[Process]):
+    """Starts a process for one cell at a time, which another thread may ask to stop, or end, at any moment."""
 
     def __init__(self, place: Place, end: Callable[[Process], None]) -> None:
         self._place = place
@@ -75,7 +75,7 @@ class ProcessLauncher(Launcher, Generic[Process]):
         self._process.close()
 
 
-class ForkingLauncher(ProcessLauncher[Fork]):
+class ForkServerLauncher(StoppableLauncher[Fork]):
     """Forks the processes of cells from a server, which is replaced where it is killed between two of them."""
 
     loaded: Sequence[str] = ()
@@ -126,7 +126,7 @@ class ForkingLauncher(ProcessLauncher[Fork]):
         self._server.close()
 
 
-class ForkedLauncher(ForkingLauncher):
+class ForkedLauncher(ForkServerLauncher):
     """Keeps one server for all cells. Cells end with the launcher, and with this process if it dies."""
 
     loaded = (CELL, "ampcompare.guards.hooks", "ampcompare.backends.catalog:third_party_backends")  # by every cell

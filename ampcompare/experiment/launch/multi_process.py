@@ -25,7 +25,7 @@ from ampcompare.experiment.launch.cell_files import (
     write_record,
 )
 from ampcompare.experiment.launch.contract import Progress, failed_record, interrupted_record
-from ampcompare.experiment.launch.forked import ProcessLauncher, worker_environment
+from ampcompare.experiment.launch.forked import StoppableLauncher, worker_environment
 from ampcompare.experiment.launch.places import ANYWHERE, Place
 from ampcompare.experiment.launch.start_ranks import Request
 from ampcompare.results.records.run import RunRecord, read_record
@@ -36,7 +36,7 @@ END_SECONDS = 10.0
 TAIL_LINES = 5
 
 
-class MultiProcessLauncher(ProcessLauncher["subprocess.Popen[bytes]"]):
+class MultiProcessLauncher(StoppableLauncher["subprocess.Popen[bytes]"]):
     """Starts the ranks of each cell.
 
     Args:

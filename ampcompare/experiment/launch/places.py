@@ -224,7 +224,10 @@ def _on_cores(jobs: int | str | None, processes: int, threads: int, devices: set
     """Return places on disjoint cores where there are enough, each with as many as a cell has threads or more."""
     cores, need = _available_cores(), processes * threads
     on_cpu = devices <= {"auto", "cpu"}
-    count = (max(1, len(cores) // need) if on_cpu else 1) if jobs == "auto" else int(jobs or 1)
+    if jobs == "auto":
+        count = max(1, len(cores) // need) if on_cpu else 1
+    else:
+        count = int(jobs or 1)
     if count == 1 or not on_cpu or count * need > len(cores):
         return Places((Place(shared=count > 1, cells=count),) * count)
     size = len(cores) // count

@@ -199,5 +199,7 @@ def train(settings: str, folder: str, secrets_: dict[str, str]) -> dict[str, byt
         place = Place(tuple(visible_gpus()), shared=True) if _resources(config)["num_gpus"] else ANYWHERE
         where = ", ".join(filter(None, [f"node {socket.gethostname()}", str(place)]))
         train_cell(path, stack.enter_context(LocalLauncher(place)), where)
-        files = [] if is_shared else [each for each in path.rglob("*") if each.is_file() and not each.is_symlink()]
+        if is_shared:
+            return {}
+        files = [each for each in path.rglob("*") if each.is_file() and not each.is_symlink()]
         return {os.fspath(each.relative_to(path)): each.read_bytes() for each in files}

@@ -242,10 +242,9 @@ def _check_verdict(gate: VerdictGate, arm: str, verdict: Verdict) -> Check:
 def _check_limit(
     gate: Gate, metric: Metric | None, row: ArmSummary, runs: Runs, base: Runs, *, same_software: bool
 ) -> Check:
-    value: float | None
-    if gate.measure in COUNTS:
-        value, why, may_skip = row.diverged if gate.measure == "diverged" else row.failed, "", False
-    else:
+    value: float | None = row.diverged if gate.measure == "diverged" else row.failed
+    why, may_skip = "", False
+    if gate.measure not in COUNTS:
         value, why, may_skip = _measure(gate.measure, metric, runs, base, same_software=same_software)
     if value is not None:
         exceeded = f"{_value_text(gate, metric, value)}, and {gate.text} fails"

@@ -164,7 +164,9 @@ def _metric_of(
     if not chosen and "seconds" in head:
         return "", TOP1  # times alone
     if len(chosen) != 1 or chosen[0] not in head:
-        what = f"no column {wanted!r}" if wanted else "several columns of numbers" if chosen else "no column of numbers"
+        what = "several columns of numbers" if chosen else "no column of numbers"
+        if wanted:
+            what = f"no column {wanted!r}"
         remedy = f"name one of {', '.join(numeric or head)} with --metric"
         if not chosen:
             remedy = f"write numbers without units (26.9, not 26.9Gb) below {', '.join(head)}"
@@ -395,7 +397,8 @@ def _with_decimals_of(table: ResultsTable) -> Metric:
 
 def _margin(terms: Criteria, metric: Metric, reference: Sequence[Run], sd: float | None) -> AccuracyMargin:
     """Return the margin in the unit that is shown, and where it comes from."""
-    rule, values = terms.rule, [run.value.times(metric.factor) for run in reference if run.value is not None]
+    rule = terms.rule
+    values = [run.value.times(metric.factor) for run in reference if run.value is not None]
     if metric.name != TOP1.name and rule.kind == "auto":
         raise ConfigError(f"{metric.name} has no usual margin; give --margin, a difference that does not matter")
     if rule.kind == "sd" and sd is None and any(value.sd is not None for value in values):
@@ -407,7 +410,8 @@ def _margin(terms: Criteria, metric: Metric, reference: Sequence[Run], sd: float
 
 def _line(runs: Sequence[Run], base: Sequence[Run], metric: Metric, value: _Difference | None) -> Line:
     """Return the line of an arm before its verdicts."""
-    count, diverged = (sum(run.runs or 1 for run in its) for its in (runs, [run for run in runs if run.diverged]))
+    count = sum(run.runs or 1 for run in runs)
+    diverged = sum(run.runs or 1 for run in runs if run.diverged)
     divergence = Verdict(kind="diverged", share=(diverged, count)) if diverged else EMPTY
     rate = wilson(diverged, count) if diverged else (None, None)
     measured = [(run, run.value) for run in runs if run.value is not None]
@@ -436,8 +440,9 @@ def _line(runs: Sequence[Run], base: Sequence[Run], metric: Metric, value: _Diff
 def _survivors(runs: Sequence[Run], base: Sequence[Run]) -> tuple[int, int] | None:
     """Return how many of the reference's runs next to these did not diverge, and how many there are; None if all."""
     seeds = {run.seed for run in runs}
-    counts = [(run.runs or 1, run.diverged) for run in [run for run in base if run.seed in seeds] or base]
-    kept, ran = sum(count for count, diverged in counts if not diverged), sum(count for count, _ in counts)
+    next_to_these = [run for run in base if run.seed in seeds] or base
+    ran = sum(run.runs or 1 for run in next_to_these)
+    kept = sum(run.runs or 1 for run in next_to_these if not run.diverged)
     return (kept, ran) if kept < ran else None
 
 

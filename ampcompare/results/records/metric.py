@@ -76,7 +76,7 @@ class Metric(FrozenRecord):
         return "pp" if self.factor == 100 else self.unit
 
     @property
-    def unit_behind(self) -> str:
+    def difference_suffix(self) -> str:
         """The unit of differences as it stands behind one, with its space; "" if there is none."""
         return f" {self.difference_unit}" if self.difference_unit else ""
 
@@ -165,7 +165,7 @@ class Metric(FrozenRecord):
 
     def difference_with_unit(self, difference: float) -> str:
         """Return a difference, as `differ` gives it, with its unit, such as `+0.09 pp`."""
-        return f"{self.difference_text(difference)}{self.unit_behind}"
+        return f"{self.difference_text(difference)}{self.difference_suffix}"
 
     def with_sign(self, shown: float) -> str:
         """Return a difference that is in the shown unit already, without its unit, such as +0.09."""

@@ -119,8 +119,10 @@ def read_words(text: str) -> dict[str, Any]:
     if match is None or match["word"] not in kinds:
         return {"kind": "no verdict", "why": text}
     kind, why = kinds[match["word"]], match["why"] or ""
-    if kind == "inconclusive":
-        kind = "not tested" if why == "not tested" else "few seeds" if why.startswith("fewer than") else kind
+    if kind == "inconclusive" and why == "not tested":
+        kind = "not tested"
+    elif kind == "inconclusive" and why.startswith("fewer than"):
+        kind = "few seeds"
     elif kind == "not comparable" and why.endswith(EMULATED):
         kind, why = "emulated", why.removesuffix(EMULATED)
     return {

@@ -95,7 +95,9 @@ def step_cell(row: ArmSummary, comparison: Comparison) -> Cell:
     if row.invalid_time:
         return INVALID
     milliseconds = 1000 * row.step_seconds_median
-    return Cell(f"{milliseconds:,.{2 if milliseconds < 10 else 1 if milliseconds < 1000 else 0}f}")
+    if milliseconds < 10:
+        return Cell(f"{milliseconds:,.2f}")
+    return Cell(f"{milliseconds:,.1f}" if milliseconds < 1000 else f"{milliseconds:,.0f}")
 
 
 def _epoch(row: ArmSummary, comparison: Comparison) -> Cell:

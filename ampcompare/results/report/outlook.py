@@ -33,8 +33,11 @@ def outlook_document(found: Outlook) -> Document:
 
 
 def _rows(found: Outlook) -> list[list[str]]:
-    whys = [printable(f"{each.why}{f' -> {each.cure}' if each.cure else ''}", 400) or "-" for each in found.arms]
-    return [[printable(one.arm, 60), one.word, one.part or "-", why] for one, why in zip(found.arms, whys, strict=True)]
+    rows = []
+    for one in found.arms:
+        why = f"{one.why} -> {one.cure}" if one.cure else one.why
+        rows.append([printable(one.arm, 60), one.word, one.part or "-", printable(why, 400) or "-"])
+    return rows
 
 
 def _lines(prefix: Prefix) -> dict[str, Any]:

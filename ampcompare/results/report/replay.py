@@ -55,7 +55,7 @@ def _modules(judgments: Sequence[ReplayJudgment]) -> list[Block]:
     for name, kind in names:
         here = [one.get(name) for one in found]
         before = max((one[0] for one in here if one), default=0.0)
-        cells = [Cell("-") if one is None else Cell(_units(one[1]), "bad" if one[2] else "") for one in here]
+        cells = [_change_cell(one) for one in here]
         bar = _bar(before, max((one[1] for one in here if one), default=0.0))
         rows.append([printable(name, 44, keep_end=16), kind, _units(before), *cells, bar])
     heads = ["module", "class", "as it is", *(one.change for one in judged), ""]
@@ -70,6 +70,13 @@ def _largest(errors: Sequence[ModuleErrors]) -> dict[str, tuple[float, float, bo
         first, second, differs = found.get(one.module, (0.0, 0.0, False))
         found[one.module] = max(first, before), max(second, now), differs or one.answer != "noise"
     return found
+
+
+def _change_cell(error: tuple[float, float, bool] | None) -> Cell:
+    if error is None:
+        return Cell("-")
+    _, value, is_bad = error
+    return Cell(_units(value), "bad" if is_bad else "")
 
 
 def _units(value: float) -> str:

@@ -267,7 +267,7 @@ class _Columns(NamedTuple):
 
 def _laid_out(table: Table, choice: _Choice, width: int | None, paint: Paint) -> _LaidOut | None:
     """Return the table made by a choice; None where it is too wide."""
-    columns, notes = _columns_of(table, choice)
+    columns, notes = _choose_columns(table, choice)
     everywhere, notes = _shared_notes(table, notes)
     if choice.notes_column and any(notes):
         used = sum(len(GAP) + each for each in columns.widths())
@@ -282,7 +282,7 @@ def _laid_out(table: Table, choice: _Choice, width: int | None, paint: Paint) ->
     return _LaidOut(drawn, [*everywhere, *_group_columns(table, notes)], _hidden_columns(table, choice))
 
 
-def _columns_of(table: Table, choice: _Choice) -> tuple[_Columns, list[list[str]]]:
+def _choose_columns(table: Table, choice: _Choice) -> tuple[_Columns, list[list[str]]]:
     """Return the columns that a choice shows, and the notes of each row: its own, and those of shortened cells."""
     columns = table.columns
     shown = [index for index, column in enumerate(columns) if not 0 < column.drop <= choice.step]

@@ -312,48 +312,70 @@ def answer(
         return leaf.clone()  # the module may change it in place
 
     drawn = next((one.dtype for one in tensors_in((call["args"], call["kwargs"])) if is_float(one)), torch.float32)
-    default = torch.get_default_dtype()
     with contextlib.ExitStack() as stack:
         stack.enter_context(weights_in(module, change))
         stack.enter_context(torch.enable_grad())
         stack.enter_context(autocast_as(autocast))
         args, kwargs = change_tensors(make, call["args"]), change_tensors(make, call["kwargs"])
         set_generators(call["generators"])
-        for inner in module.modules() if nudge else ():
-            if inner is not module:
-                hook = inner.register_forward_hook(
-                    lambda _, given, output: change_tensors(lambda one: _nudge(one, nudge, noise), output)
-                )
-                stack.callback(hook.remove)
+        if nudge:
+            stack.enter_context(_changed_outputs(module, lambda one: _nudge(one, nudge, noise)))
+        stack.enter_context(_arithmetic(drawn, [] if masks is None else masks, given or [], double=double))
+        outputs = tensors_in((run or module)(*args, **kwargs))
+        weights = {name: one for name, one in module.named_parameters() if one.requires_grad}
+        into_outputs = [
+            None if gradient is None or not output.requires_grad else (change(gradient) * scale).to(output.dtype)
+            for output, gradient in zip(outputs, call["gradients"])
+        ]
+        found = _gradients(outputs, into_outputs, leaves + list(weights.values()))
+        buffers = {name: one.detach().clone() for name, one in module.named_buffers() if is_float(one)}
+    found = [None if one is None else _unscale(one.detach(), scale) for one in found]
+    of_inputs = {str(number): one for number, one in enumerate(found[: len(leaves)])}
+    of_weights = dict(zip(weights, found[len(leaves) :]))
+    return {
+        "fwd": {str(number): one.detach() for number, one in enumerate(outputs) if is_float(one)},
+        "dgrad": {name: one for name, one in of_inputs.items() if one is not None},
+        "wgrad": {name: one for name, one in of_weights.items() if one is not None},
+        "state": buffers,
+    }
+
+
+@contextlib.contextmanager
+def _arithmetic(drawn: torch.dtype, masks: List[Any], given: List[Any], *, double: bool) -> Iterator[None]:
+    """Compute in fp64, if `double`; note the masks of dropout, drawn in a type, or take those that are given."""
+    default = torch.get_default_dtype()
+    with contextlib.ExitStack() as stack:
         if double:
             stack.callback(torch.set_default_dtype, default)
             torch.set_default_dtype(torch.float64)
         if (double or given) and TorchFunctionMode is not object:
-            stack.enter_context(InDouble(drawn, [] if masks is None else masks, given or [], double=double))
-        result = (run or module)(*args, **kwargs)
-        outputs = tensors_in(result)
-        weights = [(name, one) for name, one in module.named_parameters() if one.requires_grad]
-        pairs = [
-            (output, (change(gradient) * scale).to(output.dtype))
-            for output, gradient in zip(outputs, call["gradients"])
-            if gradient is not None and output.requires_grad
-        ]
-        found: List[Optional[Tensor]] = [None] * (len(leaves) + len(weights))
-        if pairs and found:
-            found = list(torch.autograd.grad(
-                [output for output, _ in pairs], leaves + [one for _, one in weights],
-                [gradient for _, gradient in pairs], allow_unused=True,
-            ))  # fmt: skip
-        buffers = {name: one.detach().clone() for name, one in module.named_buffers() if is_float(one)}
-    named = [str(number) for number in range(len(leaves))] + [name for name, _ in weights]
-    gradients = [(name, _unscale(one.detach(), scale)) for name, one in zip(named, found) if one is not None]
-    count = sum(one is not None for one in found[: len(leaves)])
-    return {
-        "fwd": {str(number): one.detach() for number, one in enumerate(outputs) if is_float(one)},
-        "dgrad": dict(gradients[:count]),
-        "wgrad": dict(gradients[count:]),
-        "state": buffers,
-    }
+            stack.enter_context(InDouble(drawn, masks, given, double=double))
+        yield
+
+
+@contextlib.contextmanager
+def _changed_outputs(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Change the tensors that each module inside of another one returns."""
+    hooks = [
+        inner.register_forward_hook(lambda _, given, output: change_tensors(change, output))
+        for inner in module.modules()
+        if inner is not module
+    ]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _gradients(outputs: List[Tensor], given: List[Optional[Tensor]], inputs: List[Tensor]) -> List[Optional[Tensor]]:
+    """Return the gradient of each input from those of outputs; None for an output or an input that has none."""
+    pairs = [(output, gradient) for output, gradient in zip(outputs, given) if gradient is not None]
+    if not pairs or not inputs:
+        return [None] * len(inputs)
+    return list(torch.autograd.grad(
+        [output for output, _ in pairs], inputs, [gradient for _, gradient in pairs], allow_unused=True,
+    ))  # fmt: skip
 
 
 def _unscale(gradient: Tensor, scale: float) -> Tensor:
@@ -926,54 +948,77 @@ class Replay(Watch):
 
     def _judge_modules(self) -> None:
         calls = {"%s#%d" % key: call.data() for key, call in self.calls.items()} if self.known is None else {}
-        given = calls if self.known is None else self.known["calls"]
         tops = {id(one) for one in self.tops}
-        self.draws_otherwise = others = self.known is not None and not torch.equal(drawn_mask(), self.known["drawn"])
-        gets_masks = others
-        if self.arm is not None and self.arm.half is not None and self.known is not None:
-            gets_masks = True
-            self.draws_otherwise = others or not torch.equal(drawn_mask(self.arm.half), self.known["drawn"])
-        if others:
-            self.notes.append("this torch draws other dropout from the same generator; it gets that of the base")
-        for key, call in given.items():
+        gets_masks = self._compare_dropout()
+        for key, call in (calls if self.known is None else self.known["calls"]).items():
             module = self.modules.get(call["name"])
             if module is None:
                 self.notes.append("the script has no module %s" % call["name"])
                 continue
-            own = self.calls.get((call["name"], call["number"]))
+            if self.compiled is not None and id(module) not in tops:
+                continue
             row: Dict[str, Any] = {"module": call["name"], "kind": type(module).__name__, "call": call["number"]}
             row["top"] = self.top_names[call["name"]]
-            run = None
-            if self.compiled is not None:
-                if id(module) not in tops:
-                    continue
-                run = torch.compile(module, backend=self.compiled)
+            run = None if self.compiled is None else torch.compile(module, backend=self.compiled)
             known = self.known["exact"].get(key) if self.known is not None else None
+            masks = self.known["masks"].get(key) if gets_masks and self.known is not None else None
             try:
-                autocast = own.autocast if own is not None else {}
-                masks: List[Any] = []
-                drawn = self.known["masks"].get(key) if gets_masks and self.known is not None else None
-                with self._plain_calls(own):
-                    kinds = None if own is None else own.types
-                    native = answer(module, call, autocast, run=run, given=drawn, types=kinds, scale=self.scale)
-                with self._plain_calls():
-                    exact = answer(module, call, {}, double=True, masks=masks, given=drawn)
-                    # A unit of what the module computes in, which its inputs may have more bits than.
-                    unit = max([torch.finfo(one.dtype).eps / 2 for one in native["fwd"].values()] or [2.0**-24])
-                    nudged = answer(module, call, {}, double=True, nudge=unit, given=drawn)
+                native, exact, nudged, drawn = self._answers(module, call, run, masks)
                 row["parts"] = rows_of(native, exact, nudged, known)
             except Exception as error:
                 row["why"] = "%s: %s" % (type(error).__name__, str(error).splitlines()[0] if str(error) else "")
             else:
                 if self.known is None:
                     self.answers.setdefault("exact", {})[key] = change_tensors(copy_to_cpu, exact)
-                    self.answers.setdefault("masks", {})[key] = masks
+                    self.answers.setdefault("masks", {})[key] = drawn
             self.rows.append(row)
         if self.known is None:
             self.answers["calls"] = calls
             self.answers.setdefault("exact", {})
             self.answers.setdefault("masks", {})
             self.answers["drawn"] = drawn_mask()
+
+    def _compare_dropout(self) -> bool:
+        """Note whether other dropout is drawn here than for the base, and return whether modules get that of the base.
+
+        Under an arm in 16 bits they do in any case: its masks are drawn in that type.
+        """
+        self.draws_otherwise = False
+        if self.known is None:
+            return False
+        others = self.draws_otherwise = not torch.equal(drawn_mask(), self.known["drawn"])
+        if others:
+            self.notes.append("this torch draws other dropout from the same generator; it gets that of the base")
+        if self.arm is None or self.arm.half is None:
+            return others
+        self.draws_otherwise = others or not torch.equal(drawn_mask(self.arm.half), self.known["drawn"])
+        return True
+
+    def _answers(
+        self, module: nn.Module, call: Dict[str, Any], run: Optional[Callable[..., Any]], masks: Optional[List[Any]]
+    ) -> Tuple[Dict[str, Named], Dict[str, Named], Dict[str, Named], List[Any]]:
+        """Return the answers of a module as it computes, in fp64, and in fp64 from inputs that are off by a rounding.
+
+        The last part are the masks of dropout in fp64.
+
+        Args:
+            module: is called by itself.
+            call: what it was given in the step of the base.
+            run: its compiled form; None for the module.
+            masks: of dropout, which it gets; None to draw them.
+        """
+        own = self.calls.get((call["name"], call["number"]))
+        autocast: Dict[str, Any] = {} if own is None else own.autocast
+        kinds = None if own is None else own.types
+        drawn: List[Any] = []
+        with self._plain_calls(own):
+            native = answer(module, call, autocast, run=run, given=masks, types=kinds, scale=self.scale)
+        with self._plain_calls():
+            exact = answer(module, call, {}, double=True, masks=drawn, given=masks)
+            # A unit of what the module computes in, which its inputs may have more bits than.
+            unit = max([torch.finfo(one.dtype).eps / 2 for one in native["fwd"].values()] or [2.0**-24])
+            nudged = answer(module, call, {}, double=True, nudge=unit, given=masks)
+        return native, exact, nudged, drawn
 
     @contextlib.contextmanager
     def _plain_calls(self, own: Optional[Call] = None) -> Iterator[None]:

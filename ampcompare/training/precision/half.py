@@ -196,7 +196,7 @@ class Fp32Gradients(_Masters):
         self.collect()
 
 
-class WideStep(_OptimizerWeights):
+class Fp32CopiesPerStep(_OptimizerWeights):
     """fp32 copies of an optimizer's 16-bit weights, made for each step; its state has `state_dtype` between steps.
 
     With `kahan` what rounding has cut off is kept as `compensation` in the state of the weight, and the next step
@@ -232,9 +232,10 @@ class WideStep(_OptimizerWeights):
             held = group["params"]
             for index, param in enumerate(held):
                 if param.dtype is not torch.float32 and param.requires_grad:
-                    self._widen(held, index, param)
+                    self._put_fp32_copy(held, index, param)
 
-    def _widen(self, held: list[Tensor], index: int, param: Tensor) -> None:
+    def _put_fp32_copy(self, held: list[Tensor], index: int, param: Tensor) -> None:
+        """Put an fp32 copy with the weight's state and gradient in its place in a group of the optimizer."""
         copy = param.detach().float()
         entries = self._optimizer.state.pop(param, {})
         # Out of the optimizer's sight: it takes a state without its own entries for one that it has made.
@@ -367,7 +368,9 @@ class Half(Precision):
         if self.master_weights:
             return _Masters(optimizer)
         if self._is_wide:
-            return WideStep(optimizer, state_dtype=self.state_dtype, stochastic=self._stochastic, kahan=self._kahan)
+            return Fp32CopiesPerStep(
+                optimizer, state_dtype=self.state_dtype, stochastic=self._stochastic, kahan=self._kahan
+            )
         return _OptimizerWeights(optimizer)
 
     def scale_loss(

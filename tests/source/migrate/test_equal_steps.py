@@ -318,7 +318,10 @@ def is_equal(one: Log, other: Log) -> bool:
     )
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    "shape",
+    [pytest.param(each, marks=() if each in ("module", "two classes") else pytest.mark.slow) for each in SHAPES],
+)
 @settings(max_examples=60, deadline=None)
 @given(
     scaled=st.sampled_from(sorted(SCALED)),

@@ -120,14 +120,18 @@ def _is_unscaled(text: str, statement: str) -> bool:
     return bool(behind) and all("unscale_(" in each or "_foreach_div_(" in each for each in behind)
 
 
-@pytest.mark.parametrize("statement", UNKNOWN)
+@pytest.mark.parametrize(
+    "statement", [pytest.param(each, marks=() if each == UNKNOWN[0] else pytest.mark.slow) for each in UNKNOWN]
+)
 def test_what_nobody_knows_before_a_step_keeps_a_file_from_being_rewritten(statement: str) -> None:
     found = list(_changed(statement))
     assert len(found) > 40
     assert [name for name, _, migration in found if migration.whole] == []
 
 
-@pytest.mark.parametrize("statement", READS)
+@pytest.mark.parametrize(
+    "statement", [pytest.param(each, marks=() if "hooks.after" in each else pytest.mark.slow) for each in READS]
+)
 def test_what_reads_gradients_before_a_step_gets_them_unscaled_or_the_file_is_left(statement: str) -> None:
     found = list(_changed(statement))
     rewritten = [(name, migration.text) for name, _, migration in found if migration.whole]

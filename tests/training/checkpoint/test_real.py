@@ -47,7 +47,10 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, name, None)
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in ("timm.pth.tar", "mmengine.pth") else ()) for name in FILES],
+)
 @pytest.mark.usefixtures("nothing_runs")
 def test_a_real_file_is_known(name: str) -> None:
     """Writer, weights, averages, optimizer and scaler are found, nothing else is taken for one, and nothing is run."""

@@ -111,7 +111,9 @@ class ScaledLoss(AbstractContextManager[Any]):
             return loss * scale
         scaled = _multiply(loss, initial_grad)
         if scaled.requires_grad and scaled.dim() == 0:
-            self._loss, self._initial_grad, self._scaled, self._version = loss, initial_grad, scaled, loss._version
+            self._loss, self._version = loss, loss._version
+            self._initial_grad = initial_grad
+            self._scaled = scaled
             scaled.backward = self._backward  # type: ignore[method-assign]
         return scaled
 

@@ -130,7 +130,8 @@ class SelfMultiheadAttn(nn.Module):
             raise AssertionError("got attn_mask with mask_additive=True; an additive mask is for keys only")
         length, batch, _ = query.shape
         heads = batch * self.num_heads
-        weight, bias = self._stack_projections("weight"), self._stack_projections("bias") if self.bias else None
+        weight = self._stack_projections("weight")
+        bias = self._stack_projections("bias") if self.bias else None
         parts = F.linear(self._normalize(query), weight, bias).view(length, heads, 3, self.head_dim)
         queries, keys, values = (parts[..., part, :].transpose(0, 1) for part in range(3))
         scores = torch.bmm(queries, keys.transpose(1, 2)) * self.scaling

@@ -87,8 +87,8 @@ class FP16_Optimizer(AroundOptimizer):
         masters = [param for group in self.fp32_groups for param in group]
         for model, master in zip(models, masters, strict=True):
             master.grad = None if model.grad is None else torch.empty_like(master)
-        pairs = [(model.grad, master.grad) for model, master in zip(models, masters, strict=True)]
-        sources, targets = [a for a, _ in pairs if a is not None], [b for _, b in pairs if b is not None]
+        sources = [model.grad for model in models if model.grad is not None]
+        targets = [master.grad for master in masters if master.grad is not None]
         if sources:
             scale(sources, targets, 1.0 / self.cur_scale)
         self.optimizer.step()

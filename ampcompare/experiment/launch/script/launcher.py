@@ -37,7 +37,7 @@ from ampcompare.experiment.launch.cell_files import (
     write_record,
 )
 from ampcompare.experiment.launch.contract import Progress, failed_record
-from ampcompare.experiment.launch.forked import AskedToStop, ForkingLauncher
+from ampcompare.experiment.launch.forked import AskedToStop, ForkServerLauncher
 from ampcompare.experiment.launch.places import ANYWHERE, Place
 from ampcompare.experiment.launch.script.output import OutputReader, Printed
 from ampcompare.experiment.launch.script.rows import (
@@ -71,7 +71,7 @@ OPTIONS = ("-W", "ignore::FutureWarning")  # of Python
 EXEC, TORCHRUN = "ampcompare.cli:main", "torch.distributed.run"
 
 
-class ScriptLauncher(ForkingLauncher):
+class ScriptLauncher(ForkServerLauncher):
     """Forks one process per cell: that of the script, or torchrun's, which starts as many as the configuration says."""
 
     loaded = ("ampcompare.script.prepare", "ampcompare.cli.exec_command", "ampcompare.cli.group")

@@ -197,8 +197,10 @@ def _whole(found: re.Match[str], text: str) -> str | None:
         return None
     begin, end = found.span(1)
     first = next((place for place in range(begin, end) if text[place] in "0123456789."), None)
-    token = None if first is None else next((one for one in UNSIGNED.finditer(text) if one.end() > first), None)
-    if token is None or first is None or token.start() > first or SEPARATED.fullmatch(found[1].strip()):
+    if first is None or SEPARATED.fullmatch(found[1].strip()):
+        return own
+    token = next((one for one in UNSIGNED.finditer(text) if one.end() > first), None)
+    if token is None or token.start() > first:
         return own
     if token.start() < first or (token.end() > end and found.end() == end):
         sign = "-" if text[begin:first].endswith("-") else ""
@@ -225,7 +227,10 @@ def _unit(found: re.Match[str], text: str) -> str | None:
     if first is None:
         return None
     number = SEPARATED.match(text, begin + first.start()) or UNSIGNED.match(text, begin + first.start())
-    unit = None if number is None else UNIT.match(text, max(number.end(), end if found[1][-1:].isdigit() else 0))
+    if number is None:
+        return ""
+    behind = max(number.end(), end) if found[1][-1:].isdigit() else number.end()
+    unit = UNIT.match(text, behind)
     return "" if unit is None else unit[0]
 
 

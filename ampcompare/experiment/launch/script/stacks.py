@@ -422,7 +422,10 @@ def run_in_stack(
         else:
             others = [name for name, value in options.items() if name not in RECORDED and value != DEFAULTS.get(name)]
             if arm != "script" or others or ledger or options.get("shift_seeds") == "all":
-                what = f"--{others[0].replace('_', '-')}" if others else f"arm {arm}" if arm != "script" else "this"
+                if others:
+                    what = f"--{others[0].replace('_', '-')}"
+                else:
+                    what = f"arm {arm}" if arm != "script" else "this"
                 raise UnsupportedCombination(
                     f"{what} needs ampcompare {__version__}, which the stack {stack.name} lacks"
                 )

@@ -67,7 +67,11 @@ class SystemMonitor:
         """
         self._next = 0.0
         self.sample(timed=False)
-        wall, cpu = time.perf_counter() - self._wall, time.process_time() - self._cpu
+        wall = time.perf_counter() - self._wall
+        cpu = time.process_time() - self._cpu
+        waiting = None
+        if self._waited is not None:
+            waiting = max(0.0, (_seconds_without_core() or 0.0) - self._waited) / wall
         clocks = self._clocks if self._gpu is None else self._gpu.clocks
         two = halves(step_seconds)
         return SystemReadings(
@@ -77,9 +81,7 @@ class SystemMonitor:
             second_half_seconds=two and two.second,
             halves_error=two and two.error,
             cpu_share=cpu / wall if self._gpu is None else None,
-            waiting_share=None
-            if self._waited is None
-            else max(0.0, (_seconds_without_core() or 0.0) - self._waited) / wall,
+            waiting_share=waiting,
             load_average=max(self._load),
             cores=psutil.cpu_count(),
             clock_low_mhz=min(clocks, default=None),

@@ -253,7 +253,7 @@ def _differences(rows: Sequence[ArmSummary], metric: Metric) -> str:
         shown = shown[:1]
     elif len(shown) > MAX_DIFFERENCES:
         shown = [f"{metric.difference_text(min(known))} to {metric.difference_text(max(known))}"]
-    return f"Δ {names_of(shown)}{metric.unit_behind}"
+    return f"Δ {names_of(shown)}{metric.difference_suffix}"
 
 
 def _sentence_on_difference(kind: Kind, rows: Sequence[ArmSummary], comparison: Comparison) -> str:
@@ -281,7 +281,7 @@ def _sentences_on_open(rows: Sequence[ArmSummary], comparison: Comparison, names
     if tested:
         noun = "the interval reaches" if len(tested) == 1 else "their intervals reach"
         shown = f" ({difference_with_interval(tested[0], metric)})" if len(tested) == 1 else ""
-        width = f"±{comparison.margin:g}{metric.unit_behind}"
+        width = f"±{comparison.margin:g}{metric.difference_suffix}"
         arms = names.name([row.arm for row in tested])
         yield f"Inconclusive for {arms}: {noun} beyond the margin of {width}{shown}."
     others = [row for row in rows if row.quality.kind == "inconclusive" and row not in tested]
@@ -303,7 +303,8 @@ def _outcome_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[Run
             ended = [record for record in records if record.status == status]
             count, total, why = len(ended), len(records), ""
             if status == "diverged":
-                count, total, why = row.diverged, row.completed + row.diverged, divergence_cause(records)
+                count, total = row.diverged, row.completed + row.diverged
+                why = divergence_cause(records)
             elif status == "failed" and ended:
                 why = printable(ended[0].error or "", MAX_ERROR, keep_end=END_OF_ERROR).rstrip(".")
             if count:

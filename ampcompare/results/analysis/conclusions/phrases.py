@@ -17,13 +17,13 @@ class ArmNames:
 
     def name(self, arms: Sequence[str]) -> str:
         """Return arms as they stand within a sentence."""
-        text = _group_of(arms, self.everyone, self.said) or names_of(arms)
+        text = _words_for_many(arms, self.everyone, self.said) or names_of(arms)
         self.said.update(arms)
         return text
 
     def begin(self, arms: Sequence[str], one: str, several: str) -> str:
         """Return arms with a verb in the right number, as the beginning of a sentence."""
-        group = _group_of(arms, self.everyone, self.said)
+        group = _words_for_many(arms, self.everyone, self.said)
         subject = f"{group[0].upper()}{group[1:]}" if group else names_of(arms)
         self.said.update(arms)
         return f"{subject} {one if len(arms) == 1 else several}"
@@ -37,7 +37,7 @@ def names_of(arms: Sequence[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def _group_of(arms: Sequence[str], everyone: Sequence[str], said: Collection[str]) -> str:
+def _words_for_many(arms: Sequence[str], everyone: Sequence[str], said: Collection[str]) -> str:
     """Return `all five arms`, `all but a` or `the other five arms` of many; "" where they are to be named."""
     if len(arms) > 2 and set(arms) == set(everyone):
         return f"all {count_of(len(arms))} arms"

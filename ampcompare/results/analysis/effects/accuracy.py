@@ -208,7 +208,9 @@ def _interval(values: Sequence[float], owns: Sequence[float], samples: int, metr
 
 def _own(record: RunRecord, *, averaged: bool) -> float | None:
     last = record.summary.epochs[-1] if record.summary.epochs else None
-    return None if last is None else last.ema_value if averaged else last.value
+    if last is None:
+        return None
+    return last.ema_value if averaged else last.value
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

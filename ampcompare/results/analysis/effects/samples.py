@@ -62,7 +62,7 @@ def compare_samples(
         arm, reference = _by_side(pairs)
     except RecordError as fault:
         return SampleComparison(samples=count, unusable=str(fault))
-    models = [_models(*each) for each in zip(pairs, arm, reference, strict=True)] if arm.dtype == bool else []
+    models = [_model_pair(*each) for each in zip(pairs, arm, reference, strict=True)] if arm.dtype == bool else []
     result = SampleComparison(samples=count, models=models)
     if effect is None or verdict.confidence is None or len(pairs) < MIN_PAIRS or count < 2:
         return result
@@ -141,7 +141,14 @@ def _results(run: RunRecord) -> NDArray[Any] | None:
         raise RecordError(f"the per-{noun} results of {who} are damaged: {fault}") from None
 
 
-def _models(pair: Pair, arm: NDArray[Any], reference: NDArray[Any]) -> ModelPair:
+def _model_pair(pair: Pair, arm: NDArray[Any], reference: NDArray[Any]) -> ModelPair:
+    """Return how many samples only one model of a pair has right, and McNemar's test of that.
+
+    Args:
+        pair: the runs that trained both.
+        arm: bool (samples,): which the arm's has right.
+        reference: the same, of the reference.
+    """
     only, others = int((arm & ~reference).sum()), int((reference & ~arm).sum())
     return ModelPair(seed=pair[0].config.recipe.seed, arm_only=only, reference_only=others, p=mcnemar(only, others))
 
@@ -159,7 +166,7 @@ def mcnemar(one_only: int, other_only: int) -> float:
 
 def sample_sentences(rows: Sequence[ArmSummary], margin: float, metric: Metric, noun: str) -> Iterable[str]:
     """Yield which verdicts need not hold for new samples, and which results of single samples could not be used."""
-    unit = metric.unit_behind
+    unit = metric.difference_suffix
     doubtful: list[str] = []
     unusable: dict[str, list[str]] = {}
     for row in rows:

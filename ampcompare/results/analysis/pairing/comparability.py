@@ -109,12 +109,12 @@ def accuracy_incomparable_reason(arm: RunRecord, reference: RunRecord, *, same_s
 def _incomparable_times(arm: RunRecord, reference: RunRecord, *, same_software: bool) -> Verdict:
     jobs = max(arm.jobs, reference.jobs)
     emulated = emulated_type(arm.half) or emulated_type(reference.half)
-    work = accuracy_incomparable_reason(arm, reference, same_software=same_software) or (
-        f"{jobs} cells ran at once" if jobs > 1 and not (_is_alone(arm) and _is_alone(reference)) else ""
-    )
+    work = accuracy_incomparable_reason(arm, reference, same_software=same_software)
+    if not work and jobs > 1 and not (_is_alone(arm) and _is_alone(reference)):
+        work = f"{jobs} cells ran at once"
     conditions = (
-        _skipping(arm.summary)
-        or _skipping(reference.summary)
+        _skipped_steps_reason(arm.summary)
+        or _skipped_steps_reason(reference.summary)
         or _machine_reason(arm, reference, same_software=same_software)
     )
     return (
@@ -136,7 +136,7 @@ def _unlike_gpus(pairs: Sequence[Pair]) -> str:
     return f"on unlike GPUs: {' and '.join(kinds)}" if len(kinds) > 1 else ""
 
 
-def _skipping(summary: RunSummary) -> str:
+def _skipped_steps_reason(summary: RunSummary) -> str:
     """Return the reason if a run skipped so many steps that its median step time may be that of skipped steps."""
     if summary.skipped_steps <= MAX_SKIPPED * summary.num_steps:
         return ""

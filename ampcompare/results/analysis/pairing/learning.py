@@ -152,7 +152,7 @@ def too_wide(runs: Sequence[RunRecord], reference: str, margin: float) -> str:
     if not gains or idle_verdict(runs) or metric.score_margin(margin) < statistics.fmean(gains):
         return ""
     mean = statistics.fmean(gains)
-    unit = metric.unit_behind
+    unit = metric.difference_suffix
     decimals = 1 if metric.difference_unit in ("pp", "%") else metric.difference_decimals
     shown = f"{abs(metric.shown_difference(metric.difference_of(mean))):.{decimals}f}{unit}"
     gain = f"only {shown} better than" if mean > 0 else "on average no better than"

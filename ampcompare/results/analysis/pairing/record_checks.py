@@ -80,10 +80,12 @@ def unique_runs(records: Sequence[RunRecord]) -> tuple[list[RunRecord], list[Cop
         fault = "a second record of this cell" if is_second else next(seen, "")
         if fault:
             by_script = not is_second and script is not None
-            fault += "" if is_second else ", so it is not an independent run"
             config = record.config.script
-            remedy = "" if not by_script else f"; {SEEDS_ITSELF if config is None else why_alike(config, script)}"
-            copies[number] = Copy(f"{record.arm}, seed {seed}: {fault}{remedy}", by_script)
+            if not is_second:
+                fault += ", so it is not an independent run"
+            if by_script:
+                fault += f"; {SEEDS_ITSELF if config is None else why_alike(config, script)}"
+            copies[number] = Copy(f"{record.arm}, seed {seed}: {fault}", by_script)
         else:
             cells.add((record.arm, seed))
     kept = [record for number, record in enumerate(records) if number not in copies]

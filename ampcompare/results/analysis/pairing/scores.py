@@ -92,7 +92,9 @@ def step_of(records: Sequence[RunRecord]) -> float:
 def _printed_step(record: RunRecord, value: float, name: str) -> float:
     """Return the step of the last digit of a value, by what the script printed, or by the value itself; 0 of 0."""
     known = record.script.printed.get(name) if record.script is not None else None
-    return known if known is not None else digit_step(value) if value else 0.0
+    if known is not None:
+        return known
+    return digit_step(value) if value else 0.0
 
 
 def step_of_scores(step: float, metric: Metric, values: Iterable[float]) -> float:

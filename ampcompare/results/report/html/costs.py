@@ -164,7 +164,9 @@ def _time_to(arms: Sequence[ArmRuns], target: float) -> Table:
         spent = [found[1] for record in arm.timed_runs if (found := _reaches(record, target)) is not None]
         epochs = f"{statistics.fmean(epoch for epoch, _ in reached):.3g}" if reached else "-"
         sd = statistics.stdev(spent) if len(spent) > 1 else None
-        seconds = format_seconds(statistics.fmean(spent), sd) if spent else INVALID if reached else "-"
+        seconds: str | Cell = INVALID if reached else "-"
+        if spent:
+            seconds = format_seconds(statistics.fmean(spent), sd)
         fault = Cell(arm.time_fault or "-", "muted", badge=bool(arm.time_fault))
         rows.append([arm.name, f"{len(reached)} of {len(arm.ran)}", epochs, seconds, fault])
     reach = f"runs that reach {target:g}{_unit(metric_of_arms(arms))}"

@@ -119,10 +119,7 @@ def _with_notes(table: Table) -> tuple[list[str], list[list[Cell]]]:
 def _numeric(rows: Sequence[Sequence[Cell]], count: int) -> list[bool]:
     """Return for each of `count` columns whether it holds numbers and is aligned right."""
     columns = [[row[index].text for row in rows] for index in range(count)]
-    return [
-        all(NUMBER.fullmatch(text) for text in column) and any(char.isdigit() for text in column for char in text)
-        for column in columns
-    ]
+    return [all(map(NUMBER.fullmatch, column)) and any(map(str.isdigit, "".join(column))) for column in columns]
 
 
 @cache

@@ -281,16 +281,18 @@ def _loss_scale(arms: Sequence[ArmRuns], most: int) -> Chart:
         arms, most, lambda record: make_curve(_positive(record)), lambda band: min(band.low) == max(band.high),
         statistics.geometric_mean,
     )  # fmt: skip
-    unscaled = [arm.name for arm in arms if arm.ran and any(r.trace and not r.trace.loss_scales for r in arm.ran)]
+    unscaled = [arm.name for arm in arms if any(run.trace and not run.trace.loss_scales for run in arm.ran)]
     words = [f"{scale:,g} in {join_names(names)}" for scale, names in sorted(constant.items(), reverse=True)]
     said = f"Constant: {'; '.join(words)}." if words else ""
     none = f"Without loss scaling: {join_names(unscaled)}." if unscaled else ""
     sentence = ""
     if not series:
-        has_trace = any(record.trace for arm in arms for record in arm.ran)
-        sentence = (
-            " ".join(filter(None, (said, none))) if words else "No arm scales its loss." if has_trace else NO_TRACE
-        )
+        if words:
+            sentence = " ".join(filter(None, (said, none)))
+        elif any(record.trace for arm in arms for record in arm.ran):
+            sentence = "No arm scales its loss."
+        else:
+            sentence = NO_TRACE
     return Chart(
         "loss-scale",
         "Loss scale",

@@ -213,7 +213,7 @@ scaler.update()
     ),
     needs=("unscale_",),
 )
-def unscale_again(module: LintModule) -> Iterator[Finding]:
+def misplaced_unscale(module: LintModule) -> Iterator[Finding]:
     """`unscale_` after `unscale_` or after the step, without an update between."""
     for trace, index, event in module.events(Kind.UNSCALE):
         for other in reversed(trace[:index]):

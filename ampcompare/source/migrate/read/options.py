@@ -32,7 +32,7 @@ def entries(module: Module, options: ast.expr, optional: frozenset[str]) -> dict
         if isinstance(parent, ast.Assign) and parent.targets == [node] and found is None:
             found = _literal(parent.value)
             is_above = parent.lineno < options.lineno and module.is_in(options, module.block(parent))
-            if found is None or not is_above or _rebinds(scope, parent, options):
+            if found is None or not is_above or _is_read_name_rebound(scope, parent, options):
                 return None
         elif isinstance(parent, ast.Subscript) and isinstance(parent.ctx, ast.Store) and parent.value is node:
             key = parent.slice.value if isinstance(parent.slice, ast.Constant) else None
@@ -54,7 +54,8 @@ def _literal(value: ast.expr) -> dict[str, ast.expr] | None:
     return dict(zip(keys, value.values, strict=True)) if len(keys) == len(value.keys) else None
 
 
-def _rebinds(scope: ast.AST, statement: ast.Assign, use: ast.expr) -> bool:
+def _is_read_name_rebound(scope: ast.AST, statement: ast.Assign, use: ast.expr) -> bool:
+    """Return whether a name that the value of a statement reads gets another value before the use."""
     read = {each.id for each in ast.walk(statement.value) if isinstance(each, ast.Name)}
     return any(
         isinstance(each, ast.Name)

@@ -104,7 +104,7 @@ def find_masters(root: Any, models: Mapping[Place, Mapping[str, Any]], wrappers:
     """
     found = Masters([{} for _ in models])
     halves = {place for place, model in models.items() if half_dtype(model)}
-    every = _weights_of(models, halves)
+    every = _weights_at(models, halves)
     first: dict[Any, _Weight] = {}
     for weight in every:
         first.setdefault(_memory(weight.value), weight)
@@ -130,7 +130,7 @@ def find_masters(root: Any, models: Mapping[Place, Mapping[str, Any]], wrappers:
     return found
 
 
-def _weights_of(models: Mapping[Place, Mapping[str, Any]], halves: set[Place]) -> list[_Weight]:
+def _weights_at(models: Mapping[Place, Mapping[str, Any]], halves: set[Place]) -> list[_Weight]:
     """Return the weights of those models that lie at some places."""
     weights = []
     for index, (place, model) in enumerate(models.items()):

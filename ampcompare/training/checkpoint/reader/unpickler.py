@@ -221,11 +221,11 @@ def _numpy_dtype(*arguments: Any) -> Any:
     made = Opaque.of("numpy.dtype", arguments)
     if isinstance(code, str) and re.fullmatch("[fiub][1248]|c8|c16", code):
         made.value = numpy.dtype(code)
-        made.receive = _byte_order
+        made.receive = _set_byte_order
     return made
 
 
-def _byte_order(made: Opaque, state: Any) -> None:
+def _set_byte_order(made: Opaque, state: Any) -> None:
     if isinstance(state, tuple) and len(state) > 1 and state[1] == ">":
         made.value = made.value.newbyteorder(">")
 

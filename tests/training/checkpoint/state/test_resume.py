@@ -61,6 +61,16 @@ ARMS = [
 ]
 
 
+OF_FAST_SUITE = (  # each way of holding weights, and each kind of loss scale
+    "apex:O1,engine=compat",
+    "apex:O2,engine=compat",
+    "native:fp16,init_scale=16777216,growth_interval=2",
+    "half:loss_scale=128",
+    "half:bf16,rounding=stochastic,state=fp32,reduce=fp32",
+    "half:bf16,masters=fp32,state=bf16,grads=fp32",
+)
+
+
 class Small(nn.Sequential):
     """One layer of each kind that arms treat unlike."""
 
@@ -155,7 +165,9 @@ def unbroken_and_rest(settings: RunConfig, folder: Path, step: int = 3) -> tuple
     return unbroken, second
 
 
-@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize(
+    "arm", [pytest.param(arm, marks=() if arm in OF_FAST_SUITE else pytest.mark.slow) for arm in ARMS]
+)
 def test_the_rest_of_a_resumed_run_is_bitwise_that_of_the_unbroken_one(arm: str, tmp_path: Path) -> None:
     """Losses, scales, norms, weights, optimizers, averages, generators and results agree after a stop at any step."""
     unbroken, _ = unbroken_and_rest(config(arm, recipe=SHORT), tmp_path, random.Random(arm).randrange(1, 4))
@@ -163,7 +175,7 @@ def test_the_rest_of_a_resumed_run_is_bitwise_that_of_the_unbroken_one(arm: str,
         assert len({step.loss_scales for step in unbroken.steps}) > 1
 
 
-@pytest.mark.parametrize("on_nan", ["skip", "rollback"])
+@pytest.mark.parametrize("on_nan", [pytest.param("skip", marks=pytest.mark.slow), "rollback"])
 def test_policies_go_on_where_they_were(on_nan: str, tmp_path: Path) -> None:
     """Dropped updates, returns to a good state and patience are those of the unbroken run, to the last bit."""
     recipe = {"early_stop": 1, "epochs": 4, "optimizer": {"lr": 1e-30}}
@@ -192,7 +204,7 @@ def uncompiled() -> Iterator[None]:
         pytest.param("fp32", "AdamFp8", marks=pytest.mark.slow),
         pytest.param("apex:O4,engine=compat,cast_model_outputs=float32", "AdamW8bit", marks=pytest.mark.slow),
         ("half:bf16", "AdamW4bit"),
-        ("half:bf16,rounding=stochastic,state=fp32", "AdamW8bit"),
+        pytest.param("half:bf16,rounding=stochastic,state=fp32", "AdamW8bit", marks=pytest.mark.slow),
     ],
 )
 def test_optimizer_state_in_a_few_bits_resumes_to_the_last_bit(arm: str, name: str, tmp_path: Path) -> None:
@@ -237,8 +249,8 @@ def test_gradients_that_were_zeros_are_zeros_again(tmp_path: Path) -> None:
         ("fp32", "apex:O2,engine=compat"),
         ("apex:O2,engine=compat", "native:fp16"),
         ("native:fp16", "apex:O1,engine=compat"),
-        ("half", "fp32"),
-        ("apex:O3,engine=compat", "native:bf16"),
+        pytest.param("half", "fp32", marks=pytest.mark.slow),
+        pytest.param("apex:O3,engine=compat", "native:bf16", marks=pytest.mark.slow),
     ],
 )
 def test_another_arm_goes_on_where_that_is_asked_for(arm: str, other: str, tmp_path: Path) -> None:

@@ -1,0 +1,113 @@
+"""The forms of a command: what asks for each, and which of the command's options act in it.
+
+A command such as `judge` does several things: verdicts on a table, `--against`, `--logprobs`. An option that is given
+where the call asks for a form that does not read it is refused; none is without effect in silence. Which *settings* a
+command reads stands in `settings/reads.py`.
+"""
+
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from ampcompare.base.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Form:
+    """One of the things that a command does.
+
+    Attributes:
+        asked_by: how a message names what asks for the form, such as "--against"; "" where nothing does: the last form.
+        reads: holds the names of the parameters that act in it.
+        is_asked: answers from the values of all parameters, by their names, whether the form is asked for.
+        because: follows "is not for --against" in a message, such as ", which reads no table".
+        advice: follows "is for --against" in a message.
+    """
+
+    asked_by: str
+    reads: Container[str]
+    is_asked: Callable[[Mapping[str, Any]], bool] = lambda values: True
+    because: str = ""
+    advice: str = "give both"
+
+
+def form(asked_by: str, parameter: str, reads: Iterable[str], because: str = "") -> Form:
+    """Return the form that a parameter asks for when it has a value; it is one of those that act."""
+
+    def is_asked(values: Mapping[str, Any]) -> bool:
+        return values[parameter] is not None and values[parameter] is not False  # 0 is a value
+
+    return Form(asked_by, frozenset({parameter, *reads}), is_asked, because)
+
+
+@dataclass(frozen=True)
+class AllBut:
+    """Holds every name but some: what acts in a form with many options."""
+
+    names: tuple[str, ...]
+
+    def __contains__(self, name: object) -> bool:
+        return name not in self.names
+
+
+def plain_form(reads: Iterable[str] | AllBut) -> Form:
+    """Return what a command does where no other form is asked for."""
+    return Form("", reads if isinstance(reads, AllBut) else frozenset(reads))
+
+
+def check_forms(context: click.Context, forms: Sequence[Form]) -> None:
+    """Refuse an option of a call that does not act in the form which the call asks for.
+
+    Args:
+        context: of a parsed call.
+        forms: the first one that is asked for is what the command does; the last one is always asked for.
+
+    Raises:
+        ConfigError: names the option, and the form that it is for or that it is not for.
+    """
+    asked = next(each for each in forms if each.is_asked(context.params))
+    for parameter in given_parameters(context):
+        if parameter.name in asked.reads:
+            continue
+        name = name_in_messages(parameter, context.params.get(parameter.name or ""))
+        if asked.asked_by:
+            raise ConfigError(f"{name} is not for {asked.asked_by}{asked.because}; leave it out")
+        others = [each for each in forms if parameter.name in each.reads and each.asked_by]
+        raise ConfigError(f"{name} is for {' or '.join(each.asked_by for each in others)}; {others[-1].advice}")
+
+
+def given_parameters(context: click.Context) -> list[click.Parameter]:
+    """Return the parameters of a call that were given, by the command line or a variable."""
+    given = []
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        # Several flags may set one parameter, each to a value of its own.
+        flag_value = getattr(parameter, "flag_value", None)
+        is_other_flag = isinstance(flag_value, str) and flag_value != context.params.get(parameter.name or "")
+        if source not in (None, click.core.ParameterSource.DEFAULT) and not is_other_flag:
+            given.append(parameter)
+    return given
+
+
+def refuse_given(names: Collection[str], why: str) -> None:
+    """Refuse the first of some parameters of the present command that was given; `why` follows its flag.
+
+    It is for what only the value of another parameter tells, such as what a file holds; `Form` is for all else.
+
+    Raises:
+        ConfigError: one of them was given.
+    """
+    context = click.get_current_context()
+    for parameter in given_parameters(context):
+        if parameter.name in names:
+            raise ConfigError(f"{name_in_messages(parameter, context.params.get(parameter.name or ''))} {why}")
+
+
+def name_in_messages(parameter: click.Parameter, value: Any) -> str:
+    """Return the longest spelling of an option that has a value, or what the usage calls an argument."""
+    if isinstance(parameter, click.Argument):
+        return parameter.human_readable_name.strip("[]")
+    spellings = parameter.secondary_opts if value is False and parameter.secondary_opts else parameter.opts
+    return max(spellings, key=len)

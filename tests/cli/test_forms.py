@@ -1,0 +1,58 @@
+"""Each option of a command acts in a form of it, and is refused beside the others."""
+
+import click
+import pytest
+
+from ampcompare.cli.group import cli
+from ampcompare.cli.help import Command
+from ampcompare.cli.shared_options import SETTING_OPTIONS
+from tests.cli.conftest import Call
+
+CONTEXT = click.Context(cli)
+COMMANDS = {name: cli.get_command(CONTEXT, name) for name in cli.list_commands(CONTEXT)}
+WITH_FORMS = [name for name, command in COMMANDS.items() if isinstance(command, Command) and command.forms]
+
+
+def test_the_commands_that_do_several_things_have_forms() -> None:
+    """A command with an option that asks for another thing lists what acts beside it."""
+    assert sorted(WITH_FORMS) == ["compare", "convert", "diagnose", "exec", "explain", "judge", "migrate"]
+
+
+@pytest.mark.parametrize("name", WITH_FORMS)
+def test_every_option_acts_in_a_form(name: str) -> None:
+    """No option is offered that no form reads, and no form reads what is not offered."""
+    command = COMMANDS[name]
+    assert isinstance(command, Command)
+    offered = {parameter.name for parameter in command.params if parameter.expose_value}
+    assert [one for one in offered if not any(one in form.reads for form in command.forms)] == []
+    listed = {one for form in command.forms if isinstance(form.reads, frozenset) for one in form.reads}
+    assert listed - offered - {"script", *SETTING_OPTIONS} == set()
+    assert command.forms[-1].asked_by == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["judge", "--twin", "x"], 2, "--twin is for --logprobs A B; give both"),
+        (["judge", "x.csv", "--logprobs", "a", "b"], 64, "TABLE is not for --logprobs A B; leave it out"),
+        (["judge", "--logprobs", "a", "b", "--margin", "1"], 64, "--margin is not for --logprobs A B; leave it out"),
+        (["diagnose", "--ahead", "--no-cures"], 2, "--no-cures is not for --ahead, which repeats no operation"),
+        (["diagnose", "--ahead", "--no-preflight"], 2, "--no-preflight is not for --ahead"),
+        (["migrate", "--verify", "--write", "x.py"], 2, "--write is not for --verify, which changes no file"),
+        (["migrate", "--verify-resume", "3", "--verify", "x.py"], 2, "--verify is not for --verify-resume STEP"),
+        (["convert", "a", "--inspect", "--to", "native"], 2, "--to is not for --inspect, which writes nothing"),
+        (["explain", "O2", "--seed", "3"], 2, "--seed is for a script or a model named with --arch; give both"),
+        (["explain", "O2", "--arch", "mlp", "--compat-torch"], 2, "--compat-torch is not for a model"),
+        (["compare", "--verify-resume", "3", "--junit", "x", "--", "a.py"], 2, "--junit is not for --verify-resume"),
+        (["exec", "--verify-resume", "3", "--no-guards", "a.py"], 2, "--no-guards is not for --verify-resume STEP"),
+        (["exec", "--capsule", "0", "--max-steps", "4", "a.py"], 2, "--max-steps is not for --capsule STEP"),
+        (["exec", "--twin", "a.py"], 2, "or --arm ARM; --arm script trains the script as it is"),
+        (["exec", "--arm", "O2", "--opt-level", "O1", "a.py"], 2, "--opt-level is not for --arm ARM, which sets it"),
+        (["exec", "--stack", "old=python", "--engine", "nvidia", "a.py"], 2, "--engine is not for --stack"),
+    ],
+)
+def test_an_option_of_another_form_is_refused(words: list[str], code: int, said: str, call: Call) -> None:
+    """The message names the option as it was written, and what it is for or not for."""
+    done = call(*words)
+    assert done.code == code
+    assert said in done.err
