@@ -79,7 +79,7 @@ class Replacements:
         self._torch = torch
         self._switches = find_switches(module, names)
         self._by_name: dict[str, Callable[[ast.Name | ast.Attribute], bool]] = {
-            "apex.amp": self._asked,
+            "apex.amp": self._answer,
             "apex.fp16_utils.to_python_float": self._to_python_float,
             "apex.fp16_utils.network_to_half": self._evaluate_half,
             "apex.fp16_utils.convert_network": self._evaluate_half,
@@ -113,7 +113,7 @@ class Replacements:
             return self._stays(node, meaning)
         raise Unsure(node, PASSED_ON.format(meaning) if meaning in MODULES else f"{meaning} has no equivalent in torch")
 
-    def _asked(self, node: ast.Name | ast.Attribute) -> bool:
+    def _answer(self, node: ast.Name | ast.Attribute) -> bool:
         """Answer where `apex.amp` is only asked whether it is there."""
         if not is_asked(self._module, node):
             return False
