@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 
 from ampcompare.source.migrate.core.context import Core
 from ampcompare.source.migrate.core.model_casts import level_of_fp16
-from ampcompare.source.migrate.read.sites import model_names
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import dotted_name, last_name
 
@@ -147,7 +146,7 @@ def keep_fp32(core: Core) -> None:
     _note_products(core)
     if level_of_fp16(core.sites):
         return  # whose models return fp32, here too
-    tails = model_names(core.module, core.sites)
+    tails = core.models
     for call, owner in core.module.methods("cpu"):
         if call.args or call.keywords or not tails:
             continue

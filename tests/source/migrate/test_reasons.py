@@ -117,6 +117,17 @@ REASONS = {
     "reads or changes gradients inside the block of scale_loss": TRAINING.replace(
         "scaled.backward()\n", "scaled.backward()\n        show(amp.master_params(optimizer))  #!\n"
     ),
+    "this casts weights of a model that amp.initialize got to 16 bits": TRAINING + "    model.half()  #!\n",
+    "this computes on what came from autocast, and has no statement of its own": INITIALIZE
+    + "for x in data:\n    optimizer.zero_grad()\n    out = model(x)\n    loss = out.mean()\n"
+    + BLOCK
+    + STEP
+    + "    if out.sum() > 1:  #!\n        print(x)\n",
+    "what came from autocast goes on into `yield": INITIALIZE
+    + "def run():\n    for x in data:\n        optimizer.zero_grad()\n"
+    + "        out = model(x)\n        loss = out.mean()\n"
+    + INNER
+    + "        optimizer.step()\n        yield out.softmax(1)  #!\n",
     "the decorator is passed as a value": "wrap = amp.half_function  #!",
     "is bound to something else as well": (
         "try:\n    from apex.optimizers import FusedAdam\nexcept ImportError:\n    FusedAdam = make()  #!"

@@ -107,12 +107,12 @@ def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, around:
     for backward in forward.missing:
         raise Unsure(backward.statement, FORWARD_UNSEEN)
     create_scalers(core)
-    for first, last in forward.regions:
-        if not core.is_without_casts(first):
-            edits.wrap(first, last, core.autocast)
     for call in () if casts_itself(core) else forward.apart:
         core.note(call, OUTSIDE.format(f"{ast.unparse(call.func)}()"))
     cast_other_calls(core)
+    for first, last in forward.regions:
+        if not core.is_without_casts(first):
+            edits.wrap(first, last, core.autocast)
     for place, node in order.named.items():
         core.note(node, NAMED.format(place))
     place_unscale(core)

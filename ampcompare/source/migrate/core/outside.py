@@ -6,27 +6,52 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from ampcompare.source.amp_names import AUTOCASTS
 from ampcompare.source.index import Answer, choices_of
 from ampcompare.source.index import Function as Called
-from ampcompare.source.migrate.casts import WIDE_UNDER_AUTOCAST
 from ampcompare.source.migrate.core.model_casts import casts_itself
+from ampcompare.source.migrate.core.outputs import cast_what_follows
 from ampcompare.source.migrate.finding import Unsure
 from ampcompare.source.migrate.read.order import BACKWARD, BLOCK, is_backward
-from ampcompare.source.migrate.read.sites import model_names
 from ampcompare.source.syntax import argument_values, bound_in, dotted_name, last_name, last_part, walk
 
 if TYPE_CHECKING:
     from ampcompare.source.migrate.core.context import Core
     from ampcompare.source.module import Function
 
-NO_GRAD = ("torch.no_grad", "torch.inference_mode")
+NO_GRAD = ("torch.no_grad", "torch.inference_mode", "torch.autograd.no_grad")
 HALVES = ("torch.half", "torch.float16", "torch.cuda.HalfTensor")
 HALF_GIVEN = (
     "this runs outside of autocast, on weights that are fp32 in the result, and line {0} makes fp16 tensors: put it "
     'under torch.autocast("cuda", dtype=torch.float16) and take that cast away'
 )
-# Methods of torch.nn.Module, and what is called so on models, none of which computes.
+HALF_WEIGHTS = (
+    "this casts weights of a model that amp.initialize got to 16 bits; GradScaler refuses gradients of fp16, which "
+    "Apex takes, as the adapter does"
+)
+# Methods that give a model back, and those that give its parts.
+CHAINED = frozenset({"cuda", "cpu", "to", "train", "eval", "float", "requires_grad_", "half"})
+PARTS = ("parameters", "named_parameters", "modules", "named_modules", "children", "named_children", "buffers")
+# Methods of torch.nn.Module and of its parallel wrappers, none of which computes; a test asks torch for them.
+OF_MODULE = frozenset({
+    "add_module", "apply", "bfloat16", "buffers", "children", "compile", "cpu", "cuda", "double", "eval", "extra_repr",
+    "float", "get_buffer", "get_extra_state", "get_parameter", "get_submodule", "half", "ipu", "load_state_dict",
+    "modules", "mtia", "named_buffers", "named_children", "named_modules", "named_parameters", "no_sync", "parameters",
+    "register_backward_hook", "register_buffer", "register_forward_hook", "register_forward_pre_hook",
+    "register_full_backward_hook", "register_full_backward_pre_hook", "register_load_state_dict_post_hook",
+    "register_load_state_dict_pre_hook", "register_module", "register_parameter", "register_state_dict_post_hook",
+    "register_state_dict_pre_hook", "requires_grad_", "set_extra_state", "set_submodule", "share_memory", "state_dict",
+    "to", "to_empty", "train", "type", "xpu", "zero_grad", "join",
+})  # fmt: skip
+OF_TRANSFORMERS = frozenset({"save_pretrained", "resize_token_embeddings", "get_input_embeddings", "tie_weights"})
+TRUSTED = (
+    "{0} is outside of autocast, and nothing here shows what it computes; if it does, it is in fp32 now, where Apex "
+    "cast"
+)
+ELSEWHERE = (
+    "O1 cast all over the process, in every file; autocast covers its blocks alone, so what else computes is in fp32 "
+    "now, as by: {0}"
+)
+# What is called so on models, and does not compute, by its words; which notes say.
 NO_COMPUTATION = re.compile(
     r"^_?(?:load|save|set|get|add|register|freeze|unfreeze|remove|named|init|initialize|reset|print|summary|export|apply|update|"
     r"zero_grad|parameters|modules|children|buffers|state_dict|train|eval|to|cpu|cuda|half|float|double|bfloat16|type|"
@@ -37,8 +62,6 @@ OUTSIDE = "Apex cast in {0} too; it is in fp32 now, unless under autocast"
 MAY_TRAIN = (
     "{0} is not under autocast in the result, and it may belong to the training that Apex cast; the adapter casts it"
 )
-WITHOUT_GRADIENTS = ("no_grad", "inference_mode")
-OF_LOSS = re.compile(r"loss|criterion|entropy", re.IGNORECASE)
 METHOD = OUTSIDE + ", which covers forward alone"
 
 
@@ -46,10 +69,15 @@ def cast_other_calls(core: Core) -> None:
     """Put evaluation under autocast where that is sure, and note or refuse the calls of models that stay in fp32."""
     if core.is_off:
         return
-    wrapped = _cast_evaluation(core) | _cast_own_forward(core)
-    _refuse_half_outside(core, wrapped)
     if not casts_itself(core):
-        _Outside(core, wrapped).settle()
+        core.wrapped |= _cast_evaluation(core) | _cast_own_forward(core)
+        cast_what_follows(core)
+    _refuse_half_weights(core)
+    _refuse_half_outside(core)
+    _note_trusted(core)
+    if not casts_itself(core):
+        _Outside(core).settle()
+        _note_elsewhere(core)
 
 
 def _cast_evaluation(core: Core) -> set[ast.AST]:
@@ -58,16 +86,14 @@ def _cast_evaluation(core: Core) -> set[ast.AST]:
     Returns:
         The statements that have autocast now.
     """
-    if casts_itself(core):
-        return set()  # the model itself runs under autocast, or nothing is trained here
-    tails = model_names(core.module, core.sites)
+    tails = core.models
     wrapped: set[ast.AST] = set()
     for node in core.module.nodes:
         if not isinstance(node, ast.With) or not _is_no_grad(core, node) or not _calls(node, tails):
             continue
-        if any(outer in wrapped for outer in core.module.ancestors(node)) or not _reaches(core, node):
+        if any(outer in wrapped for outer in core.module.ancestors(node)) or not core.reaches_scaler(node):
             continue
-        if core.is_without_casts(node) or _leads_to_casts(core, node):
+        if core.is_without_casts(node):
             continue
         wrapped.add(node)
         header = core.autocast.removeprefix("with ").removesuffix(":")
@@ -76,32 +102,16 @@ def _cast_evaluation(core: Core) -> set[ast.AST]:
     return wrapped
 
 
-def _leads_to_casts(core: Core, node: ast.With) -> bool:
-    """Return whether what a block computes goes on, below it, into what O1 casts to fp32: there it would stay fp16."""
-    module = core.module
-    function = module.function(node)
-    names = bound_in(node)
-    for call in module.calls:
-        if module.function(call) is not function or call.lineno <= (node.end_lineno or node.lineno):
-            continue
-        name = last_name(call.func)
-        if name in WIDE_UNDER_AUTOCAST or OF_LOSS.search(name):
-            given = [*argument_values(call), *([call.func.value] if isinstance(call.func, ast.Attribute) else [])]
-            if any(dotted_name(each) in names for value in given for each in walk(value)):
-                return True
-    return False
-
-
 def _cast_own_forward(core: Core) -> set[ast.AST]:
     """Put `forward` of a class that trains under autocast, where it is called by another file, before the loss.
 
     Returns:
         The statements that have autocast now.
     """
-    if casts_itself(core) or core.planned.home != "self":
+    if core.planned.home != "self":
         return set()
     module = core.module
-    tails = model_names(module, core.sites)
+    tails = core.models
     trained = {each.function for each in core.sites.backwards if each.block}
     holders = {module.class_of(each) for each in trained} - {None}
     wrapped: set[ast.AST] = set()
@@ -109,7 +119,7 @@ def _cast_own_forward(core: Core) -> set[ast.AST]:
         if function.name != "forward" or function in trained or module.class_of(function) not in holders:
             continue
         inside = [each for each in function.body if any(_computes(call, tails) for call in _calls_in(each))]
-        if inside and _reaches(core, inside[0]):
+        if inside and core.reaches_scaler(inside[0]):
             core.edits.wrap(inside[0], inside[-1], core.autocast)
             first, last = (function.body.index(each) for each in (inside[0], inside[-1]))
             wrapped.update(function.body[first : last + 1])
@@ -130,16 +140,13 @@ def _computes(call: ast.Call, tails: set[str]) -> bool:
     return last_part((dotted_name(call.func.value) or "").removesuffix(".module")) in tails
 
 
-def _refuse_half_outside(core: Core, wrapped: set[ast.AST]) -> None:
+def _refuse_half_outside(core: Core) -> None:
     """Refuse calls of a model that stay outside of autocast and may get fp16 tensors, and note those of methods.
 
     The weights, which were fp16 or cast at each call, are fp32 in the result.
-
-    Args:
-        wrapped: statements that were put under autocast.
     """
     module = core.module
-    tails = model_names(module, core.sites)
+    tails = core.models
     halves = [node for node in module.nodes if _makes_half(core, node)]
     noted: set[str] = set()
     for call in module.calls:
@@ -148,41 +155,122 @@ def _refuse_half_outside(core: Core, wrapped: set[ast.AST]) -> None:
         if not is_method and (name not in tails or casts_itself(core)):
             continue
         statement = module.statement(call)
-        if _is_covered(core, call, wrapped):
+        if core.is_covered(call):
             continue
         function = module.function(call)
         for node in halves:
             if module.function(node) is function and module.statement(node).lineno < statement.lineno:
                 raise Unsure(call, HALF_GIVEN.format(module.statement(node).lineno))
-        if is_method and casts_itself(core) and name not in noted and not _runs_before(core, statement):
+        if is_method and casts_itself(core) and name not in noted and not core.runs_before(statement):
             noted.add(name)
             core.note(call, METHOD.format(f"{ast.unparse(call.func)}()"))
 
 
-def _is_covered(core: Core, call: ast.Call, wrapped: set[ast.AST]) -> bool:
-    """Return whether a call stands in a part of the text that has autocast now."""
-    module = core.module
-    statement = module.statement(call)
-    if any(each in wrapped for each in (statement, *module.ancestors(call))):
-        return True
-    spans = ((first.lineno, last.end_lineno or last.lineno) for first, last in core.forward.regions)
-    if any(first <= statement.lineno <= last for first, last in spans):
-        return True
-    above = [statement, *module.ancestors(call)]
-    contexts = [item.context_expr for each in above if isinstance(each, ast.With) for item in each.items]
-    if any(core.names.meaning(each.func) in AUTOCASTS for each in contexts if isinstance(each, ast.Call)):
-        return True
-    return any(each.statement in above for each in core.forward.inline)
+def _refuse_half_weights(core: Core) -> None:
+    """Refuse casts of the weights of a model that trains to 16 bits, as they are in place."""
+    if not any(each.block for each in core.sites.backwards):
+        return
+    for call, owner in core.module.methods("half", "bfloat16", "to", "type"):
+        types = [call] if last_name(call.func) in ("half", "bfloat16") else argument_values(call)
+        if not any(_makes_half(core, each) for each in types) or core.runs_before(core.module.statement(call)):
+            continue
+        if _is_of_model(core, owner):
+            raise Unsure(call, HALF_WEIGHTS)
+    for call in core.module.calls:
+        for parameter, function in core.parameters_given(call, core.models):
+            module = function.module
+            for each, owner in module.methods("half", "bfloat16"):
+                if module.function(each) is function.scope.node and dotted_name(owner) == parameter:
+                    raise Unsure(call, HALF_WEIGHTS)
 
 
-def _runs_before(core: Core, statement: ast.stmt) -> bool:
-    """Return whether a statement runs before `amp.initialize` alone, so that Apex casts nothing in it."""
+def _is_of_model(core: Core, node: ast.expr) -> bool:
+    """Return whether an expression is a model, a part of one, or one of what a loop gets from a model."""
+    while not dotted_name(node):
+        if isinstance(node, ast.Call) and last_name(node.func) in CHAINED and isinstance(node.func, ast.Attribute):
+            node = node.func.value
+        elif isinstance(node, (ast.Attribute, ast.Subscript)):
+            node = node.value
+        else:
+            return False
+    names = (dotted_name(node) or "").split(".")
+    if not core.models.isdisjoint(names):
+        return True
+    loops = [each for each in core.module.nodes if isinstance(each, ast.For) and names[0] in bound_in(each.target)]
+    return any(last_name(each.func) in PARTS for loop in loops for each in _calls_in(loop.iter))
+
+
+def _note_trusted(core: Core) -> None:
+    """Note the methods of models outside of autocast of which only the name says that they do not compute."""
+    noted: set[str] = set()
+    for call in core.module.calls:
+        name = last_name(call.func)
+        if not isinstance(call.func, ast.Attribute) or name in OF_MODULE | OF_TRANSFORMERS | core.models | noted:
+            continue
+        owner = (dotted_name(call.func.value) or "").removesuffix(".module")
+        if last_part(owner) in core.models and not _computes(call, core.models):
+            if not core.is_covered(call) and not core.runs_before(core.module.statement(call)):
+                noted.add(name)
+                core.note(call, TRUSTED.format(f"{ast.unparse(call.func)}()"))
+
+
+def _note_elsewhere(core: Core) -> None:
+    """Note what else may compute outside of autocast: other objects that are called, and what gets a model."""
     module = core.module
-    if any(isinstance(each, (ast.For, ast.AsyncFor, ast.While)) for each in module.within_function(statement)):
+    homes = {module.function(first) for first, _ in core.forward.regions} | {
+        module.function(each) for each in core.wrapped
+    }
+    homes |= {each.function for each in core.sites.backwards}
+    found: dict[str, int] = {}
+    for call in module.calls:
+        if not argument_values(call) or core.is_covered(call) or core.runs_before(module.statement(call)):
+            continue
+        name = ast.unparse(call.func)
+        if (module.function(call) in homes and _is_object(core, call)) or _gets_model(core, call):
+            found.setdefault(name, call.lineno)
+    if found and core.sites.initializes:
+        named = ", ".join(f"{name}() (line {line})" for name, line in found.items())
+        core.note(core.sites.initializes[0].call, ELSEWHERE.format(named))
+
+
+def _is_object(core: Core, call: ast.Call) -> bool:
+    """Return whether a call is one of an object, as of a network, rather than of a function or class."""
+    if last_name(call.func) in core.models or core.module.resolve(call.func):
         return False
-    function = module.function(statement)
+    choices = choices_of(core.index.callee(call, core.module.scope_of[call]))
+    if any(each.name.rpartition(".")[2] in ("__call__", "forward") for each in choices):
+        return True
+    key, scope = dotted_name(call.func) or "", core.module.scope_of[call]
+    is_variable = "." not in key or (key.startswith("self.") and key.count(".") == 1)
+    return not choices and is_variable and bool(core.module.values_of(key, scope))
+
+
+def _gets_model(core: Core, call: ast.Call) -> bool:
+    """Return whether a call hands a model to a function of another file, which may call it."""
+    if not any(last_part(dotted_name(each) or "") in core.models for each in argument_values(call)):
+        return False
+    full = core.module.resolve(call.func) or ""
+    given = core.parameters_given(call, core.models)
+    if given:
+        return any(
+            function.module is not core.module and _calls_parameter(function, parameter)
+            for parameter, function in given
+        )
+    is_function = last_name(call.func)[:1].islower() and bool(full)
+    return is_function and full.partition(".")[0] not in ("torch", "apex", "copy", "timm")
+
+
+def _calls_parameter(function: Called, parameter: str) -> bool:
+    """Return whether a function calls one of its parameters, or hands it on."""
+    calls = [
+        each
+        for each in function.module.calls
+        if function.scope.node in list[ast.AST](function.module.functions_around(each))
+    ]
     return any(
-        each.function is function and each.statement.lineno > statement.lineno for each in core.sites.initializes
+        ((dotted_name(each.func) or "").split(".")[0] == parameter and last_name(each.func) not in OF_MODULE)
+        or any(dotted_name(one) == parameter for one in argument_values(each))
+        for each in calls
     )
 
 
@@ -202,25 +290,13 @@ def _calls(node: ast.AST, tails: set[str]) -> list[ast.Call]:
     return [each for each in walk(node) if isinstance(each, ast.Call) and last_name(each.func) in tails]
 
 
-def _reaches(core: Core, node: ast.AST) -> bool:
-    """Return whether the scaler is in scope."""
-    if core.always or core.planned.home == "module":
-        return True
-    function = core.module.function(node)
-    if core.planned.home == "self":
-        return function is not None and [each.arg for each in function.args.args[:1]] == ["self"]
-    created = {each.function for each in core.sites.initializes}
-    return any(each in created for each in (*core.module.functions_around(node), None))
-
-
 class _Outside:
     """Goes from each call of a model that has no autocast to those that lead to it, until one has, or none is left."""
 
-    def __init__(self, core: Core, wrapped: set[ast.AST]) -> None:
+    def __init__(self, core: Core) -> None:
         self._core = core
         self._module = core.module
-        self._wrapped = wrapped
-        self._tails = model_names(core.module, core.sites)
+        self._tails = core.models
         self._apart = {id(each) for each in core.forward.apart}
         self._noted: set[Function | None] = set()
         self._seen: set[int] = set()
@@ -237,10 +313,10 @@ class _Outside:
 
     def _settle(self, call: ast.Call) -> None:
         core, module = self._core, self._module
-        if id(call) in self._seen or id(call) in self._apart or _is_covered(core, call, self._wrapped):
+        if id(call) in self._seen or id(call) in self._apart or core.is_covered(call):
             return
         self._seen.add(id(call))
-        if core.is_without_casts(call) or _runs_before(core, module.statement(call)):
+        if core.is_without_casts(call) or core.runs_before(module.statement(call)):
             return
         function = module.function(call)
         if self._evaluates(call) or self._has_own_backward(function):
@@ -281,10 +357,12 @@ class _Outside:
         decorators = [] if function is None else function.decorator_list
         blocks = [each for each in module.ancestors(call) if isinstance(each, ast.With)]
         contexts = [*decorators, *(item.context_expr for each in blocks for item in each.items)]
-        if any(last_name(getattr(each, "func", each)) in WITHOUT_GRADIENTS for each in contexts):
+        if any(self._core.names.meaning(getattr(each, "func", each)) in NO_GRAD for each in contexts):
             return True
         if any(each.function is function for each in self._core.sites.backwards):
             return False
         return any(
-            isinstance(each, ast.Attribute) and each.attr in ("eval", *WITHOUT_GRADIENTS) for each in walk(within)
+            (isinstance(each, ast.Attribute) and each.attr == "eval") or self._core.names.meaning(each) in NO_GRAD
+            for each in walk(within)
+            if isinstance(each, (ast.Name, ast.Attribute))
         )

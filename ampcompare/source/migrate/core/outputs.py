@@ -1,0 +1,278 @@
+"""What is computed outside of autocast from what was computed under it: O1 cast there too, so it gets autocast."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from typing import TYPE_CHECKING
+
+from ampcompare.source.index import Function as Called
+from ampcompare.source.index import Imported, choices_of, nodes_of
+from ampcompare.source.migrate.finding import Unsure
+from ampcompare.source.module import Module, Scope
+from ampcompare.source.syntax import argument_values, arguments, bound_in, child_nodes, dotted_name, last_name, walk
+
+if TYPE_CHECKING:
+    from ampcompare.source.migrate.core.context import Core
+
+# What O1 casts to fp32 or fp16, in torch, torch.nn.functional and as methods; a test compares them with the engine's.
+CASTS = frozenset({
+    "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "conv_tbc", "linear",
+    "prelu", "addmm", "addmv", "addr", "matmul", "mm", "mv", "addbmm", "baddbmm", "bmm",
+    "interpolate", "grid_sample", "softplus", "softmin", "log_softmax", "softmax", "gelu", "layer_norm", "group_norm",
+    "local_response_norm", "normalize", "cosine_similarity", "poisson_nll_loss", "cosine_embedding_loss",
+    "cross_entropy", "hinge_embedding_loss", "kl_div", "l1_loss", "mse_loss", "margin_ranking_loss",
+    "multilabel_margin_loss", "multilabel_soft_margin_loss", "multi_margin_loss", "nll_loss",
+    "binary_cross_entropy_with_logits", "smooth_l1_loss", "soft_margin_loss", "triplet_margin_loss", "ctc_loss",
+    "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "reciprocal", "rsqrt", "sinh", "tan",
+    "pow", "cumprod", "cumsum", "dist", "norm", "prod", "std", "sum", "var", "renorm",
+    "addcdiv", "addcmul", "atan2", "cross", "bilinear", "dot",
+})  # fmt: skip
+# Methods and functions whose result is no 16-bit tensor: numbers, integers, truth values, fp32.
+ENDS = frozenset({
+    "item", "tolist", "numpy", "cpu", "argmax", "argmin", "argsort", "size", "dim", "numel", "float", "double", "long",
+    "int", "bool", "eq", "ne", "ge", "gt", "le", "lt", "nonzero", "isnan", "isinf", "state_dict", "backward", "len",
+    "str", "repr", "format", "print", "isinstance", "id", "range", "get_device", "all", "any",
+})  # fmt: skip
+NO_TENSORS = frozenset({"shape", "device", "ndim", "grad_fn", "requires_grad", "is_cuda"})
+# Methods of containers, and of what shows a value, as they are named.
+KEPT = frozenset({
+    "append", "extend", "insert", "add", "setdefault", "put", "index", "count",
+    "info", "debug", "warning", "error", "write", "log", "log_metrics", "add_scalar", "add_scalars", "add_image",
+    "add_images", "add_histogram", "set_postfix", "set_description", "save", "dump", "display",
+})  # fmt: skip
+# Methods of tensors that get others, and compute in the types that these have, under O1 and without it.
+PLAIN = frozenset({
+    "expand_as", "view_as", "reshape_as", "type_as", "type", "to", "copy_", "add_", "sub_", "mul_", "div_", "sub",
+    "mul", "div", "where", "gather", "scatter", "scatter_", "scatter_add_", "index_select", "masked_fill",
+    "masked_fill_", "masked_select", "masked_scatter_", "clamp", "max", "min", "maximum", "minimum", "topk", "lerp",
+})  # fmt: skip
+# Packages that do not compute by torch.
+NO_TORCH = frozenset({
+    "numpy", "math", "cv2", "sklearn", "scipy", "pandas", "PIL", "matplotlib", "json", "pickle", "logging", "tqdm",
+    "os", "sys", "time", "warnings", "collections", "itertools", "random", "wandb", "imageio", "skimage",
+    "copy", "pprint",
+})  # fmt: skip
+HELD = frozenset({"append", "extend", "insert", "add", "update", "add_", "copy_"})
+POWERS = (ast.Pow, ast.MatMult)
+MAX_DEPTH = 4
+IN_CONDITION = (
+    "this computes on what came from autocast, and has no statement of its own to put under it: O1 cast here too; the "
+    "adapter casts it"
+)
+NO_SCALER = "what came from autocast goes on into `{0}`, outside of it, where O1 cast too; the adapter casts it"
+
+
+def cast_what_follows(core: Core) -> None:
+    """Add regions of autocast for the statements that compute on what came from it, where O1 cast to another type.
+
+    Raises:
+        Unsure: one of them cannot be put under autocast.
+    """
+    follower = _Follower(core)
+    found = [each for each in follower.statements() if not core.is_without_casts(each)]
+    for each in found:
+        if not core.reaches_scaler(each) or any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in walk(each)):
+            raise Unsure(each, NO_SCALER.format(ast.unparse(each).splitlines()[0]))
+        _add_region(core, each)
+
+
+def _add_region(core: Core, statement: ast.stmt) -> None:
+    """Add a statement to the region that ends right above it, or as one of its own."""
+    block, place = core.module.siblings(statement)
+    for number, (first, last) in enumerate(core.forward.regions):
+        if place and block[place - 1] is last and core.module.block(first) is block:
+            core.forward.regions[number] = (first, statement)
+            return
+    core.forward.regions.append((statement, statement))
+
+
+class _Names:
+    """The names of one function, or of a module, that hold what came from autocast."""
+
+    def __init__(self, follower: _Follower, module: Module, scope: Scope, seeds: frozenset[str], depth: int) -> None:
+        self._follower, self.module, self.scope, self._depth = follower, module, scope, depth
+        self.held = set(seeds)
+        self.nodes = list(nodes_of(scope))
+        self.returns = False
+
+    def spread(self) -> bool:
+        """Follow the assignments once; return whether more names hold something."""
+        before = len(self.held), self.returns, len(self._follower.shared)
+        for node in self.nodes:
+            if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr)):
+                if node.value is not None and self.holds(node.value):
+                    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                    for each in targets:
+                        self._hold(each)
+            elif isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)) and self.holds(node.iter):
+                self._hold(node.target)
+            elif isinstance(node, (ast.Return, ast.Yield)) and node.value is not None:
+                self.returns |= self.holds(node.value)
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in HELD:
+                if any(map(self.holds, argument_values(node))):
+                    self._hold(node.func.value)
+        return before != (len(self.held), self.returns, len(self._follower.shared))
+
+    def _hold(self, target: ast.AST) -> None:
+        if isinstance(target, ast.Subscript):
+            self._hold(target.value)
+        for key in bound_in(target) or {dotted_name(target)} - {None}:
+            assert key is not None
+            (self._follower.shared if key.startswith("self.") else self.held).add(key)
+
+    def holds(self, node: ast.AST) -> bool:
+        """Return whether the value of an expression may be, or hold, a tensor that came from autocast."""
+        if isinstance(node, (ast.Constant, ast.Compare, ast.Lambda, ast.JoinedStr)):
+            return False
+        if isinstance(node, ast.Attribute) and node.attr in NO_TENSORS:
+            return False
+        if isinstance(node, (ast.Name, ast.Attribute)) and (key := dotted_name(node)) is not None:
+            parts = key.split(".")
+            keys = {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
+            return not keys.isdisjoint(self.held | self._follower.shared)
+        if isinstance(node, ast.Call):
+            return self._holds_result(node)
+        return any(map(self.holds, child_nodes(node)))
+
+    def _holds_result(self, call: ast.Call) -> bool:
+        if last_name(call.func) in ENDS:
+            return False
+        if self._follower.begins_at(self.module, call):
+            return True
+        functions = [each for each in self.choices(call) if isinstance(each, Called)]
+        if any(self._follower.returns(each) for each in functions):
+            return True
+        given = [*argument_values(call), *([call.func.value] if isinstance(call.func, ast.Attribute) else [])]
+        return any(map(self.holds, given))
+
+    def choices(self, call: ast.Call) -> tuple[Called | Imported, ...]:
+        """Return what a call may name."""
+        return choices_of(self._follower.core.index.callee(call, self.module.scope_of[call]))
+
+    def computes(self, node: ast.AST) -> bool:
+        """Return whether a node computes on what came from autocast, in a type that O1's lists decide."""
+        if isinstance(node, (ast.BinOp, ast.AugAssign)) and isinstance(node.op, POWERS):
+            return any(map(self.holds, child_nodes(node)))
+        if not isinstance(node, ast.Call):
+            return False
+        name, full = last_name(node.func), self.module.resolve(node.func) or ""
+        held = [each for each in argument_values(node) if self.holds(each)]
+        if isinstance(node.func, ast.Attribute) and name in CASTS and not full and self.holds(node.func.value):
+            return True
+        if not held or name in ENDS | KEPT | PLAIN or full.partition(".")[0] in NO_TORCH:
+            return False
+        if full.startswith(("torch.", "apex.")):
+            return name in CASTS
+        if isinstance(node.func, ast.Name) and not full and hasattr(builtins, name):
+            return name == "pow"
+        choices = self.choices(node)
+        if choices and all(isinstance(each, Called) for each in choices):
+            return any(self._leads_to_casts(node, each) for each in choices if isinstance(each, Called))
+        return not all(self._follower.is_loss(each) for each in held)
+
+    def _leads_to_casts(self, call: ast.Call, function: Called) -> bool:
+        node = function.scope.node
+        if self._depth >= MAX_DEPTH or not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return True
+        bound = arguments(call, function.module.positional(node))
+        given = frozenset(key for key, value in bound.items() if self.holds(value))
+        return self._follower.has_casts(function, given, self._depth + 1)
+
+
+class _Follower:
+    """Follows what comes from autocast through the assignments, returns and attributes of a module."""
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+        self.shared: set[str] = set()
+        self._losses = {dotted_name(each.loss) for each in core.sites.backwards} - {None}
+        self._answers: dict[tuple[Scope, frozenset[str]], bool] = {}
+        self._covered: dict[tuple[Scope, bool], bool] = {}
+        functions = [scope for scope in core.module.scopes if scope.function is scope.node and scope.function]
+        self._names = {
+            scope: _Names(self, core.module, scope, frozenset(), 0) for scope in [*functions, core.module.top]
+        }
+
+    def statements(self) -> list[ast.stmt]:
+        """Return the statements outside of autocast that compute on what came from it, in the order of the text."""
+        for _ in range(8):
+            changed = [each.spread() for each in self._names.values()]
+            if not any(changed):
+                break
+        module = self.core.module
+        found: dict[ast.stmt, None] = {}
+        for names in self._names.values():
+            if self._runs_covered(names.scope, every=True):
+                continue
+            for node in names.nodes:
+                statement = module.statement(node)
+                if statement in found or not names.computes(node) or self.core.is_covered(node):
+                    continue
+                if not isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr, ast.Return)):
+                    raise Unsure(node, IN_CONDITION)
+                found[statement] = None
+        return sorted(found, key=lambda each: each.lineno)
+
+    def begins_at(self, module: Module, call: ast.Call) -> bool:
+        """Return whether a call under autocast computes by itself: one of a model, or of what nobody defines here."""
+        if module is not self.core.module:
+            return False
+        if not (self.core.is_covered(call) or self._runs_covered(self._home(call), every=False)):
+            return False
+        owner = dotted_name(call.func.value) if isinstance(call.func, ast.Attribute) else "self"
+        names = {last_name(call.func), *(owner or "").split(".")}
+        if not names.isdisjoint(self.core.models):
+            return True
+        if not argument_values(call) or module.resolve(call.func) or last_name(call.func)[:1].isupper():
+            return False
+        if owner != "self":
+            return False  # a method of an object that is none of the models
+        choices = choices_of(self.core.index.callee(call, module.scope_of[call]))
+        return all(
+            each.name.endswith("__call__") if isinstance(each, Imported) else each.module is not module
+            for each in choices
+        )
+
+    def returns(self, function: Called) -> bool:
+        """Return whether a function of the module returns what came from autocast."""
+        names = self._names.get(function.scope)
+        return names is not None and names.returns
+
+    def is_loss(self, node: ast.expr) -> bool:
+        """Return whether an expression is a loss, which is one number, as it is or detached."""
+        while isinstance(node, (ast.Attribute, ast.Call)) and last_name(node) in ("data", "detach", "clone", "mean"):
+            node = node.func.value if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else node
+            node = node.value if isinstance(node, ast.Attribute) else node
+        return dotted_name(node) in self._losses
+
+    def has_casts(self, function: Called, given: frozenset[str], depth: int) -> bool:
+        """Return whether a function computes on some of its parameters in a type that O1's lists decide."""
+        key = (function.scope, given)
+        if key not in self._answers:
+            self._answers[key] = False  # for one that calls itself
+            names = _Names(self, function.module, function.scope, given, depth)
+            while names.spread():
+                pass
+            self._answers[key] = any(map(names.computes, names.nodes))
+        return self._answers[key]
+
+    def _runs_covered(self, scope: Scope, *, every: bool) -> bool:
+        """Return whether calls of a function are under autocast: every one of them, or at least one."""
+        if (scope, every) not in self._covered:
+            self._covered[scope, every] = False
+            core = self.core
+            calls, complete = ([], False) if scope is core.module.top else core.index.callers(scope)
+            inside = [
+                core.is_covered(each) or self._runs_covered(self._home(each), every=every)
+                for each in calls
+                if each in core.module.scope_of
+            ]
+            answer = complete and len(inside) == len(calls) > 0 and all(inside) if every else any(inside)
+            self._covered[scope, every] = answer
+        return self._covered[scope, every]
+
+    def _home(self, call: ast.Call) -> Scope:
+        module = self.core.module
+        function = module.function(call)
+        return module.top if function is None else module.scope_from[function]

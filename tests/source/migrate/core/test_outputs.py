@@ -1,0 +1,126 @@
+"""What follows autocast gets it too, where O1 cast, and nothing else does."""
+
+import pytest
+
+from ampcompare.apex.amp.lists import functional_overrides, tensor_overrides, torch_overrides
+from ampcompare.source.migrate.core.outputs import CASTS, PLAIN
+from ampcompare.source.migrate.finding import BY_HAND
+from ampcompare.source.migrate.rewrite import migrate_text
+
+TRAINING = """import numpy as np
+import torch
+import torch.nn.functional as F
+from apex import amp
+from metrics import dice
+from unknown import measure
+
+DEFINITIONS
+model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
+for x, y in data:
+    out = model(x)
+    loss = F.cross_entropy(out, y)
+    optimizer.zero_grad()
+    with amp.scale_loss(loss, optimizer) as scaled_loss:
+        scaled_loss.backward()
+    optimizer.step()
+    BELOW
+"""
+HEADER = 'with torch.autocast("cuda", dtype=torch.float16):'
+DEFINITIONS = """
+class Meter:
+    def __init__(self):
+        self.total = 0
+
+    def update(self, value):
+        self.total += value
+
+    def rate(self, value):
+        self.total += value.exp()
+
+
+def accuracy(output, target):
+    return output.topk(1)[1].t().eq(target.view(1, -1)).float().sum(0)
+
+
+def entropy(output):
+    return (output * weights(output)).sum()
+
+
+def weights(output):
+    return output
+
+
+def infer(x):
+    with torch.no_grad():
+        return model(x), x.shape
+
+
+meter = Meter()"""
+
+
+def _statements(below: str) -> str:
+    """Return what becomes of the lines below a step."""
+    text = TRAINING.replace("DEFINITIONS", DEFINITIONS).replace("BELOW", below.replace("\n", "\n    "))
+    return migrate_text(text).text.partition("scaler.update()\n")[2].replace("\n    ", "\n").strip()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "mask = (out > 0).type(out.dtype).sum()",
+        "probabilities = F.softmax(out, dim=1)",
+        "scale = out.detach()[:, 0] ** 2",
+        "similarity = out.data @ out.t()",
+        "losses.append(criterion(out, y))",
+        "value = entropy(out)",
+        "value = measure(out, y)",
+        "score = dice(torch.sigmoid(out), y)",
+        "meter.rate(out.mean())",
+        "print(torch.exp(loss))",
+        "kept = infer(x)[0].norm()",
+    ],
+)
+def test_what_o1_casts_is_put_under_autocast(statement: str) -> None:
+    """By lists, by layers, by functions of the file that lead to lists, and by what nobody knows."""
+    assert _statements(statement) == f"{HEADER}\n    {statement}"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "total += loss.item()",
+        "prediction = out.argmax(dim=1)",
+        "value = accuracy(out, y)",
+        "meter.update(loss.item())",
+        "meter.update(out.mean())",
+        "average = np.mean([loss.item()])",
+        "half = torch.sigmoid(out) / 2",
+        "record(loss, step)",
+        "print(y.float().norm(), x.sum())",
+        "kept = [each.detach() for each in out]",
+        "score = dice(x, y)",
+    ],
+)
+def test_what_o1_leaves_alone_stays(statement: str) -> None:
+    """Numbers, integers, the script's own data, and what computes in the type that it gets."""
+    assert _statements(statement) == statement
+
+
+def test_what_is_held_is_followed_through_names_containers_attributes_and_returns() -> None:
+    below = "kept.append(out)\nfor each in kept:\n    other, _ = each, 0\nlast = other.sum()"
+    assert _statements(below).splitlines()[-2:] == [HEADER, "    last = other.sum()"]
+
+
+def test_a_condition_that_computes_is_left() -> None:
+    text = TRAINING.replace("DEFINITIONS", "").replace("BELOW", "if out.norm() > 1:\n        break")
+    (found,) = [each for each in migrate_text(text).findings if each.kind == BY_HAND]
+    assert "has no statement of its own" in found.message
+
+
+def test_the_lists_are_those_of_the_engine() -> None:
+    names: set[str] = set()
+    for module in (functional_overrides, torch_overrides, tensor_overrides):
+        names |= {name for name in [*module.FP16_FUNCS, *module.FP32_FUNCS] if not name.startswith("__")}
+    assert names - CASTS == {"cpu"}
+    assert CASTS - names == {"addcdiv", "addcmul", "atan2", "cross", "bilinear", "dot"}
+    assert PLAIN.isdisjoint(CASTS)

@@ -1,0 +1,93 @@
+"""Calls and casts outside of autocast: refused, or named in a note."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ampcompare.source.migrate.core.outside import NO_GRAD, OF_MODULE
+from ampcompare.source.migrate.finding import BY_HAND, NOTE
+from ampcompare.source.migrate.project import migrate_file
+from ampcompare.source.migrate.rewrite import migrate_text
+
+TRAINING = """import torch
+from apex import amp
+from evaluation import validate, count
+ABOVE
+model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
+for x in data:
+    WITHIN
+    loss = model(x).sum()
+    with amp.scale_loss(loss, optimizer) as scaled_loss:
+        scaled_loss.backward()
+    optimizer.step()
+BELOW
+"""
+
+
+def _script(*, above: str = "", within: str = "", below: str = "") -> str:
+    script = TRAINING.replace("ABOVE", above).replace("BELOW", below)
+    return script.replace("    WITHIN\n", f"    {within}\n" if within else "")
+
+
+@pytest.mark.parametrize(
+    "cast",
+    [
+        "model = model.half()",
+        "model.cuda().to(torch.float16)",
+        "model.module.encoder.to(dtype=torch.half)",
+        "save(model)",
+        "for each in model.modules():\n        each.half()",
+    ],
+)
+def test_weights_that_become_fp16_while_they_train_leave_the_file(cast: str) -> None:
+    """GradScaler refuses their gradients."""
+    above = "def save(net):\n    torch.save(net.half().state_dict(), path)\n"
+    found = migrate_text(_script(above=above, within=cast)).findings
+    assert any(each.kind == BY_HAND and "16 bits" in each.message for each in found)
+
+
+@pytest.mark.parametrize(
+    "cast", ["copy = copy.deepcopy(model).half()", "image = model(x).half()", "model = model.float()", "y = x.half()"]
+)
+def test_casts_of_other_things_are_no_casts_of_weights(cast: str) -> None:
+    assert not any("16 bits" in each.message for each in migrate_text(_script(below=cast)).findings)
+
+
+def test_what_else_computes_is_named(tmp_path: Path) -> None:
+    """Another network, and an evaluation in another file; not what only counts parameters, nor what runs before."""
+    (tmp_path / "evaluation.py").write_text(
+        "import torch\n\ndef validate(net, x):\n    with torch.no_grad():\n        return net(x)\n\n"
+        "def count(net):\n    return sum(each.numel() for each in net.parameters())\n",
+        encoding="utf-8",
+    )
+    above = "teacher = torch.nn.Linear(4, 4)\nvalidate(model, x)\n"
+    within = "with torch.no_grad():\n        target = teacher(x)"
+    path = tmp_path / "train.py"
+    path.write_text(_script(above=above, within=within, below="count(model)\nvalidate(model, x)"), encoding="utf-8")
+    migration = migrate_file(path).migration
+    assert migration is not None
+    (found,) = [each for each in migration.findings if each.message.startswith("O1 cast all over the process")]
+    assert found.kind == NOTE
+    assert found.message.endswith("as by: teacher() (line 10), validate() (line 16)")
+
+
+def test_a_model_is_known_by_the_names_of_parameters_that_get_it() -> None:
+    above = "def evaluate(net, x):\n    with torch.no_grad():\n        return net(x)\n"
+    text = migrate_text(_script(above=above, below="evaluate(model, x)")).text
+    assert 'with torch.no_grad(), torch.autocast("cuda", dtype=torch.float16):' in text
+
+
+def test_methods_of_a_model_that_nothing_shows_are_named() -> None:
+    """A guess by their names is said; those of torch are known."""
+    script = _script(below="model.update_queue(x)\nmodel.sample()\nmodel.load_state_dict(x)\nmodel.train(True)")
+    found = [each.message for each in migrate_text(script).findings if "nothing here shows" in each.message]
+    assert [each.split()[0] for each in found] == ["model.update_queue()", "model.sample()"]
+
+
+def test_the_methods_of_modules_are_those_of_torch() -> None:
+    own = {
+        name for name in dir(torch.nn.Module) if not name.startswith("_") and callable(getattr(torch.nn.Module, name))
+    }
+    assert own - {"forward"} <= OF_MODULE
+    assert all(hasattr(torch, name.removeprefix("torch.").split(".")[0]) for name in NO_GRAD)
