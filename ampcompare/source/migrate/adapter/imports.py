@@ -34,7 +34,7 @@ OF_TORCH = frozenset({
 })  # fmt: skip
 # Functions that look a module up by its name, which is their first argument.
 LOOKUPS = frozenset({"find_spec", "import_module", "__import__", "find_loader"})
-OF_EVERY_MODULE = frozenset({"__name__", "__file__", "__doc__"})
+OF_EVERY_MODULE = frozenset({"__name__", "__file__", "__doc__", "__dict__"})
 VERSIONS = frozenset({"get_distribution", "version", "distribution"})
 MISSING = "the adapter has no {}, so this stays; Apex is needed for it"
 LEFT = "the adapter has no {}, so the file stays as it is, on Apex"
