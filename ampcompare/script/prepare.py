@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import os
 import random
 import signal
@@ -33,7 +34,8 @@ from ampcompare.script.legacy.prepare import Prepared, prepare_process
 from ampcompare.script.legacy.settings import ExecSettings
 from ampcompare.script.legacy.stderr import note
 from ampcompare.script.legacy.target import Target
-from ampcompare.script.recording.recorder import Rows
+from ampcompare.script.lost_statistics import lost_statistics
+from ampcompare.script.recording.recorder import Recorder, Rows
 from ampcompare.script.seeding import Seeding
 from ampcompare.script.stand_in import StandIn
 from ampcompare.script.watch import Watch
@@ -130,6 +132,7 @@ def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepa
             # Of the environment: a process that the script starts may have another working directory.
             base = Path(os.environ.get(CODE_FOLDER, "."))
             rows.recorder.before_close(CodeWatch(Path(cell), base).end)
+            rows.recorder.before_close(functools.partial(_add_lost_statistics, rows.recorder))
         if rows is not None:
             # Before the watch, which may end the script at a row.
             under = "" if arm.is_as_written else str(arm)
@@ -155,6 +158,11 @@ def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepa
         _begin_from(Path(settings.first_weights), prepared)
     child_processes.pass_on(dataclasses.asdict(settings), target=f"{__name__}:{prepare_child.__name__}")
     return prepared
+
+
+def _add_lost_statistics(recorder: Recorder) -> None:
+    if lost := lost_statistics():
+        recorder.add({"kind": "lost_statistics", "layers": lost})
 
 
 def _begin_from(file: Path, prepared: Prepared) -> None:
