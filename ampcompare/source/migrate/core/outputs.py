@@ -52,7 +52,7 @@ PLAIN = frozenset({
 NO_TORCH = frozenset({
     "numpy", "math", "cv2", "sklearn", "scipy", "pandas", "PIL", "matplotlib", "json", "pickle", "logging", "tqdm",
     "os", "sys", "time", "warnings", "collections", "itertools", "random", "wandb", "imageio", "skimage",
-    "copy", "pprint",
+    "copy", "pprint", "seqeval", "nltk",
 })  # fmt: skip
 HELD = frozenset({"append", "extend", "insert", "add", "update", "add_", "copy_"})
 POWERS = (ast.Pow, ast.MatMult)

@@ -238,11 +238,13 @@ def _is_object(core: Core, call: ast.Call) -> bool:
     if last_name(call.func) in core.models or core.module.resolve(call.func):
         return False
     choices = choices_of(core.index.callee(call, core.module.scope_of[call]))
-    if any(each.name.rpartition(".")[2] in ("__call__", "forward") for each in choices):
-        return True
+    if choices:
+        return any(
+            each.name == "forward" if isinstance(each, Called) else each.name.endswith("__call__") for each in choices
+        )
     key, scope = dotted_name(call.func) or "", core.module.scope_of[call]
     is_variable = "." not in key or (key.startswith("self.") and key.count(".") == 1)
-    return not choices and is_variable and bool(core.module.values_of(key, scope))
+    return is_variable and bool(core.module.values_of(key, scope))
 
 
 def _gets_model(core: Core, call: ast.Call) -> bool:
