@@ -149,10 +149,12 @@ def _product_text(role: str, form: ProductFormat) -> str:
 def _explain(options: Options) -> ArmExplanation:
     inner, keep = inner_arm(options), str(options.get("keep", LAST))
     kept = {LAST: "the linear layer of a model that runs last: the row names it", "none": "none"}
+    formats = [str(options["format"]), *(f"{role} in {options[role]}" for role in PRODUCTS if role in options)]
+    engine: list[tuple[str, str]] = []
+    if options.get("engine") == "torchao":
+        engine = [("engine", f"torchao, {TORCHAO.missing() or 'which is installed'}: its kernel, or its emulation")]
     return ArmExplanation(
-        summary=f"{inner}, with the products of linear layers in {options['format']}"
-        + "".join(f", {role} in {options[role]}" for role in PRODUCTS if role in options)
-        + "; emulated",
+        summary=f"{inner}, with the products of linear layers in {', '.join(formats)}; emulated",
         does=(
             ("weights", f"those of {inner}: a product rounds its operands, both from bf16, and keeps none"),
             *((role, _product_text(role, form)) for role, form in formats_of(options).items()),
@@ -160,11 +162,7 @@ def _explain(options: Options) -> ArmExplanation:
             ("in bf16", f"{kept.get(keep, keep)}; convolutions, embeddings, norms, and what attention multiplies"),
             ("loss scale", "none: each tensor or block has its own scales"),
             ("checkpoint", f"that of {inner}" + (", and how often was rounded at random" if options.get("sr") else "")),
-            *(
-                (("engine", f"torchao, {TORCHAO.missing() or 'which is installed'}: its kernel, or its emulation"),)
-                if options.get("engine") == "torchao"
-                else ()
-            ),
+            *engine,
             ("time", "that of an emulation, which is no measure: on a CPU 1.3 to 1.9 times that of native:bf16"),
         ),
         twin=inner,

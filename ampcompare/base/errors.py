@@ -1,9 +1,11 @@
 """Every error that a user can meet, its exit code, and what a misspelled name in a message was probably meant to be."""
 
 from collections.abc import Collection, Iterable
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 __all__ = [
+    "Advice",
     "AmpCompareError",
     "BackendUnavailable",
     "CheckpointError",
@@ -29,10 +31,64 @@ MAX_LENGTH = 80  # matching takes time with the square of the length, and a name
 MAX_LISTED = 12
 
 
+@dataclass(frozen=True)
+class Advice:
+    """What to do where an arm cannot train.
+
+    Attributes:
+        arms: texts of others that may, the most useful first.
+        remedy: what else helps, in words.
+    """
+
+    arms: tuple[str, ...] = ()
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        """Return it in words; "" for none."""
+        *most, last = self.arms or ("",)
+        arms = f"compare {', '.join(most)}{' or ' * bool(most)}{last}" if last else ""
+        return ", or ".join(filter(None, [arms, self.remedy]))
+
+    def among(self, arms: Collection[str]) -> "Advice":
+        """Return it without the arms that are not among these."""
+        return replace(self, arms=tuple(arm for arm in self.arms if arm in arms))
+
+
 class AmpCompareError(Exception):
-    """Base of all errors meant for users: the message says what was seen and what to do."""
+    """Base of all errors meant for users: the message says what was seen and what to do.
+
+    Attributes:
+        advice: what to do, where other arms may be a part of it.
+        seen: the message without that advice.
+    """
 
     exit_code: ClassVar[int] = 3
+    advice: Advice = Advice()
+    seen: str = ""
+
+    @classmethod
+    def advising(cls, seen: str, *arms: str, remedy: str = "") -> Self:
+        """Return an error that ends with advice.
+
+        Args:
+            seen: what happened.
+            arms: texts of other arms that may train what this one cannot, the most useful first.
+            remedy: what else helps, in words.
+        """
+        advice = Advice(arms, remedy)
+        error = cls(with_advice(seen, advice))
+        error.advice, error.seen = advice, seen
+        return error
+
+
+def with_advice(seen: str, advice: Advice) -> str:
+    """Return an error in words.
+
+    Args:
+        seen: what happened.
+        advice: what to do; that may be nothing.
+    """
+    return "; ".join(filter(None, [seen, str(advice)]))
 
 
 class GateFailed(AmpCompareError):

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ampcompare.base.environment.ranks import is_rank, rank_of
+from ampcompare.base.environment.variables import CELL_FOLDER
 
-CELL_FOLDER = "AMPCOMPARE_CELL_DIR"  # set in the environment of a script's cell
 MARKED = re.compile(rb"\x1e(\d+)\x1f([^\x1d]*)\x1d")
 MAX_MARKED = 4096  # bytes that a pipe keeps together
 PIECE = 1000  # characters of at most four bytes

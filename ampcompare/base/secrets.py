@@ -13,9 +13,9 @@ import re
 import urllib.parse
 from collections.abc import Iterable, Mapping, Sequence
 
+from ampcompare.base.environment.variables import MASK
 from ampcompare.base.errors import ConfigError
 
-MASK = "AMPCOMPARE_MASK"  # further names, for the processes that this one starts
 MIN_WORD = 4  # characters of a value that is looked for as a word in the output of a script
 MIN_LITERAL = 8  # anywhere, and in all other files; a shorter one may be an ordinary word
 MAX_HELD = 2**16  # bytes of a line that has not ended

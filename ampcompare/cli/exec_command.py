@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ampcompare.backends.arm import Arm
+from ampcompare.base.environment.variables import CELL_FOLDER
 from ampcompare.base.errors import ConfigError
-from ampcompare.base.rank_marks import CELL_FOLDER
 from ampcompare.cli.forms import Form, form, plain_form
 from ampcompare.cli.help import Command, option, options_of
 from ampcompare.cli.output import text_width

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from ampcompare.base.environment.variables import OTHER_VARIABLES
 from ampcompare.base.errors import AmpCompareError, close_matches
 from ampcompare.base.version import __version__
 from ampcompare.cli import COMMANDS, SUMMARY, overview
@@ -15,10 +16,6 @@ from ampcompare.cli.output import describe_unforeseen, drop_output, note
 
 INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h
 SILENT_SECONDS = 2.0
-OTHER_VARIABLES = (
-    *("AMPCOMPARE_APEX_STRICT", "AMPCOMPARE_CELL_DIR", "AMPCOMPARE_CODE_FOLDER", "AMPCOMPARE_SANDBOX"),
-    *("AMPCOMPARE_MASK", "AMPCOMPARE_PLACE", "AMPCOMPARE_STARTED_BY"),
-)
 RESUMED = ("run", "compare")
 
 

@@ -15,6 +15,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import BUILT_IN
 from ampcompare.base.environment.gpus import ACCELERATORS, accelerator_of, why_no_accelerator
 from ampcompare.base.environment.packages import installed_version
+from ampcompare.base.environment.variables import APEX_STRICT
 from ampcompare.base.processes.call import TIME_LIMIT, Answer
 from ampcompare.base.version import __version__
 from ampcompare.doctor.apex import examine_apex
@@ -56,10 +57,10 @@ VARIABLES: dict[str, tuple[Verdict, str]] = {
     "PYTORCH_NO_CUDA_MEMORY_CACHING": ("warning", "switches torch's memory cache off: times and peaks mean nothing"),
     "PYTORCH_CUDA_ALLOC_CONF": ("note", "changes torch's memory cache: peaks compare only with the same setting"),
     "CUDA_VISIBLE_DEVICES": ("note", "hides GPUs and renumbers the rest"),
-    "AMPCOMPARE_APEX_STRICT": ("note", "brings the defects of Apex back into engine=compat"),
+    APEX_STRICT: ("note", "brings the defects of Apex back into engine=compat"),
 }
 ON_CUDA_ONLY = ("NVIDIA_", "TORCH_ALLOW_TF32_CUBLAS_", "CUDA_", "PYTORCH_")
-SWITCHES = ("CUDA_LAUNCH_BLOCKING", "PYTORCH_NO_CUDA_MEMORY_CACHING", "AMPCOMPARE_APEX_STRICT")
+SWITCHES = ("CUDA_LAUNCH_BLOCKING", "PYTORCH_NO_CUDA_MEMORY_CACHING", APEX_STRICT)
 MARKS: dict[Verdict, str] = {"ok": "ok", "note": "note", "warning": "WARNING", "problem": "PROBLEM"}
 NAMED = 18  # columns of a name
 

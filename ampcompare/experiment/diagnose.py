@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ampcompare.backends.arm import Arm
 from ampcompare.base.environment.extras import require_torch
 from ampcompare.base.environment.fingerprint import THREAD_VARIABLES
+from ampcompare.base.environment.variables import CELL_FOLDER
 from ampcompare.base.errors import LaunchError
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.formatting import format_count, printable
@@ -188,7 +189,7 @@ def run_examined(
         start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(config.processes)]
     threads = dict.fromkeys(THREAD_VARIABLES, str(config.threads))
     own = {
-        "AMPCOMPARE_CELL_DIR": str(folder),
+        CELL_FOLDER: str(folder),
         "PYTHONUNBUFFERED": "1",
         "PYTHONWARNINGS": "ignore",
         "TORCHDYNAMO_DISABLE": "1",

@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ampcompare.base.errors import AmpCompareError, ConfigError, LaunchError
+from ampcompare.backends.arm import Arm
+from ampcompare.base.errors import Advice, AmpCompareError, ConfigError, LaunchError, with_advice
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.formatting import format_count
 from ampcompare.experiment.launch.cell_files import last_lines
@@ -92,12 +93,50 @@ def check_arms(
             trials[builds[label]] = trial
             if first is None and (trial.is_scripts_own or trial.faults):
                 break
+        proven = dict(trials)
+        for label, cell in rows.items():
+            if builds[label] in trials:
+                trial = trials[builds[label]]
+                left = _try_advised(trial, cell, proven, left, seeds[-1], launcher, Path(place))
         tried = list(trials.values())
         if len(tried) == 1 == len(rows) and len(seeds) > 1 and tried[0].is_trained and left >= tried[0].busy_seconds:
             tried += [_run(cell, seeds[-1], launcher, Path(place, "again")) for cell in rows.values()]
     found = _sum_up(tried, time.perf_counter() - begun)
     arms = {label: trials[build].summary() for label, build in builds.items() if build in trials}
     return found.model_copy(update={"arms": arms, "untried": untried})
+
+
+def _try_advised(
+    failed: _Trial,
+    cell: RunConfig,
+    trials: dict[str, _Trial],
+    left: float,
+    seed: int,
+    launcher: Launcher,
+    place: Path,
+) -> float:
+    """Leave, of the arms that the error of a trial advises, those that are seen to make a step.
+
+    Args:
+        failed: the trial; one without advice is left as it is.
+        cell: of it.
+        trials: all by build; those of arms that were not tried are added.
+        left: seconds.
+
+    Returns:
+        The seconds that are left.
+    """
+    able = []
+    for arm in failed.advice.arms:
+        other = cell.model_copy(update={"arm": str(Arm.parse(arm))})
+        build = _build(other)
+        if build not in trials and left >= failed.busy_seconds:
+            trials[build] = _run(other, seed, launcher, place / str(len(trials)))
+            left -= trials[build].busy_seconds
+        if build in trials and trials[build].is_trained:
+            able.append(arm)
+    failed.advice = failed.advice.among(able)
+    return left
 
 
 def require_trainable(found: Preflight) -> None:
@@ -184,6 +223,7 @@ class _Trial:
     Attributes:
         metrics, faults: what its output has, by the name of a metric: the value, or why it has none.
         numbers: what it showed, with the option that takes it.
+        advice, seen: what may be done about its error, and the error without that; empty where no arm is advised.
         seconds: from the start of its process to its end.
         busy_seconds: without the start of a server.
         total_steps: of the whole cell; 0 if that is not known.
@@ -198,12 +238,21 @@ class _Trial:
     metrics: dict[str, float | None] = field(default_factory=dict)
     faults: dict[str, str] = field(default_factory=dict)
     numbers: dict[str, str] = field(default_factory=dict)
+    advice: Advice = field(default_factory=Advice)
+    seen: str = ""
+
+    def __post_init__(self) -> None:
+        found = {} if self.rows is None or self.rows.ended is None else self.rows.ended.get("advice") or {}
+        if found and self.record.status == "failed":
+            self.advice, self.seen = Advice(tuple(found["arms"]), found["remedy"]), found["seen"]
 
     @property
     def error(self) -> str:
         """Why it made no step; what a script does after its last one, which came too early for it, says nothing."""
         enough = self.record.config.script is not None and len(self.steps) >= STEPS
-        return "" if enough or self.record.status != "failed" else self.record.error or "it failed"
+        if enough or self.record.status != "failed":
+            return ""
+        return with_advice(self.seen, self.advice) if self.seen else self.record.error or "it failed"
 
     @property
     def is_trained(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -16,13 +17,14 @@ from ampcompare.settings.resume_trace import Row, read_rows, saved_files, saved_
 HALVES = {"bfloat16": "bf16", "float16": "fp16"}
 SHORT = {**HALVES, "float32": "fp32", "float64": "fp64"}
 # What a checkpoint has to restore, in the order in which it is compared: the first difference causes those behind it.
-RESTORED = ("masters", "weights", "buffers", "moments", "averages", "loss scale", "learning rate")
+RESTORED = ("masters", "weights", "buffers", "moments", "averages", "loss scale", "learning rate", "options")
 ROLES = (*RESTORED, "steps", "batches", "generators", "loss")
 STATES = {"loss scale": "scales", "learning rate": "rates"}
 MADE_AGAIN = "masters are rounded to {0}: they are made again from the {0} weights at load"
 MIDDLE = "it saves in the middle of a step: the gradients that were accumulated by then are not in the file"
 FIRST = "{} are those that the script starts with: {}"
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+COUNTS = ("num_batches_tracked", "step")  # the least telling names of what differs
 WORDS = {"scaler": "the GradScaler", "optimizer": "the optimizer", "scheduler": "the schedule"}
 
 
@@ -39,12 +41,14 @@ class Answer(Enum):
 class Step:
     """What one step of a trace started from, and computed.
 
-    `made` has the numbers of the optimizers and scalers that are left, in the order in which all were made.
+    `made` has the numbers of the optimizers and scalers that are left, in the order in which all were made; `samples`
+    those of all `batches`.
     """
 
     state: dict[str, Any]
     made: dict[str, list[int]] = field(default_factory=dict)
     batches: list[str] = field(default_factory=list)
+    samples: list[str] = field(default_factory=list)
     losses: list[float | None] = field(default_factory=list)
     has_ended: bool = False
 
@@ -133,6 +137,7 @@ def read_trace(path: Path) -> Trace:
             lists[kind].append(row)
         elif trace.steps and kind == Row.BATCH:
             trace.steps[-1].batches.append(row["batch"])
+            trace.steps[-1].samples += row.get("samples", [])
         elif trace.steps and kind == Row.LOSS:
             trace.steps[-1].losses.append(row["loss"])
         elif trace.steps and kind == Row.STEP:
@@ -155,55 +160,55 @@ def compare_traces(whole: Trace, broken: Trace, resumed: Trace) -> Resumption:
     at = broken.stopped
     if resumed.steps and at and _starts_from_scratch(whole, resumed, at):
         found = [Difference("weights", at + 1, "all, as in the first step", _why_not_resumed(broken, resumed))]
-        return Resumption(
-            Answer.NOT_RESUMED, at, len(whole.steps), len(resumed.steps), tuple(found), losses_apart(whole, resumed)
-        )
+        answer, parted = Answer.NOT_RESUMED, losses_apart(whole, resumed)
+    else:
+        found = _differences(whole, at, broken, resumed)
+        answer = _answer(found, whole, at, resumed)
+        parted = None if resumed.error else losses_apart(whole, resumed)  # those of other steps tell nothing
+    return Resumption(answer, at, len(whole.steps), len(resumed.steps), tuple(found), parted)
+
+
+def _differences(whole: Trace, at: int, broken: Trace, resumed: Trace) -> list[Difference]:
+    """Return the first difference of each role, those of the first steps first."""
     shift = _shift(whole, at, resumed)
-    lost = _lost_passes(whole, at, resumed)
-    found = _differences_of_roles(whole, at, broken, resumed, shift)
-    if lost:
-        found = [
-            one for one in found if one.step > at + 1 or one.role not in ("learning rate", "batches", "generators")
-        ]
-    found += _differences_of_steps(whole, at, broken, resumed, shift, lost)
-    found.sort(key=lambda one: (one.step, ROLES.index(one.role) if one.role in ROLES else len(ROLES)))
-    parted = None if resumed.error else losses_apart(whole, resumed)  # those of other steps tell nothing
-    return Resumption(_answer(found, at), at, len(whole.steps), len(resumed.steps), tuple(found), parted)
-
-
-def _differences_of_roles(whole: Trace, at: int, broken: Trace, resumed: Trace, shift: int) -> list[Difference]:
-    """Return the first difference of each role, except those that a shifted count of steps explains."""
-    found = []
-    for role in ROLES:
-        difference = None if role == "steps" else _first_difference(role, whole, at, broken, resumed)
-        if difference is None:
-            continue
-        if shift and role in ("batches", "learning rate") and _is_shifted(role, whole, at, resumed, shift):
-            continue
-        found.append(difference)
-    return found
-
-
-def _differences_of_steps(
-    whole: Trace, at: int, broken: Trace, resumed: Trace, shift: int, lost: int
-) -> Iterator[Difference]:
-    """Yield that a step was made in part, or that there are more or fewer steps than were left."""
-    left = len(whole.steps) - at
-    text = f"{len(resumed.steps)} steps where {left} were left"
-    if lost:
-        passes = f"{lost} of {len(whole.steps[at].batches)} forward passes left out"
-        yield Difference("steps", at + 1, passes, f"{MIDDLE}{_line_of(broken.saves)}")
+    found = [
+        difference
+        for role in ROLES
+        if role != "steps" and (difference := _first_difference(role, whole, at, broken, resumed)) is not None
+        if not (shift and role in ("batches", "learning rate") and _is_shifted(role, whole, at, resumed, shift))
+    ]
+    if lost := _lost_passes(whole, at, resumed):
+        drawn = ("learning rate", "options", "batches", "generators")
+        found = [one for one in found if one.step > at + 1 or one.role not in drawn]
+        text = f"{lost} of {len(whole.steps[at].batches)} forward passes left out"
+        found.append(Difference("steps", at + 1, text, f"{MIDDLE}{_line_of(broken.saves)}"))
+    made, left = len(resumed.steps), len(whole.steps[at:])
+    text = f"{made} steps where {left} were left"
     if shift:
-        yield Difference("steps", at + 1, text, _why_shifted(shift, at))
-    elif len(resumed.steps) != left and not resumed.error:
-        yield Difference("steps", at + 1 + min(len(resumed.steps), left), text, _why_other_steps())
+        found.append(Difference("steps", at + 1, text, _why_shifted(shift, at)))
+    elif made != left and not resumed.error:
+        found.append(Difference("steps", at + 1 + min(made, left), text, _why_other_steps()))
+    return sorted(found, key=lambda one: (one.step, ROLES.index(one.role)))
 
 
-def _answer(found: list[Difference], at: int) -> Answer:
-    if not {one.role for one in found} - {"generators"}:  # a generator that nothing draws from changes nothing
+def _answer(found: list[Difference], whole: Trace, at: int, resumed: Trace) -> Answer:
+    """Return what the differences come to: a generator that nothing draws from changes nothing."""
+    others = [one for one in found if one.role != "generators"]
+    if not others:
         return Answer.EXACT
-    at_break = {one.role for one in found if one.step == at + 1}
-    return Answer.DATA_ORDER if not at_break & set(RESTORED) and _is_order(found) else Answer.DIFFERS
+    is_whole = not {one.role for one in found if one.step == at + 1} & set(RESTORED)
+    if not is_whole or others[0].role != "batches":  # generators aside, which draw them
+        return Answer.DIFFERS
+    return Answer.DIFFERS if _are_others(whole, resumed) else Answer.DATA_ORDER
+
+
+def _are_others(whole: Trace, resumed: Trace) -> bool:
+    """Return whether a script that was started again trains samples that the run without a break has not seen.
+
+    Those of an augmentation that is not restored are others, and those of a sampler may be.
+    """
+    seen = {sample for step in whole.steps for sample in step.samples}
+    return not {sample for step in resumed.steps for sample in step.samples} <= seen
 
 
 def _shift(whole: Trace, at: int, resumed: Trace) -> int:
@@ -254,12 +259,6 @@ def _why_shifted(shift: int, at: int) -> str:
     return f"steps {at + 1} to {at - shift} are left out: the count of steps, or the place in the epoch, is ahead"
 
 
-def _is_order(found: list[Difference]) -> bool:
-    """Return whether batches are the first that differs, generators aside, which draw them."""
-    first = next(one for one in found if one.role != "generators")
-    return first.role == "batches"
-
-
 def _starts_from_scratch(whole: Trace, resumed: Trace, at: int) -> bool:
     first, begun = resumed.steps[0].state["weights"], whole.steps[0].state["weights"]
     return bool(first == begun != whole.steps[min(at, len(whole.steps) - 1)].state["weights"])
@@ -299,6 +298,8 @@ def _first_difference(role: str, whole: Trace, at: int, broken: Trace, resumed: 
             values = values[0], second.value("weights")
         if role in ("weights", "buffers", "masters", "moments"):
             what = _first_other_tensor(role, *values)
+        elif role == "options":
+            what = str(_first_other_option(*values) or "")
         else:
             what = "" if values[0] == values[1] else _in_words(role, *values)
         if what:
@@ -341,17 +342,58 @@ def _made_again(due: Step, first: Step) -> str:
 
 
 def _first_other_tensor(role: str, whole: dict[str, Any], resumed: dict[str, Any]) -> str:
-    """Return the name of the first tensor that differs; models that a step has not called yet are left out."""
-    for name in whole.keys() & resumed.keys() if role != "moments" else whole:
-        if role == "moments":
-            if name not in resumed:
-                continue  # of an optimizer that is not made yet
-            for key, value in whole[name].items():
-                if resumed[name].get(key, {}).get("values") != value["values"]:
-                    return f"{key} of {name}"
-        elif whole[name]["values"] != resumed[name]["values"]:
-            return min(each for each in whole.keys() & resumed.keys() if whole[each] != resumed[each])
-    return ""
+    """Return the name of a tensor that differs, the most telling one, the first; "" if none does.
+
+    Models that a step has not called yet, and optimizers that are not made yet, are left out.
+    """
+    if role == "moments":
+        apart = [
+            (key in COUNTS, f"{key} of {name}")
+            for name in whole
+            if name in resumed
+            for key, value in whole[name].items()
+            if resumed[name].get(key, {}).get("values") != value["values"]
+        ]
+        return next((name for is_count in (False, True) for count, name in apart if count is is_count), "")
+    both = sorted(whole.keys() & resumed.keys())
+    names = [name for name in both if whole[name]["values"] != resumed[name]["values"]]
+    return min(names, key=lambda name: name.partition(" of model ")[0].endswith(COUNTS), default="")
+
+
+@dataclass(frozen=True)
+class _Option:
+    """An option of a group of parameters that is another one behind the break.
+
+    `optimizer` and `group` are counted from 0; the number of each is said where there are several.
+    """
+
+    name: str
+    optimizer: int
+    group: int
+    due: Any
+    given: Any
+    several_groups: bool
+    several_optimizers: bool
+
+    def __str__(self) -> str:
+        place = f" of group {self.group + 1}" * self.several_groups
+        place += f" of optimizer {self.optimizer + 1}" * self.several_optimizers
+        due, given = (f"{each:g}" if isinstance(each, float) else str(each) for each in (self.due, self.given))
+        return f"{self.name}{place}: {given} in place of {due}"
+
+
+def _first_other_option(whole: list[Any], resumed: list[Any]) -> _Option | None:
+    return next(_other_options(whole, resumed), None)
+
+
+def _other_options(whole: list[Any], resumed: list[Any]) -> Iterator[_Option]:
+    """Yield the options that differ, of those that both runs have."""
+    for optimizer, (due, given) in enumerate(zip(whole, resumed, strict=False)):
+        for group, (one, other) in enumerate(zip(due, given, strict=False)):
+            for name in one:
+                if name in other and one[name] != other[name]:
+                    several = len(due) > 1, len(whole) > 1
+                    yield _Option(name, optimizer, group, one[name], other[name], *several)
 
 
 def _in_words(role: str, whole: Any, resumed: Any) -> str:
@@ -375,20 +417,9 @@ def _in_words(role: str, whole: Any, resumed: Any) -> str:
 
 
 def _cause(role: str, what: str, index: int, at: int, whole: Trace, broken: Trace, resumed: Trace) -> str:
-    """Return why a role differs in the step of an index, where that can be told; only the first step tells."""
+    """Return why a role differs in the step of an index, where that can be told."""
     if index != at:
-        if role in ("weights", "moments", "masters", "loss") and (
-            kept := _other_types(whole.steps[at], resumed.steps[0])
-        ):
-            return kept
-        if role == "learning rate":
-            begins = whole.steps[index - at].value(role) == resumed.steps[index - at].value(role)
-            return _cause_of_state("scheduler", begins, broken, resumed, only_missing=True)
-        if whole.steps[index].value("weights") != resumed.steps[index - at].value("weights"):
-            return ""  # what has led to these
-        if role == "batches":
-            return _cause_of_batches(index, at, whole, resumed)
-        return _cause_of_generators(index, whole, at, resumed) if role == "loss" else ""
+        return _cause_later(role, index, at, whole, broken, resumed)
     first, second = whole.steps[at], resumed.steps[0]
     if role in ("weights", "buffers", "masters"):
         rounded = _cause_of_tensors(role, first.value(role), second.value(role), broken)
@@ -410,9 +441,26 @@ def _cause(role: str, what: str, index: int, at: int, whole: Trace, broken: Trac
         if then is not None:
             return _cause_of_other_place(then, at, broken, resumed)
         return _cause_of_state("scheduler", begins, broken, resumed)
+    if role == "options" and (option := _first_other_option(first.value(role), second.value(role))) is not None:
+        begins = option in _other_options(first.value(role), whole.steps[0].value(role))
+        return _cause_of_state("optimizer", begins, broken, resumed, option.optimizer, of="options")
     if role == "batches":
         return _cause_of_batches(index, at, whole, resumed)
-    return _cause_of_generators(index, whole, at, resumed) if role == "loss" else ""
+    return _cause_of_loss(index, whole, at, resumed) if role == "loss" else ""
+
+
+def _cause_later(role: str, index: int, at: int, whole: Trace, broken: Trace, resumed: Trace) -> str:
+    """Return why a role differs in a step behind the first one of a script that was started again."""
+    if role in ("weights", "moments", "masters", "loss") and (kept := _other_types(whole.steps[at], resumed.steps[0])):
+        return kept
+    if role == "learning rate":
+        begins = whole.steps[index - at].value(role) == resumed.steps[index - at].value(role)
+        return _cause_of_state("scheduler", begins, broken, resumed, only_missing=True)
+    if whole.steps[index].value("weights") != resumed.steps[index - at].value("weights"):
+        return ""  # what has led to these
+    if role == "batches":
+        return _cause_of_batches(index, at, whole, resumed)
+    return _cause_of_loss(index, whole, at, resumed) if role == "loss" else ""
 
 
 def _step_of_rates(whole: Trace, at: int, resumed: Trace) -> int | None:
@@ -522,42 +570,36 @@ def _is_permuted(whole: dict[str, Any], resumed: dict[str, Any]) -> bool:
 
 def _cause_of_moments(whole: dict[str, Any], resumed: dict[str, Any], broken: Trace, again: Trace) -> str:
     both = [name for name in whole if name in resumed]
-    number = _optimizer_without_moments({name: (whole[name], resumed[name]) for name in both})
-    if number is not None:
+    owners = {name: name.partition(" of optimizer ")[2] for name in both}
+    empty = {owner for owner in owners.values()
+             if all(whole[name] and not resumed[name] for name in both if owners[name] == owner)}  # fmt: skip
+    if empty:
+        number = int(min(empty) or 1) - 1
         return _cause_of_state("optimizer", True, broken, again, number)
     if _is_permuted(whole, resumed):
         return "moments are those of other parameters: the optimizer is given its parameters in another order"
     pairs = [(value, resumed[name][key]) for name in both for key, value in whole[name].items() if key in resumed[name]]
-    half = _rounding(pairs)
-    if half:
+    if half := _rounding(pairs):
         return _cause_of_rounding(half, both, pairs, broken, again)
     apart = {key for name in both for key, value in whole[name].items()
              if resumed[name].get(key, {}).get("values") != value["values"]}  # fmt: skip
     return "the optimizer's count of steps starts again" if apart == {"step"} else ""
 
 
-def _optimizer_without_moments(states: dict[str, tuple[dict[str, Any], dict[str, Any]]]) -> int | None:
-    """Return the number of the first optimizer whose moments are all gone, from 0; None if none lost all.
-
-    Args:
-        states: those of each parameter, without a break and behind it; the name says which optimizer has it.
-    """
-    of_owners: dict[str, list[bool]] = {}
-    for name, (due, given) in states.items():
-        of_owners.setdefault(name.partition(" of optimizer ")[2], []).append(bool(due and not given))
-    empty = [owner for owner, are_gone in of_owners.items() if all(are_gone)]
-    return int(min(empty) or 1) - 1 if empty else None
-
-
 def _cause_of_rounding(
     half: str, names: list[str], pairs: list[tuple[dict[str, str], dict[str, str]]], broken: Trace, again: Trace
 ) -> str:
-    """Return where moments were rounded to a 16-bit type: at load, if that is the type of their weights."""
+    """Return where moments were rounded to a 16-bit type: at load, to the type of their weights, or else.
+
+    Args:
+        names: of the weights.
+        pairs: digests of a moment without a break and with one.
+    """
     weights = again.steps[0].value("weights")
     loads = [row for row in again.restored if row["what"] == "optimizer"]
-    of_weights = {SHORT.get(weights.get(name, {}).get("dtype", "")) for name in names}
-    of_moments = {SHORT.get(given.get("dtype", "")) for due, given in pairs if due["values"] != given["values"]}
-    if loads and of_weights == of_moments == {half}:
+    short = {SHORT.get(weights.get(name, {}).get("dtype", "")) for name in names}
+    types = {SHORT.get(given.get("dtype", "")) for due, given in pairs if due["values"] != given["values"]}
+    if loads and short == types == {half}:
         line = _line_of(loads)
         return f"moments are rounded to {half} at load: load_state_dict gives them the type of the weights{line}"
     return f"moments were saved or loaded in {half}{_line_of(broken.saves)}"
@@ -572,6 +614,7 @@ def _cause_of_state(
     *,
     only_missing: bool = False,
     place: str = "",
+    of: str = "",
 ) -> str:
     """Return why the state of a scaler, a schedule or the optimizer of a number is not the saved one.
 
@@ -579,36 +622,35 @@ def _cause_of_state(
         number: of the scaler or the optimizer, among those that are left.
         only_missing: say nothing where it is saved and loaded.
         place: at which step it is, in words.
-    """
-    begins = place or f"{WORDS[what]} {'starts from scratch' if starts_again else 'has another state'}"
-    if not any(what in row["holds"] for row in broken.saves):
-        return f"{begins}: its state is not in the file{_line_of(broken.saves)}"
-    restored, replaced = _loads_into(what, number, resumed)
-    if restored:
-        return "" if only_missing else f"{begins}, though {restored[-1]['line']} loads its state"
-    if replaced:
-        return f"{begins}: {replaced[-1]['line']} loads its state into another one, which is replaced then"
-    loaded = {row["path"] for row in resumed.loads}
-    read = {part for row in broken.saves if row["path"] in loaded for part in row["holds"]}
-    if read and what not in read:
-        name = next(os.path.basename(row["path"]) for row in reversed(broken.saves) if what in row["holds"])
-        return f"{begins}: its state is in {name}, which is not loaded"
-    return f"{begins}: its state is in the file, and is not loaded{_line_of(resumed.loads)}"
-
-
-def _loads_into(what: str, number: int | None, resumed: Trace) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return what was restored into the object of a kind that has a number, and into those that are not left.
-
-    Args:
-        what: such as `optimizer`.
-        number: among those that are left; None for all of the kind.
-        resumed: the run that restored them.
+        of: the part of its state that is not, a plural; all by default.
     """
     of_kind = [row for row in resumed.restored if row["what"] == what]
     left = resumed.steps[0].made.get(what, [])
     own = left[number] if number is not None and number < len(left) else None
-    into_own = [row for row in of_kind if own is None or row["number"] in (None, own)]
-    return into_own, [row for row in of_kind if row["number"] is not None and row["number"] not in left]
+    name = f"optimizer {number + 1}" if number is not None and len(left) > 1 and what == "optimizer" else WORDS[what]
+    if of:
+        begins = f"{of} of {name} {'are those that the script starts with' if starts_again else 'are others'}"
+    else:
+        begins = place or f"{name} {'starts from scratch' if starts_again else 'has another state'}"
+    if what not in {part for row in broken.saves for part in row["holds"]}:
+        return f"{begins}: its state is not in the file{_line_of(broken.saves)}"
+    restored = [row for row in of_kind if own is None or row["number"] in (None, own)]
+    if restored:
+        return "" if only_missing else f"{begins}, though {restored[-1]['line']} loads its state"
+    replaced = [row for row in of_kind if row["number"] is not None and row["number"] not in left]
+    if replaced:
+        return f"{begins}: {replaced[-1]['line']} loads its state into another one, which is replaced then"
+    return f"{begins}: its state is in {_where_it_is(what, broken, resumed)}"
+
+
+def _where_it_is(what: str, broken: Trace, resumed: Trace) -> str:
+    """Return the file that holds a state which was not loaded, and whether that was loaded."""
+    loaded = {row["path"] for row in resumed.loads}
+    read = {part for row in broken.saves if row["path"] in loaded for part in row["holds"]}
+    if loaded and read and what not in read:
+        name = next(os.path.basename(row["path"]) for row in reversed(broken.saves) if what in row["holds"])
+        return f"{name}, which is not loaded"
+    return f"the file, and is not loaded{_line_of(resumed.loads)}"
 
 
 def _line_of(rows: list[dict[str, Any]]) -> str:
@@ -629,12 +671,25 @@ def _cause_of_batches(index: int, at: int, whole: Trace, resumed: Trace) -> str:
     at_step = whole.steps[index].value("generators"), resumed.steps[index - at].value("generators")
     names = ", ".join(name for name in at_step[0] if at_step[0][name] != at_step[1].get(name))
     others = f" ({names})" * bool(names)
+    if _are_others(whole, resumed):
+        return f"samples are others: generators from which a sampler or an augmentation draws are not restored{others}"
     return f"the sampler draws other batches: the generator that it draws from is not restored{others}"
+
+
+def _cause_of_loss(index: int, whole: Trace, at: int, resumed: Trace) -> str:
+    """Return why the same weights and batches have another loss: another scale by a power of two, or random numbers."""
+    first, second = whole.steps[index], resumed.steps[index - at]
+    if any(first.value(role) != second.value(role) for role in (*RESTORED, "batches")):
+        return ""
+    pairs = zip(first.losses, second.losses, strict=False)
+    factors = {two / one for one, two in pairs if one and two is not None and one != two}
+    factor = factors.pop() if len(factors) == 1 else 0.0
+    if abs(math.frexp(factor)[0]) == 0.5:
+        return f"the loss is {factor:g} times as large: a loss scale of the script's own is not the one that it was"
+    return _cause_of_generators(index, whole, at, resumed)
 
 
 def _cause_of_generators(index: int, whole: Trace, at: int, resumed: Trace) -> str:
     first, second = whole.steps[index], resumed.steps[index - at]
-    if any(first.value(role) != second.value(role) for role in (*RESTORED, "batches")):
-        return ""
     names = _in_words("generators", first.value("generators"), second.value("generators"))
     return f"dropout, or what else is random, draws other numbers: generators are not restored ({names})" * bool(names)

@@ -86,7 +86,7 @@ def resume_script(
             runs.ends_with, step = at["behind"], at["counts"][str(at["behind"])]
             (whole,) = runs.run([_Run("whole, its steps counted by another optimizer")], say)
             then = f": step {check.step} of the first is in step {step}" * (step != check.step)
-            say(f"steps are those of its optimizer {at['behind'] + 1}, behind which it saves{then}")
+            say(f"steps are those of its optimizer {at['number'] + 1}, behind which it saves{then}")
         say(f"without a break: {_steps(whole)}, {_files(whole)}")
         _check(whole, step)
         added = shlex.split(check.arguments or "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,18 +18,28 @@ ROUNDING = 4.0
 class MasterPairs:
     """The pairs of one optimizer, since the model last had the weights of its masters.
 
+    Args:
+        optimizer: one that Apex has prepared.
+        before: the pairs until then, whose `data` the script may have kept.
+
     Attributes:
         params: 16-bit weights of the model.
         masters: their master weights, in the same order.
         is_read: `data` of one of them was read since.
     """
 
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(self, optimizer: Any, before: MasterPairs | None = None) -> None:
         stash = optimizer._amp_stash
         self.params: list[Tensor] = list(stash.all_fp16_params)
         self.masters: list[Tensor] = list(stash.all_fp32_from_fp16_params)
         self._versions = {id(one): one._version for one in (*self.params, *self.masters)}
         self._sums: dict[int, Tensor] = {}
+        # What `data` has given, by the tensor, with its version: it shares the values, and no version with the tensor.
+        self._given: dict[int, list[tuple[weakref.ref[Tensor], int]]] = {}
+        for key, given in before._given.items() if before is not None else ():
+            alive = [(ref, one._version) for ref, _ in given if (one := ref()) is not None]
+            if alive and key in self._versions:
+                self._given[key] = alive
         self._farthest = 0.0  # norm of what the model was away from its masters, when a loss was scaled
 
     @property
@@ -39,6 +50,11 @@ class MasterPairs:
         """Note what a tensor of a pair is before its `data` is accessed; nothing waits for its device."""
         if id(tensor) in self._versions:
             self._sums[id(tensor)] = bit_sum(tensor)
+
+    def keep_given(self, tensor: Tensor, data: Tensor) -> None:
+        """Note what the `data` of a tensor of a pair has given, which the script may keep and write later."""
+        if id(tensor) in self._versions:
+            self._given.setdefault(id(tensor), []).append((weakref.ref(data), data._version))
 
     @torch.no_grad()
     def masters_apart(self) -> int:
@@ -86,7 +102,15 @@ class MasterPairs:
         if read:
             differ = torch.stack([(self._sums[id(one)] != bit_sum(one)).to(read[0].device) for one in read])
             changed = {id(one): bool(is_other) for one, is_other in zip(read, differ.tolist(), strict=True)}
-        return [one._version != self._versions[id(one)] or changed.get(id(one), False) for one in tensors]
+        return [
+            one._version != self._versions[id(one)] or changed.get(id(one), False) or self._is_given_written(one)
+            for one in tensors
+        ]
+
+    def _is_given_written(self, tensor: Tensor) -> bool:
+        """Return whether the script has written what it keeps of the `data` of a tensor."""
+        given = self._given.get(id(tensor), ())
+        return any((one := ref()) is not None and one._version != version for ref, version in given)
 
     @torch.no_grad()
     def _distance(self, indices: Sequence[int]) -> float:

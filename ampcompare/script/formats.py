@@ -52,12 +52,13 @@ class ScriptFormats:
     def _after_step(self, *_arguments: Any) -> None:
         """Check what ran; only now, since the forward pass may be in the closure of the step."""
         if not self._plan.has_acted:
-            raise UnsupportedCombination(
+            raise UnsupportedCombination.advising(
                 here(
                     f"no linear layer (nn.Linear) of a model that the script has called has multiplied in bf16, so "
-                    f"{self._arm} has no effect; compare {self._arm.inner}, or leave out torch.compile of a function "
-                    "that calls the model"
-                )
+                    f"{self._arm} has no effect"
+                ),
+                str(self._arm.inner),
+                remedy="leave out torch.compile of a function that calls the model",
             )
         with _name_the_line():
             self._plan.check_last()

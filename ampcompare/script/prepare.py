@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import dataclasses
+import functools
 import os
 import random
 import signal
@@ -16,10 +17,11 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ampcompare.backends.arm import Arm
+from ampcompare.base.environment.variables import CELL_FOLDER, CODE_FOLDER
 from ampcompare.base.errors import AmpCompareError
 from ampcompare.base.files.loaded_code import CodeWatch
 from ampcompare.base.patches import Layer, Subscriptions
-from ampcompare.base.rank_marks import CELL_FOLDER, mark_output
+from ampcompare.base.rank_marks import mark_output
 from ampcompare.base.tensors.cuda_casts import cuda_casts
 from ampcompare.results.records.evaluation import emulated_type
 from ampcompare.results.records.ledger import Ledger
@@ -32,7 +34,8 @@ from ampcompare.script.legacy.prepare import Prepared, prepare_process
 from ampcompare.script.legacy.settings import ExecSettings
 from ampcompare.script.legacy.stderr import note
 from ampcompare.script.legacy.target import Target
-from ampcompare.script.recording.recorder import Rows
+from ampcompare.script.lost_statistics import lost_statistics
+from ampcompare.script.recording.recorder import Recorder, Rows
 from ampcompare.script.seeding import Seeding
 from ampcompare.script.stand_in import StandIn
 from ampcompare.script.watch import Watch
@@ -41,7 +44,6 @@ from ampcompare.training.precision.base import half_dtype_of
 from ampcompare.training.precision.cpu_half import cpu_half
 from ampcompare.training.twin import change_optimized_weights
 
-CODE_FOLDER = "AMPCOMPARE_CODE_FOLDER"
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 
 _stand_ins: list[StandIn] = []  # of this process, like the next; kept until it ends
@@ -130,6 +132,7 @@ def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepa
             # Of the environment: a process that the script starts may have another working directory.
             base = Path(os.environ.get(CODE_FOLDER, "."))
             rows.recorder.before_close(CodeWatch(Path(cell), base).end)
+            rows.recorder.before_close(functools.partial(_add_lost_statistics, rows.recorder))
         if rows is not None:
             # Before the watch, which may end the script at a row.
             under = "" if arm.is_as_written else str(arm)
@@ -155,6 +158,11 @@ def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepa
         _begin_from(Path(settings.first_weights), prepared)
     child_processes.pass_on(dataclasses.asdict(settings), target=f"{__name__}:{prepare_child.__name__}")
     return prepared
+
+
+def _add_lost_statistics(recorder: Recorder) -> None:
+    if lost := lost_statistics():
+        recorder.add({"kind": "lost_statistics", "layers": lost})
 
 
 def _begin_from(file: Path, prepared: Prepared) -> None:

@@ -16,13 +16,14 @@ import random
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.base.import_hook import ImportHook
@@ -35,8 +36,9 @@ from ampcompare.settings.resume_trace import Row
 if TYPE_CHECKING:
     from ampcompare.script.recording.recorder import Recorder
 
+MAX_SAMPLES = 64  # of a batch that are looked at one by one
 SEARCHES = 2  # steps before which objects of the script are searched for: it may make some behind the first
-OF_MASTERS = ("master", "fp32", "float32")
+OF_MASTERS = ("master", "fp32", "float32")  # in a key of an optimizer's state: that of an fp32 copy of a 16-bit weight
 
 
 class ResumeTrace:
@@ -68,6 +70,7 @@ class ResumeTrace:
         self._stop_at, self._ends_with = stop_at, ends_with
         self._counts: dict[int, int] = {}  # of steps of each optimizer
         self._behind: int | None = None  # the optimizer that made the last one
+        self._stepping: weakref.ref[Any] | None = None  # the optimizer whose step is running, or was the last
         self._first_only, self._kill, self._trainers = first_only, kill, trainers
         self._changes: ChangeWatch | None = None  # in a copy that is to be killed
         self._files = SavedFiles(self._note_file, self._before_save)
@@ -88,6 +91,7 @@ class ResumeTrace:
         events.wrap(*Points.FORWARD, self._forward)
         events.wrap(*Points.MAKE_OPTIMIZER, self._keep(self._optimizers))
         events.wrap(*Points.MAKE_SCALER, self._keep(self._scalers))
+        events.at_end(register_optimizer_step_pre_hook(self._before_step).remove)
         self._files.install(events)
         for kind in (nn.Module, torch.optim.Optimizer, torch.amp.GradScaler, *_schedulers()):
             events.wrap(kind, "load_state_dict", self._restore)
@@ -117,6 +121,9 @@ class ResumeTrace:
             return inner(made, *args, **options)
 
         return make
+
+    def _before_step(self, optimizer: Any, *_arguments: Any) -> None:
+        self._stepping = weakref.ref(optimizer)
 
     def _row(self, row: dict[str, Any]) -> None:
         """Follow the record: losses, and steps of its optimizers."""
@@ -173,7 +180,8 @@ class ResumeTrace:
                 with torch.no_grad():
                     self._write(Row.START, state=self._state(), made=self._numbers_left())
             if module is self._first:  # others get what it returns
-                self._write(Row.BATCH, batch=_digest_of((args, options)))
+                given = list(_tensors((args, options), DEPTH))
+                self._write(Row.BATCH, batch=_hash(map(_bytes, given)), samples=_samples(given))
         finally:
             self._is_inside = False
         self._depth += 1
@@ -197,7 +205,9 @@ class ResumeTrace:
     def _note_file(self, kind: str, **values: Any) -> None:
         """Note a row about a file, and whether the process may be stopped now."""
         if kind == Row.SAVE:
-            values.update(behind=self._behind, counts=self._counts)
+            made = None if self._stepping is None else self._stepping()
+            number = next((at for at, each in enumerate(self._living(self._optimizers)) if each is made), self._behind)
+            values.update(behind=self._behind, number=number, counts=self._counts)
         self._write(kind, **values)
         if kind == Row.SAVE and self._stop_at is not None and self._step >= self._stop_at:
             self._has_saved = True
@@ -221,14 +231,18 @@ class ResumeTrace:
     # What a step starts from.
 
     def _state(self) -> dict[str, Any]:
-        """Return all that a checkpoint has to restore, as digests."""
+        names: dict[int, str] = {}
         weights: dict[str, Any] = {}
         buffers: dict[str, Any] = {}
         for number, model in enumerate(self._models):
             tail = f" of model {number + 1}" if number else ""
-            weights.update({name + tail: _digests(parameter) for name, parameter in model.named_parameters()})
-            buffers.update({name + tail: _digests(buffer) for name, buffer in model.named_buffers()})
-        masters, moments = self._state_of_optimizers()
+            for name, parameter in model.named_parameters():
+                names.setdefault(id(parameter), name + tail)
+                weights[name + tail] = _digests(parameter)
+            for name, buffer in model.named_buffers():
+                buffers[name + tail] = _digests(buffer)
+        masters, moments = self._optimizer_state(names)
+        groups = [optimizer.param_groups for optimizer in self._living(self._optimizers)]
         owned = {id(each) for each in self._parameters_of_optimizers()}
         return {
             "weights": weights,
@@ -238,21 +252,17 @@ class ResumeTrace:
             "averages": _averages(self._models, owned, self._owners),
             "together": [_hash(_bytes(each.detach().float()) for each in one.parameters()) for one in self._models],
             "scales": [*self._scales()],
-            "rates": [
-                float(group["lr"])
-                for optimizer in self._living(self._optimizers)
-                for group in optimizer.param_groups
-                if "lr" in group
-            ],
+            "rates": [float(group["lr"]) for each in groups for group in each if "lr" in group],
+            "options": [[_options(group) for group in each] for each in groups],
             "generators": _generators(),
         }
 
-    def _state_of_optimizers(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return digests of fp32 copies of weights, and of moments, by the names of their weights.
+    def _optimizer_state(self, names: dict[int, str]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return digests of masters and of moments by the names of their parameters.
 
-        A parameter of the first optimizer that is none of a model is a copy of one, if all have the model's shapes.
+        Args:
+            names: of the weights of models, by their identity.
         """
-        names = self._names_of_weights()
         trained = [each for model in self._models[:1] for each in model.parameters()]
         masters: dict[str, Any] = {}
         moments: dict[str, Any] = {}
@@ -265,20 +275,11 @@ class ResumeTrace:
                 if not name:
                     name = names[id(trained[index])] if are_copies else f"parameter {index + 1}"
                     masters[name + tail] = _digests(parameter)
-                state = _digests_of_moments(optimizer.state.get(parameter, {}))
-                for key in [each for each in state if _is_of_master(each)]:
+                state = _numbers(optimizer.state.get(parameter, {}))
+                for key in filter(_is_of_master, [*state]):
                     masters[name + tail] = state.pop(key)
                 moments[name + tail] = state
         return masters, moments
-
-    def _names_of_weights(self) -> dict[int, str]:
-        """Return the name of each weight, by its id: the first that it has, with the number of its model."""
-        names: dict[int, str] = {}
-        for number, model in enumerate(self._models):
-            tail = f" of model {number + 1}" if number else ""
-            for name, parameter in model.named_parameters():
-                names.setdefault(id(parameter), name + tail)
-        return names
 
     def _parameters_of_optimizers(self) -> list[Tensor]:
         """Return the parameters of all optimizers."""
@@ -354,14 +355,29 @@ def _digests(value: Any) -> dict[str, str]:
     return found
 
 
-def _digests_of_moments(state: Mapping[Any, Any]) -> dict[Any, dict[str, str]]:
-    """Return digests of the tensors and numbers that an optimizer keeps for a parameter."""
+def _numbers(state: dict[Any, Any]) -> dict[Any, Any]:
+    """Return digests of the numbers and tensors in the state of a parameter."""
     return {key: _digests(value) for key, value in state.items() if isinstance(value, (Tensor, int, float))}
 
 
 def _is_of_master(key: Any) -> bool:
-    """Return whether a key of an optimizer's state is that of an fp32 copy of the weight."""
     return isinstance(key, str) and any(part in key for part in OF_MASTERS)
+
+
+def _options(group: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a group of parameters but its learning rate, as JSON holds them."""
+    plain = {name: _as_plain(value) for name, value in group.items() if name not in ("params", "lr")}
+    return {name: value for name, value in plain.items() if value is not ...}
+
+
+def _as_plain(value: Any) -> Any:
+    """Return a number, text or sequence as JSON holds it; the Ellipsis for what it does not hold."""
+    if isinstance(value, Tensor):
+        return float(value) if value.numel() == 1 else ...
+    if isinstance(value, (list, tuple)):
+        parts = [_as_plain(each) for each in value]
+        return ... if ... in parts else parts
+    return value if value is None or isinstance(value, (bool, int, float, str)) else ...
 
 
 def _averages(models: list[nn.Module], owned: set[int], owners: list[Any]) -> dict[str, Any]:
@@ -459,12 +475,14 @@ def _schedulers() -> list[Any]:
     return [kind for kind in kinds if "load_state_dict" in vars(kind)]
 
 
-def _digest_of(values: Any) -> str:
-    """Return a digest of all tensors in the arguments of a call that nothing has computed from weights."""
-    return _hash(_bytes(one) for one in _tensors(values, DEPTH))
+def _samples(tensors: list[Tensor]) -> list[str]:
+    """Return digests of the first samples of a batch: of the parts of its first tensor along the first dimension."""
+    batch = next((each for each in tensors if each.dim() and not each.is_sparse), None)
+    return [] if batch is None else [_hash([_bytes(each)]) for each in batch[:MAX_SAMPLES]]
 
 
 def _tensors(values: Any, depth: int) -> Iterator[Tensor]:
+    """Yield all tensors in the arguments of a call that nothing has computed from weights."""
     if isinstance(values, Tensor):
         if not values.requires_grad:
             yield values

@@ -51,6 +51,7 @@ class StandIn:
             in_script = require_in_script(arm)
         self.arm = arm
         self._for_cuda = for_cuda
+        self._rows = rows
         self._watch = watch
         if arm.options.get("tf32"):
             make_precision(arm, device="cpu" if for_cuda or not torch.cuda.is_available() else "cuda").prepare([], [])
@@ -108,8 +109,9 @@ class StandIn:
             return original(iterator)
 
     def has_acted(self) -> bool:
-        """Return whether the script has reached the arm."""
-        return self._has_initialized() or self.torch_amp.script.acts
+        """Return whether the script has reached the arm; a step that its own GradScaler skips reaches no optimizer."""
+        has_stepped = self._rows is not None and self._rows.num_steps > 0
+        return self._has_initialized() or self.torch_amp.script.acts or (self.arm.is_as_written and has_stepped)
 
     @property
     def lifted_types(self) -> list[str]:

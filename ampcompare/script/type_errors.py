@@ -1,7 +1,10 @@
 """What an error of torch about types means where an arm has brought the types about."""
 
+from __future__ import annotations
+
 import dataclasses
 import enum
+import inspect
 import re
 import types
 from collections.abc import Callable, Sequence
@@ -41,6 +44,10 @@ DENSE = re.compile(r"does not support dense gradients")
 BEYOND_RANGE = re.compile(r"converted to type (?:c10|at)::(Half|BFloat16) without overflow")
 COMPLEX = re.compile("Complex")
 HALF_TYPE = re.compile("BFloat16|bfloat16|Half|half|float16")
+TYPE_NAME = re.compile(
+    r"(?<![A-Za-z])(?:BFloat16|Half|Float|Double|Long|Int|Short|Char|Byte|Bool|Complex\w*|"
+    r"b?float\d*|half|double|long|u?int\d*|complex\d*|bool|fp32)(?![A-Za-z0-9])"
+)
 ANY = re.compile("")
 NUMPY_LACKS = re.compile(r"unsupported ScalarType BFloat16")
 
@@ -63,6 +70,19 @@ class _Stands(enum.Enum):
     O1 = "Apex's casts of functions"
     AUTOCAST = "autocast"
     NO_CASTS = "nothing, where the script has autocast"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Entry:
+    """A function of torch that is written in Python, as the script or a library has called it.
+
+    Attributes:
+        name: of the function; of a part of the model if that was called.
+        types: of the floating-point tensors that it was given, and of its own weights.
+    """
+
+    name: str
+    types: frozenset[torch.dtype]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,9 +109,22 @@ class _Failure:
     def is_of_types(self) -> bool:
         """Whether torch refuses types, at a place where those of the arm may be the reason."""
         may_be = self.casts or bool(self.lifted) or self.stands is _Stands.NO_CASTS
-        if not may_be or not isinstance(self.error, RuntimeError) or not TYPES.search(self.message):
+        if not isinstance(self.error, RuntimeError):  # as of code of torch whose table of types lacks those of 16 bits
+            return self.casts and isinstance(self.error, Exception) and self.names_halves_alone and bool(self.entry)
+        if not may_be or not TYPES.search(self.message):
             return False
         return self.casts or not BEYOND_RANGE.search(self.message)  # else of a type that the script has chosen itself
+
+    @property
+    def names_halves_alone(self) -> bool:
+        """Whether the message names 16-bit types and no other, so that one of them is refused."""
+        names = TYPE_NAME.findall(self.message)
+        return bool(names) and all(HALF_TYPE.fullmatch(name) for name in names)
+
+    @property
+    def entry(self) -> _Entry | None:
+        """The call of code of torch in Python that has raised; None where the script's own line has."""
+        return _entry_of_torch(self.error.__traceback__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,23 +134,29 @@ class _Row:
     Attributes:
         pattern: of the message.
         why: what is wrong under the arm; a function gets the failure.
-        advice: what to do.
+        arms: others that may train the script.
+        remedy: what else helps.
         applies: which failures with that message are of the kind.
         shown: in the place of the message; "" for the message.
     """
 
     pattern: re.Pattern[str]
     why: str | Callable[[_Failure], str]
-    advice: str | Callable[[_Failure], str]
+    arms: tuple[str, ...] | Callable[[_Failure], tuple[str, ...]] = ()
+    remedy: str = ""
     applies: Callable[[_Failure], bool] = lambda failure: True
     shown: str = ""
 
     def is_of(self, failure: _Failure) -> bool:
         return bool(self.pattern.search(failure.message)) and self.applies(failure)
 
-    def text(self, failure: _Failure) -> str:
-        why, advice = (one if isinstance(one, str) else one(failure) for one in (self.why, self.advice))
-        return f"under {failure.arm} {why} ({self.shown or failure.message}); {advice}"
+    def refusal(self, failure: _Failure) -> UnsupportedCombination:
+        why = self.why if isinstance(self.why, str) else self.why(failure)
+        arms = self.arms if isinstance(self.arms, tuple) else self.arms(failure)
+        kind = "" if isinstance(failure.error, RuntimeError) else f"{type(failure.error).__name__}: "
+        seen = f"under {failure.arm} {why} ({self.shown or kind + failure.message})"
+        place = raised_at(failure.error) or "the script"
+        return UnsupportedCombination.advising(f"{place}: {seen}", *arms, remedy=self.remedy)
 
 
 def _explain(
@@ -126,7 +165,7 @@ def _explain(
     failure = _Failure(error, arm, _what_stands(arm, names), casts, lifted)
     rows = (*OTHER_ERRORS, *TYPE_ERRORS) if failure.is_of_types else OTHER_ERRORS
     row = next((row for row in rows if row.is_of(failure)), None)
-    return None if row is None else UnsupportedCombination(f"{raised_at(error) or 'the script'}: {row.text(failure)}")
+    return None if row is None else row.refusal(failure)
 
 
 def _what_stands(arm: Arm, names: TorchAmpStandIn) -> _Stands:
@@ -152,37 +191,31 @@ def _is_beyond_fp16(failure: _Failure) -> bool:
     return found is not None and found[1] == "Half"
 
 
-def _within_range(failure: _Failure) -> str:
-    other = ", or compare native:bf16" if _is_beyond_fp16(failure) else ""
-    return f"use torch.finfo(tensor.dtype).min or max there{other}"
+def _arms_with_range(failure: _Failure) -> tuple[str, ...]:
+    return ("native:bf16",) if _is_beyond_fp16(failure) else ()
 
 
 def _is_of_lifted(failure: _Failure) -> bool:
     return bool(failure.lifted) and (not failure.casts or failure.stands is not _Stands.WEIGHTS)
 
 
-def _fit_weights(failure: _Failure) -> str:
-    """Return the arms that can compute what does not fit 16-bit weights, and how a script makes it fit."""
-    arms = []
-    if kept := _module_to_keep(failure.error.__traceback__):
-        arms.append(str(_with_kept(failure.arm, kept)))
+def _arms_for_weights(failure: _Failure) -> tuple[str, ...]:
+    """Return the arms that can compute what does not fit 16-bit weights."""
+    kept = _module_to_keep(failure.error.__traceback__)
+    arms = (str(_with_kept(failure.arm, kept)),) if kept else ()
     if ATTENTION.search(failure.message):
-        arms.append("native:bf16 or native:fp16")
-    elif PRODUCT.search(failure.message):
-        arms.append("native:bf16, native:fp16 or apex:O1")
-    return (f"compare {', '.join(arms)}, or " if arms else "") + ONE_TYPE
+        return (*arms, "native:bf16", "native:fp16")
+    return (*arms, "native:bf16", "native:fp16", "apex:O1") if PRODUCT.search(failure.message) else arms
 
 
-def _fit_o1(failure: _Failure) -> str:
-    if inside := _module_of_torch(failure.error.__traceback__):  # no line of the user could be changed
-        return f"compare {_with_kept(failure.arm, inside)}, which computes that module in fp32, or native:fp16"
-    return ("compare native:bf16 or native:fp16, or " if ATTENTION.search(failure.message) else "") + ONE_TYPE
+def _arms_inside_torch(failure: _Failure) -> tuple[str, ...]:
+    """Return the arms that can compute what code of torch inside of a module does with both types."""
+    inside = _module_of_torch(failure.error.__traceback__)
+    return str(_with_kept(failure.arm, inside)), "native:fp16"
 
 
-def _lacks_o1(failure: _Failure) -> str:
-    if inside := _module_of_torch(failure.error.__traceback__):
-        return f"code of torch itself in {inside} computes with both types, which Apex's lists do not cast"
-    return "an operation gets tensors of both types, and Apex's lists of functions to cast lack it"
+def _arms_for_o1(failure: _Failure) -> tuple[str, ...]:
+    return ("native:bf16", "native:fp16") if ATTENTION.search(failure.message) else ()
 
 
 ONE_TYPE = "give it tensors of one type there, for example with .to(other.dtype)"
@@ -190,39 +223,44 @@ OTHER_ERRORS = (
     _Row(
         NUMPY_LACKS,
         "the script passes a bfloat16 tensor to NumPy, which has no such type",
-        "write .float() before .numpy() there, or compare an arm of fp16",
-        lambda failure: failure.casts and isinstance(failure.error, TypeError),
+        ("native:fp16",),
+        "write .float() before .numpy() there",
+        applies=lambda failure: failure.casts and isinstance(failure.error, TypeError),
     ),
     _Row(
         DENSE,
         "masters get dense gradients, as those of Apex, and the optimizer takes sparse ones alone",
-        "compare native:fp16 or half:masters=fp32",
-        lambda failure: failure.casts and isinstance(failure.error, RuntimeError),
+        ("native:fp16", "half:masters=fp32"),
+        applies=lambda failure: failure.casts and isinstance(failure.error, RuntimeError),
     ),
 )
 # The first row that fits: messages that say what is wrong, then what each kind of arm makes of the others.
 TYPE_ERRORS = (
-    _Row(BEYOND_RANGE, _beyond_range, _within_range),
+    _Row(BEYOND_RANGE, _beyond_range, _arms_with_range, "use torch.finfo(tensor.dtype).min or max there"),
     _Row(
         BANNED,
         lambda failure: (
             f"{'Apex' if failure.stands is _Stands.O1 else 'torch.autocast'} refuses BCELoss, as rounding makes it "
             "infinite"
         ),
-        "compare fp32, or let the model return logits and use BCEWithLogitsLoss",
+        ("fp32",),
+        "let the model return logits and use BCEWithLogitsLoss",
         shown="binary_cross_entropy after sigmoid",
     ),
-    _Row(COMPLEX, "torch cannot unscale the gradients of complex weights", "compare native:bf16"),
+    _Row(COMPLEX, "torch cannot unscale the gradients of complex weights", ("native:bf16",)),
     _Row(
         FP32_WANTED,
         "an operation takes fp32 alone, and gets 16-bit tensors",
-        "compare fp32, or cast its inputs to fp32 and its result back there",
-        lambda failure: _are_all_16_bit(failure.error.__traceback__),
+        ("fp32",),
+        "cast its inputs to fp32 and its result back there",
+        applies=lambda failure: _are_all_16_bit(failure.error.__traceback__),
     ),
     _Row(
-        NO_KERNEL,
+        ANY,
         "torch cannot compute this in 16 bits on this device",
-        lambda failure: f"compare {_with_fp32_there(failure)}, or cast its inputs to fp32 there",
+        lambda failure: _arms_with_fp32_there(failure),
+        "cast its inputs to fp32 there",
+        applies=lambda failure: failure.names_halves_alone or bool(NO_KERNEL.search(failure.message)),
     ),
     _Row(
         HALF_TYPE,
@@ -230,34 +268,74 @@ TYPE_ERRORS = (
             f"the script casts tensors to {' and '.join(failure.lifted)} itself, and its weights, which were that, are "
             "fp32"
         ),
-        "compare script, or cast to the type of the weight there",
-        _is_of_lifted,
+        ("script",),
+        "cast to the type of the weight there",
+        applies=_is_of_lifted,
+    ),
+    _Row(
+        ANY,
+        lambda failure: f"code of torch itself in {failure.entry and failure.entry.name} computes with both types",
+        lambda failure: _arms_with_fp32_there(failure),
+        "cast its inputs to fp32 there",
+        applies=lambda failure: failure.stands is _Stands.WEIGHTS and _is_mixed_by_torch(failure),
     ),
     _Row(
         ANY,
         "the script makes or keeps fp32 tensors of its own, which do not fit the 16-bit weights",
-        _fit_weights,
-        lambda failure: failure.stands is _Stands.WEIGHTS,
+        _arms_for_weights,
+        ONE_TYPE,
+        applies=lambda failure: failure.stands is _Stands.WEIGHTS,
     ),
-    _Row(ANY, _lacks_o1, _fit_o1, lambda failure: failure.stands is _Stands.O1),
+    _Row(
+        ANY,
+        lambda failure: (
+            f"code of torch itself in {_module_of_torch(failure.error.__traceback__)} computes with both types, which "
+            "Apex's lists do not cast"
+        ),
+        _arms_inside_torch,  # no line of the user could be changed
+        applies=lambda failure: failure.stands is _Stands.O1 and bool(_module_of_torch(failure.error.__traceback__)),
+    ),
+    _Row(
+        ANY,
+        lambda failure: (
+            f"code of torch itself in {failure.entry and failure.entry.name} computes with both types, which Apex's "
+            "lists do not cast"
+        ),
+        ("native:fp16", "fp32"),
+        "call it outside of autocast there",
+        applies=lambda failure: failure.stands is _Stands.O1 and _is_mixed_by_torch(failure),
+    ),
+    _Row(
+        ANY,
+        "an operation gets tensors of both types, and Apex's lists of functions to cast lack it",
+        _arms_for_o1,
+        ONE_TYPE,
+        applies=lambda failure: failure.stands is _Stands.O1,
+    ),
     _Row(
         ANY,
         "an operation gets tensors of both types, which autocast would cast, and this arm does not",
-        ONE_TYPE,
-        lambda failure: failure.stands is _Stands.NO_CASTS,
+        remedy=ONE_TYPE,
+        applies=lambda failure: failure.stands is _Stands.NO_CASTS,
     ),
     _Row(
         ANY,
-        "an operation gets tensors of both types, and torch.autocast does not cast it",
-        f"compare fp32, or {ONE_TYPE}",
+        lambda failure: (
+            f"{_function_in_backward(failure.error.__traceback__)} gets tensors of both types in its backward pass, "
+            "where autocast is off"
+        ),
+        ("fp32",),
+        "decorate its forward with torch.amp.custom_fwd and its backward with torch.amp.custom_bwd",
+        applies=lambda failure: bool(_function_in_backward(failure.error.__traceback__)),
     ),
+    _Row(ANY, "an operation gets tensors of both types, and torch.autocast does not cast it", ("fp32",), ONE_TYPE),
 )
 
 
-def _with_fp32_there(failure: _Failure) -> str:
+def _arms_with_fp32_there(failure: _Failure) -> tuple[str, ...]:
     """Return arms that compute in fp32 what has no kernel in 16 bits."""
     name, _ = _module_that_raised(failure.error.__traceback__) if failure.stands is _Stands.WEIGHTS else ("", [])
-    return f"{_with_kept(failure.arm, name)} or fp32" if name else "fp32"
+    return (str(_with_kept(failure.arm, name)), "fp32") if name else ("fp32",)
 
 
 def _module_to_keep(trace: types.TracebackType | None) -> str:
@@ -305,6 +383,46 @@ def _module_of_torch(trace: types.TracebackType | None) -> str:
             inner = ""
         trace = trace.tb_next
     return inner
+
+
+def _entry_of_torch(trace: types.TracebackType | None) -> _Entry | None:
+    """Return the call of code of torch from the innermost line of the user, if that code has raised."""
+    entry: types.FrameType | None = None
+    while trace is not None:
+        frame = trace.tb_frame
+        if is_users(frame.f_code.co_filename):
+            entry = None
+        elif entry is None and str(frame.f_globals.get("__name__", "")).partition(".")[0] == "torch":
+            entry = frame
+        trace = trace.tb_next
+    if entry is None:
+        return None
+    code = entry.f_code
+    count = code.co_argcount + code.co_kwonlyargcount
+    count += bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    given: list[Any] = [entry.f_locals.get(name) for name in code.co_varnames[:count]]
+    for value in list(given):
+        if isinstance(value, nn.Module):
+            given += [*value.parameters(), *value.buffers()]
+    found = frozenset(one.dtype for one in tensors_in(given) if one.is_floating_point())
+    return _Entry(code.co_qualname.rpartition(".<locals>.")[2], found)
+
+
+def _function_in_backward(trace: types.TracebackType | None) -> str:
+    """Return the name of the user's `torch.autograd.Function` whose backward pass has raised; "" for none."""
+    name = ""
+    while trace is not None:
+        frame = trace.tb_frame
+        first = frame.f_locals.get(next(iter(frame.f_code.co_varnames), ""))
+        if is_users(frame.f_code.co_filename) and isinstance(first, torch.autograd.function.BackwardCFunction):
+            name = frame.f_code.co_qualname.rpartition(".<locals>.")[2].partition(".")[0]
+        trace = trace.tb_next
+    return name
+
+
+def _is_mixed_by_torch(failure: _Failure) -> bool:
+    """Return whether code of torch got tensors of one type, and has made those of another."""
+    return failure.entry is not None and len(failure.entry.types) == 1 and not failure.names_halves_alone
 
 
 def _with_kept(arm: Arm, name: str) -> Arm:

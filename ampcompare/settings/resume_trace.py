@@ -50,10 +50,11 @@ class Row:
 
     # Of a step: `state` is all that a checkpoint has to restore; `made`: which optimizers and scalers are left.
     START = "start"
-    BATCH = "batch"  # of a forward pass: a digest
+    BATCH = "batch"  # of a forward pass: a digest, and those of its first `samples`
     LOSS = "loss"
     STEP = "step"  # its end
-    # Of a file: `path`, `line`, what it `holds`, the optimizer `behind` whose step it was, and `counts` of steps.
+    # Of a file: `path`, `line`, what it `holds`, the optimizer `behind` whose step it was, its `number` in the order in
+    # which those that are left were made, and `counts` of steps.
     SAVE = "save"
     MOVE = "move"  # of a file or folder, from `path` to `to`
     LOAD = "load"

@@ -88,7 +88,7 @@ class Project:
 
     def _names_in(self, folder: Path) -> set[str]:
         if folder not in self._held:
-            self._held[folder] = _names(folder)
+            self._held[folder] = _entries_of(folder)
         return self._held[folder]
 
     def resolve(self, importer: Path, full: str) -> tuple[Path, str] | None:
@@ -192,7 +192,8 @@ def _parse(path: Path, modified: int, size: int) -> Module | None:
         return None
 
 
-def _names(folder: Path) -> set[str]:
+def _entries_of(folder: Path) -> set[str]:
+    """Return the names of the files and folders in a folder; none where it cannot be read."""
     try:
         return set(os.listdir(folder))
     except OSError:

@@ -71,14 +71,15 @@ def _column(name: str, features: Mapping[str, Any], what: str, kinds: Mapping[st
             return usable[0]
         if usable:
             break
-    columns = ", ".join(f"{column} ({_kind_of(feature)})" for column, feature in features.items())
+    columns = ", ".join(f"{column} ({_type_name(feature)})" for column, feature in features.items())
     raise ConfigError(
         f"--data {name} needs one column of {what}, and has the columns {columns}; remove or rename others with "
         "`remove_columns`, and save it again"
     )
 
 
-def _kind_of(feature: Any) -> str:
+def _type_name(feature: Any) -> str:
+    """Return the type of a column as messages name it: of numbers and texts their dtype, else the class of feature."""
     return str(getattr(feature, "dtype", None) if type(feature).__name__ == "Value" else type(feature).__name__)
 
 

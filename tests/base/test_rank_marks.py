@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from ampcompare.base.rank_marks import CELL_FOLDER, MARKED, PIECE, mark_output
+from ampcompare.base.environment.variables import CELL_FOLDER
+from ampcompare.base.rank_marks import MARKED, PIECE, mark_output
 
 
 @pytest.mark.parametrize("world", ["1", "2"])

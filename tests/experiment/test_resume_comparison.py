@@ -159,13 +159,83 @@ def test_the_optimizer_of_a_number_is_not_loaded(traces: tuple[Trace, Trace, Tra
     resumed.restored.append({"what": "optimizer", "number": 0, "line": "train.py:5"})
     found = compare_traces(whole, broken, resumed).differences[0]
     assert found.what == f"exp_avg of {name}"
-    assert found.cause == "the optimizer starts from scratch: its state is in the file, and is not loaded (train.py:3)"
+    assert found.cause == "optimizer 2 starts from scratch: its state is in the file, and is not loaded (train.py:3)"
     resumed.restored.append({"what": "optimizer", "number": 1, "line": "train.py:6"})
     assert compare_traces(whole, broken, resumed).differences[0].cause.endswith("though train.py:6 loads its state")
     resumed.steps[0].made["optimizer"] = [0, 2]  # the second was replaced
     assert compare_traces(whole, broken, resumed).differences[0].cause == (
-        "the optimizer starts from scratch: train.py:6 loads its state into another one, which is replaced then"
+        "optimizer 2 starts from scratch: train.py:6 loads its state into another one, which is replaced then"
     )
+
+
+def test_other_options_name_the_group_and_the_optimizer(traces: tuple[Trace, Trace, Trace]) -> None:
+    whole, _, resumed = traces
+    group = {"betas": [0.9, 0.999], "weight_decay": 0.01, "foreach": None}
+    for one in (*whole.steps, *resumed.steps):
+        one.state["options"] = [[group]]
+    assert compare_traces(*traces).answer is Answer.EXACT
+    resumed.steps[0].state["options"] = [[{**group, "weight_decay": 0.1, "of another optimizer": 1}]]
+    at_first = resumed.steps[0].made
+    found = compare_traces(*traces)
+    assert found.answer is Answer.DIFFERS
+    assert [(one.role, one.step, one.what) for one in found.differences] == [
+        ("options", 3, "weight_decay: 0.1 in place of 0.01")
+    ]
+    assert found.differences[0].cause == (
+        "options of optimizer 1 are others: its state is in the file, and is not loaded (train.py:3)"
+    )
+    at_first["optimizer"] = [0]
+    resumed.restored.append({"what": "optimizer", "number": 0, "line": "train.py:5"})
+    whole.steps[0].state["options"] = [[{**group, "weight_decay": 0.1}]]
+    assert compare_traces(*traces).differences[0].cause == (
+        "options of the optimizer are those that the script starts with, though train.py:5 loads its state"
+    )
+    whole.steps[2].state["options"] = [[group], [group, group]]
+    resumed.steps[0].state["options"] = [[group], [group, {**group, "betas": [0.5, 0.999]}]]
+    assert compare_traces(*traces).differences[0].what == (
+        "betas of group 2 of optimizer 2: [0.5, 0.999] in place of [0.9, 0.999]"
+    )
+
+
+def test_other_samples_are_no_other_order(traces: tuple[Trace, Trace, Trace]) -> None:
+    whole, broken, resumed = traces
+    for number, step in enumerate(whole.steps):
+        step.samples = [f"s{number}", f"s{number + 5}"]
+    for samples, answer, cause in (
+        (["s1", "s9"], Answer.DATA_ORDER, "the sampler draws other batches: the generator that it draws from is not"),
+        (["s1", "new"], Answer.DIFFERS, "samples are others: generators from which a sampler or an augmentation draws"),
+    ):
+        other = copy.deepcopy(resumed)
+        other.steps[0].batches, other.steps[0].samples = ["new"], samples
+        other.steps[0].state["generators"] = {"torch": "lost"}
+        found = compare_traces(whole, broken, other)
+        assert found.answer is answer
+        assert found.differences[0].cause.startswith(cause)
+
+
+def test_a_loss_scale_of_the_script(traces: tuple[Trace, Trace, Trace]) -> None:
+    *others, resumed = traces
+    loss = resumed.steps[1].losses[0]
+    assert loss is not None
+    for factor, cause in (
+        (0.5, "the loss is 0.5 times as large: a loss scale of the script's own is not the"),
+        (0.9, ""),
+    ):
+        resumed.steps[1].losses = [factor * loss]
+        found = compare_traces(*others, resumed)
+        assert [(one.role, one.step) for one in found.differences] == [("loss", 4)]
+        assert found.differences[0].cause.startswith(cause)
+        assert bool(found.differences[0].cause) is bool(cause)
+
+
+def test_the_most_telling_tensor_is_named(traces: tuple[Trace, Trace, Trace]) -> None:
+    whole, broken, resumed = traces
+    names = ("1.num_batches_tracked of model 2", "1.running_mean of model 2")
+    for one, text in ((whole.steps[2], "due"), (resumed.steps[0], "lost")):
+        one.state["buffers"] = {name: digests(text) for name in names}
+        one.state["moments"] = {"a": {"step": digests(text), "exp_avg": digests(text)}, "b": {"step": digests(text)}}
+    found = compare_traces(whole, broken, resumed).differences
+    assert [one.what for one in found] == ["1.running_mean of model 2", "exp_avg of a"]
 
 
 def test_a_scaler_that_is_made_behind_the_load(traces: tuple[Trace, Trace, Trace]) -> None:

@@ -241,6 +241,18 @@ MISTAKES: dict[str, tuple[str, list[tuple[str, str]], str, str]] = {
         "batches",
         "the sampler starts its epoch again: these are the batches of step 1",
     ),
+    "augmentation draws others": (
+        SCRIPT,
+        [('    torch.set_rng_state(saved["torch"])\n', ""), ("model(x[index])", "model(x[index] + torch.randn(4, 1))")],
+        "batches",
+        r"samples are others: generators from which a sampler or an augmentation draws are not restored \(torch\)",
+    ),
+    "weight decay is another one": (
+        SCRIPT,
+        [(LOAD["optimizer"], f'{LOAD["optimizer"]}    optimizer.param_groups[0]["weight_decay"] = 0.1\n')],
+        "options",
+        r"weight_decay: 0.1 in place of 0 .*options of the optimizer are others, though train.py:\d+ loads its state",
+    ),
     "weights are saved in bf16": (
         SCRIPT,
         [('{"model": model.state_dict()', '{"model": {k: v.bfloat16() for k, v in model.state_dict().items()}')],
@@ -270,7 +282,7 @@ MISTAKES: dict[str, tuple[str, list[tuple[str, str]], str, str]] = {
         TWO,
         [('        second.load_state_dict(saved["second"])\n', "")],
         "moments",
-        "of optimizer 2 .*the optimizer starts from scratch: its state is in the file, and is not loaded",
+        "of optimizer 2 .*optimizer 2 starts from scratch: its state is in the file, and is not loaded",
     ),
     "an object's average is not loaded": (
         TWO, [('        hooks[made][0].values = saved["average"]\n', "")], "averages", "average of the weights is not"

@@ -250,6 +250,17 @@ APEX_MISTAKES = {
             for param in amp.master_params(optimizer):  # right
                 param.data.clamp_(-0.2, 0.2)  # right
         """,
+    "weights-apart (into a tensor that was kept from data)": """
+        model, optimizer = amp.initialize(model, optimizer, opt_level="O2", verbosity=0)
+        optimizer.zero_grad()
+        kept = [param.data for param in model.parameters()]
+        for x, y in batches:
+            with amp.scale_loss(F.cross_entropy(model(x), y), optimizer) as scaled:
+                scaled.backward()
+            optimizer.step()  # here
+            optimizer.zero_grad()
+            torch._foreach_add_(kept, 0.1)  # wrong
+        """,
     "weights-apart (decay by hand, before the step)": """
         model, optimizer = amp.initialize(model, optimizer, opt_level="O2", verbosity=0)
         for x, y in batches:

@@ -91,6 +91,23 @@ def test_a_refusal_is_one_line(forked_python: Any, tmp_path: Path) -> None:
     assert "train.py:7: amp.initialize has enabled=False, so half has no effect" in done.stderr
 
 
+ALL_SKIPPED = """
+import torch
+model = torch.nn.Linear(4, 2)
+optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu")
+for step in range(3):
+    scaler.scale(model(torch.full((8, 4), 1e38)).square().mean()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+"""
+
+
+def test_a_script_whose_scaler_skips_all_steps_has_trained(forked_python: Any, tmp_path: Path) -> None:
+    done = run(forked_python, tmp_path, ALL_SKIPPED, "--arm", "script", *RECORD)
+    assert (done.returncode, "nothing was trained" in done.stderr) == (0, False), done.stderr
+    assert [step.applied for step in read_rows(tmp_path / "r.jsonl").steps] == 3 * [(False,)]
+
+
 def test_a_script_that_reaches_no_arm_fails(forked_python: Any, tmp_path: Path) -> None:
     """A script without training is not taken for a run of the arm, nor of the script as it is written."""
     for arm, said in (("bf16", "nothing was trained under bf16:"), ("script", "nothing was trained:")):

@@ -1,8 +1,10 @@
 """A script for `torch.amp` under other arms: what stands behind its names, and what is refused."""
 
 import re
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -440,6 +442,51 @@ class Cayley(nn.Module):
         return x @ ((eye + skew) @ (eye - skew).inverse())
 
 
+class Inside(nn.Module):
+    """Calls a function of torch, of which a part is written in Python, with what a layer returns."""
+
+    def __init__(self, function: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.layer, self.function = nn.Linear(4, 4), function
+
+    def forward(self, x: Any) -> Any:
+        return self.function(self.layer(x))
+
+
+class Product(torch.autograd.Function):
+    """A product by hand, whose backward pass lacks `custom_bwd`."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        return gradient @ weight.t(), x.t() @ gradient
+
+
+class ByHand(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, 4))
+
+    def forward(self, x: Tensor) -> Any:
+        return Product.apply(x, self.weight)
+
+
+def largest_eigenvalue(x: Tensor) -> Tensor:
+    return torch.lobpcg(x.t() @ x, k=1)[0]
+
+
+def spectrum(x: Tensor) -> Tensor:
+    return torch.stft(x.flatten(), 4, return_complex=True, window=torch.ones(4, dtype=x.dtype)).abs()
+
+
+IN_16_BITS = (
+    r"torch cannot compute this in 16 bits on this device \(.*\); compare fp32, or cast its inputs to fp32 there$"
+)
 KEPT = r"test_stand_in.py:\d+: under apex:O2 the script makes or keeps fp32 tensors .*; "
 ONE_TYPE = r"give it tensors of one type there, for example with .to\(other.dtype\)$"
 PRODUCT = rf"{KEPT}compare apex:O2,keep_fp32=layer, native:bf16, native:fp16 or apex:O1, or {ONE_TYPE}"
@@ -462,7 +509,7 @@ PRODUCT = rf"{KEPT}compare apex:O2,keep_fp32=layer, native:bf16, native:fp16 or 
             (
                 arm,
                 Masked,
-                rf"test_stand_in.py:\d+: under {arm} a tensor there is fp16, .* 65504, .*finfo.* native:bf16$",
+                rf"test_stand_in.py:\d+: under {arm} a tensor there is fp16, .* 65504.*; compare native:bf16, or use",
             )
             for arm in ("apex:O1", "apex:O2", "native:fp16", "half")
         ),
@@ -472,10 +519,24 @@ PRODUCT = rf"{KEPT}compare apex:O2,keep_fp32=layer, native:bf16, native:fp16 or 
             Turn,
             r"cannot compute this in 16 bits .*; compare apex:O2,keep_fp32=turn or fp32, or cast its inputs",
         ),
+        ("apex:O2", partial(Inside, largest_eigenvalue), IN_16_BITS.replace(".*", "KeyError: torch.float16")),
+        ("apex:O2", partial(Inside, spectrum), IN_16_BITS),
+        ("apex:O1", partial(Inside, spectrum), IN_16_BITS),
+        (
+            "half:bf16",
+            partial(Inside, largest_eigenvalue),
+            r"code of torch itself in lobpcg computes with both types \(.*\); compare fp32, or cast its inputs",
+        ),
+        (
+            "native:fp16",
+            ByHand,
+            r"Product gets tensors of both types in its backward pass, where autocast is off \(.*\); compare fp32, or "
+            r"decorate its forward with torch.amp.custom_fwd and its backward with torch.amp.custom_bwd$",
+        ),
         ("apex:O1", Attention, rf".*Apex's lists .* lack it .*; compare native:bf16 or native:fp16, or {ONE_TYPE}"),
     ],
 )
-def test_types_that_do_not_fit_are_explained(behind: Any, arm: str, kind: type[nn.Module], why: str) -> None:
+def test_types_that_do_not_fit_are_explained(behind: Any, arm: str, kind: Callable[[], nn.Module], why: str) -> None:
     """What torch raises on mixed types names the line, the arm and the way out; other errors and fp32 are as raised."""
     stand_in = behind(arm)
     model = kind()

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from ampcompare.base.environment.packages import installed_version
+from ampcompare.base.environment.variables import APEX_STRICT
 from ampcompare.base.version import __version__
 
 # Variables of the environment that change numbers. They are recorded where they are set.
 SWITCHES = (
-    *("AMPCOMPARE_APEX_STRICT", "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TORCHDYNAMO_DISABLE"),
+    *(APEX_STRICT, "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TORCHDYNAMO_DISABLE"),
     *("PYTORCH_JIT", "ATEN_CPU_CAPABILITY", "MKL_CBWR", "ONEDNN_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE"),
 )
 # By which the libraries below torch take their number of threads.
@@ -36,8 +37,8 @@ def _fixed_facts() -> dict[str, str | None]:
 
 def _switches() -> dict[str, str]:
     found = {name: os.environ.get(name, "").strip() for name in SWITCHES}
-    if found["AMPCOMPARE_APEX_STRICT"].lower() not in ("1", "true", "yes", "on"):  # as the engine reads it
-        found["AMPCOMPARE_APEX_STRICT"] = ""
+    if found[APEX_STRICT].lower() not in ("1", "true", "yes", "on"):  # as the engine reads it
+        found[APEX_STRICT] = ""
     return {name: value for name, value in found.items() if value}
 
 

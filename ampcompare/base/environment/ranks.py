@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ampcompare.base.environment.variables import STARTED_BY
 from ampcompare.base.errors import ConfigError
 
 FIRST_PORT, PORTS = 20000, 20000
@@ -108,7 +109,7 @@ def world_of(environment: Mapping[str, str] | None = None, *, url: str | None = 
         local_size=local_size,
         url=url or _rendezvous(environment, names, on_one_node=local_size >= size),
         attempt=_number(environment, names.restarts, 0) if names.restarts else 0,
-        launcher=environment.get("AMPCOMPARE_STARTED_BY", launcher) if names is TORCH else launcher,
+        launcher=environment.get(STARTED_BY, launcher) if names is TORCH else launcher,
     )
 
 

@@ -48,7 +48,7 @@ def ended_by_hangup(descriptor: int) -> Iterator[None]:
 def answer(program: Path, request: dict[str, Any]) -> dict[str, Any]:
     """Return the value of a program's function or what it raised, and the warnings that were given."""
     sys.path[:] = request["path"]
-    if "AMPCOMPARE_SANDBOX" in os.environ:
+    if "AMPCOMPARE_SANDBOX" in os.environ:  # `variables.SANDBOX`; nothing of the package is imported above
         importlib.import_module("ampcompare.base.processes.overlay").enter_if_asked()
     spec = importlib.util.spec_from_file_location(program.stem, program)
     assert spec is not None

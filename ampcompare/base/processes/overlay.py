@@ -23,7 +23,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-VARIABLE = "AMPCOMPARE_SANDBOX"  # of the environment; `start.py`, `server.py` and `child.py` heed it
+from ampcompare.base.environment.variables import SANDBOX
+
 NAMES = "names"  # in the store: the folders on which no overlay can lie
 LAYERS = "layers.json"  # in the store: which folder has what was written below which path
 # Of <linux/sched.h>, <sys/mount.h> and <linux/prctl.h>.
@@ -43,7 +44,7 @@ def enter_if_asked() -> None:
     Raises:
         OSError: the system does not allow it, or has no overlays on the file system of the store.
     """
-    if (text := os.environ.pop(VARIABLE, None)) is not None:
+    if (text := os.environ.pop(SANDBOX, None)) is not None:
         request = json.loads(text)
         if "folder" in request:  # a copy of the working directory
             os.chdir(request["folder"])

@@ -21,8 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from ampcompare.base.environment.variables import SANDBOX
 from ampcompare.base.files.temporary import is_bytecode, temporary_root
-from ampcompare.base.processes.overlay import LAYERS, NAMES, VARIABLE
+from ampcompare.base.processes.overlay import LAYERS, NAMES
 from ampcompare.base.processes.start import start_command
 from ampcompare.base.processes.working_copy import WorkingCopies
 
@@ -88,11 +89,11 @@ def open_sandbox(
     real, users = [*map(os.path.realpath, shared)], [*map(os.path.realpath, roots)]
     try:
         if can_sandbox(os.path.dirname(place)):
-            sandbox, copies = Sandbox({VARIABLE: json.dumps({"store": place, "shared": real, "roots": users})}), None
+            sandbox, copies = Sandbox({SANDBOX: json.dumps({"store": place, "shared": real, "roots": users})}), None
         else:
             copies = WorkingCopies(place, [os.path.realpath(here), *users], real)
             folder = copies.place_of(os.path.realpath(here))
-            sandbox = Sandbox({VARIABLE: json.dumps({"folder": folder})}, copies.place_of, is_partial=True)
+            sandbox = Sandbox({SANDBOX: json.dumps({"folder": folder})}, copies.place_of, is_partial=True)
         try:
             yield sandbox
         finally:
@@ -121,7 +122,7 @@ def _try(folder: str) -> bool:
     process = None
     try:
         command = start_command("ampcompare.base.processes.overlay")
-        environment = {**os.environ, VARIABLE: json.dumps(request)}
+        environment = {**os.environ, SANDBOX: json.dumps(request)}
         process = subprocess.Popen(command, env=environment, stdin=null, stdout=null, stderr=null)
         return process.wait(PROBE_SECONDS) == 0
     except (OSError, subprocess.TimeoutExpired):

@@ -71,7 +71,7 @@ def _main() -> None:
     module, sys.argv = sys.argv[index], sys.argv[index:]
     if ROOT not in sys.path:
         sys.path.append(ROOT)
-    if "AMPCOMPARE_SANDBOX" in os.environ:
+    if "AMPCOMPARE_SANDBOX" in os.environ:  # `variables.SANDBOX`; nothing of the package is imported above
         from ampcompare.base.processes.overlay import enter_if_asked
 
         enter_if_asked()

@@ -16,10 +16,15 @@ class DataAccess:
 
     Args:
         before: gets a tensor before the first access since `take`.
+        after: gets a tensor and what each reading of its `data` has given, which has a version of its own.
     """
 
-    def __init__(self, before: Callable[[Tensor], None] | None = None) -> None:
-        self._before = before
+    def __init__(
+        self,
+        before: Callable[[Tensor], None] | None = None,
+        after: Callable[[Tensor, Tensor], None] | None = None,
+    ) -> None:
+        self._before, self._after = before, after
         self._followed: dict[int, Tensor] = {}
         self._taken: set[int] = set()
 
@@ -54,6 +59,11 @@ class DataAccess:
             if self._before is not None:
                 self._before(tensor)
 
+    def note_given(self, tensor: Tensor, data: Tensor) -> None:
+        """Note what a reading has given, if the tensor is followed."""
+        if self._after is not None and self._followed.get(id(tensor)) is tensor:
+            self._after(tensor, data)
+
 
 _followers: list[DataAccess] = []  # of this process
 
@@ -61,7 +71,10 @@ _followers: list[DataAccess] = []  # of this process
 def _get(tensor: Tensor) -> Any:
     for follower in _followers:
         follower.note(tensor)
-    return _DATA.__get__(tensor)
+    data = _DATA.__get__(tensor)
+    for follower in _followers:
+        follower.note_given(tensor, data)
+    return data
 
 
 def _set(tensor: Tensor, values: Tensor) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from ampcompare.base.environment.fingerprint import THREAD_VARIABLES
+from ampcompare.base.environment.variables import PLACE
 from ampcompare.base.errors import LaunchError
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.processes.client import MAX_SERVERS, Fork, ProcessServer, ServerLost
@@ -21,7 +22,7 @@ from ampcompare.experiment.launch.cell_files import (
     write_record,
 )
 from ampcompare.experiment.launch.contract import Launcher, Progress, Stoppable, failed_record, interrupted_record
-from ampcompare.experiment.launch.places import ANYWHERE, VARIABLE, Place
+from ampcompare.experiment.launch.places import ANYWHERE, Place
 from ampcompare.results.records.run import RunRecord, read_record
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.recipe import Recipe
@@ -35,7 +36,7 @@ Process = TypeVar("Process")
 def worker_environment(place: Place = ANYWHERE) -> dict[str, str]:
     """Return the environment of workers: one thread per pool unless set, as torchrun does, and the GPUs of a place."""
     environment = isolated_environment()
-    environment.pop(VARIABLE, None)  # of a cell in which this command runs
+    environment.pop(PLACE, None)  # of a cell in which this command runs
     environment.update(place.environment)
     for variable in THREAD_VARIABLES:
         environment.setdefault(variable, "1")

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ampcompare.base.environment.gpus import Gpu, local_cores, visible_gpus
+from ampcompare.base.environment.variables import PLACE
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit
 from ampcompare.base.formatting import format_ranges
 from ampcompare.results.records.run import Placement, RunRecord
 from ampcompare.settings.config import RunConfig
 
-VARIABLE = "AMPCOMPARE_PLACE"  # tells the process that writes a record what it belongs to
 CORES = Path("/sys/devices/system/cpu")
 
 
@@ -42,7 +42,7 @@ class Place:
     def environment(self) -> dict[str, str]:
         """The variables that a process of a cell of this place needs."""
         facts = json.dumps({"jobs": self.cells, "placement": self.record().model_dump()})
-        return {**self.gpu_environment, VARIABLE: facts} if self.cells > 1 or self.is_limited else {}
+        return {**self.gpu_environment, PLACE: facts} if self.cells > 1 or self.is_limited else {}
 
     @property
     def is_limited(self) -> bool:
@@ -93,7 +93,7 @@ def with_place(record: RunRecord) -> RunRecord:
 
     The process that trains adds it too, so that no record lacks it where the command was killed.
     """
-    text = os.environ.get(VARIABLE)
+    text = os.environ.get(PLACE)
     if text is None:
         return record
     facts = json.loads(text)

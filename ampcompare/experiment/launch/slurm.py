@@ -116,7 +116,7 @@ class SlurmLauncher(QueueLauncher):
         active = active_jobs() if new else set()
         missing: dict[str, list[tuple[RunConfig, Path]]] = {}
         for config, folder in new:
-            job = _read_job(folder)
+            job = _submitted_job(folder)
             if job.job in active:
                 self._jobs[folder] = job
             else:
@@ -206,7 +206,7 @@ class SlurmLauncher(QueueLauncher):
         }
 
 
-def _read_job(folder: Path) -> _Job:
+def _submitted_job(folder: Path) -> _Job:
     """Return the job that an earlier call has submitted for a cell; one without an ID if none."""
     try:
         saved = json.loads((folder / CellFile.JOB).read_text(encoding="utf-8"))

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from ampcompare.base.environment.ranks import loopback
+from ampcompare.base.environment.variables import STARTED_BY
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.files.write import write_atomically
 from ampcompare.base.processes.start import __file__ as START
@@ -153,7 +154,7 @@ def main(arguments: list[str]) -> int:
     torchrun has its own handlers for SIGTERM, which end its ranks.
     """
     request = Request(*json.loads(arguments[0]))
-    os.environ["AMPCOMPARE_STARTED_BY"] = request.launcher
+    os.environ[STARTED_BY] = request.launcher
     _stop_on_sigterm_or_stdin()
     _keep_to_loopback()
     start = _run_torchrun if request.launcher == "torchrun" else _run_spawn

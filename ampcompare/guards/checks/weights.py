@@ -20,8 +20,8 @@ MAX_READS = 32  # steps that only read `data`, each of which makes the guard wai
 class WeightsApart(Detector):
     """Weights of a model, or their masters, that something other than the step of their optimizer has written.
 
-    A write is seen by the version of a tensor; by its bits where the script accessed its `data`. What is put back
-    before the next step is none.
+    A write is seen by the version of a tensor; by its bits where the script accessed its `data`, and by the version of
+    what it keeps of that. What is put back before the next step is none.
     """
 
     guard = guard_of("weights-apart")
@@ -77,9 +77,9 @@ class WeightsApart(Detector):
         before = self._pairs.get(optimizer)
         if before is not None and before.is_read:
             self._reads[optimizer] = self._reads.get(optimizer, 0) + 1
-        self._pairs[optimizer] = pairs = MasterPairs(optimizer)
+        self._pairs[optimizer] = pairs = MasterPairs(optimizer, before)
         if self._data is None:
-            self._data = DataAccess(self._before_access)
+            self._data = DataAccess(self._before_access, self._after_access)
         followed = [*pairs.params, *pairs.masters]
         self._data.take(followed)
         self._data.follow(followed)
@@ -89,3 +89,8 @@ class WeightsApart(Detector):
         for optimizer, pairs in self._pairs.items():
             if optimizer is not self._stepping and self._reads.get(optimizer, 0) < MAX_READS:
                 pairs.keep_bits(tensor)
+
+    def _after_access(self, tensor: Tensor, data: Tensor) -> None:
+        for optimizer, pairs in self._pairs.items():
+            if optimizer is not self._stepping:
+                pairs.keep_given(tensor, data)

@@ -229,7 +229,10 @@ def _verdicts(measure: str, comparison: Comparison, baseline: Comparison | None)
     margin = accuracy_margin(theirs, comparison.reference, criteria, comparison.metric)
     quantity = quantity_tests(margin, criteria, design)[name]
     verdicts = quantity.verdicts({arm: quantity.evidence(pairing) for arm, pairing in pairings.items()}, design)
-    return {arm: quantity.conditional(verdict, pairings[arm].survivors) for arm, verdict in verdicts.items()}
+    return {
+        arm: quantity.conditional(verdict, pairings[arm].survivors, pairings[arm].updates)
+        for arm, verdict in verdicts.items()
+    }
 
 
 def _check_verdict(gate: VerdictGate, arm: str, verdict: Verdict) -> Check:

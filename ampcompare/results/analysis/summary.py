@@ -139,13 +139,14 @@ class Line:
     Attributes:
         row: with what no test gives.
         evidence: on what is known of the arm.
-        survivors: as `Pairing.survivors`.
+        survivors, updates: as those of a `Pairing`.
         samples: from the verdict on the metric to what single samples say.
     """
 
     row: ArmSummary
     evidence: Mapping[Quantity, Evidence]
     survivors: tuple[int, int] | None = None
+    updates: tuple[float, float] | None = None
     samples: Callable[[Verdict], SampleComparison | None] = lambda _: None
 
 
@@ -157,7 +158,7 @@ def decided_rows(lines: Sequence[Line], margin: AccuracyMargin, terms: Criteria,
     for name, quantity in tests.items():
         for number, verdict in quantity.verdicts(evidence[name], design).items():
             line = lines[number]
-            decided[number][name] = quantity.conditional(verdict, line.survivors)
+            decided[number][name] = quantity.conditional(verdict, line.survivors, line.updates)
             if name == "quality":
                 decided[number]["samples"] = line.samples(verdict)
     if margin.metric.name != LOSS:
@@ -220,6 +221,7 @@ def _line_of(
         row.model_copy(update={"memory": _memory_verdict(pairing)}),
         {name: evidence_of(pairing) for name, evidence_of in evidence.items()},
         pairing.survivors,
+        pairing.updates,
         lambda verdict: compare_samples(pairs, accuracy_effect(pairs), verdict, margin.of_scores()),
     )
 

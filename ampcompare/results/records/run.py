@@ -268,6 +268,9 @@ class ScriptFacts(FrozenRecord):
     files: list[str] = Field([], description="files that it wrote; they lie in `written` in the folder of the cell")
     resumed: list[str] = Field([], description="files of an earlier attempt in the folder of the cell that it read")
     notes: list[str] = Field([], description="in what the arm departs from what the script asks for")
+    lost_statistics: list[str] = Field(
+        [], description="layers whose running statistics are not finite at the end, though their weights are"
+    )
     printed: dict[str, float] = Field(
         {}, description="step of the last digit that was printed, of each metric that was read from the output"
     )

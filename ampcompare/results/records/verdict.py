@@ -50,6 +50,11 @@ class Verdict(FrozenRecord):
     survivors: tuple[int, int] | None = Field(
         None, description="of a conditional one: seeds that both arms completed, of those that both ran"
     )
+    updates: tuple[float, float] | None = Field(
+        None,
+        description="of one that updates may explain: the mean number that a run of the arm and one of the reference "
+        "made, without skipped steps",
+    )
     among: Kind = Field("", description="of a conditional one: its kind on those seeds alone")
     effect: Number | None = Field(
         None,
@@ -94,12 +99,36 @@ class Verdict(FrozenRecord):
             return f"{self.on_survivors} on {self.survivors[0]} of {self.survivors[1]} seeds"
         if self.more_seeds is not None:
             return f"≤{self.more_seeds} more seed{'s' if self.more_seeds != 1 else ''}"
-        return f"{self.why}{EMULATED}" if self.kind == "emulated" else self.why
+        return "; ".join(filter(None, [f"{self.why}{EMULATED}" if self.kind == "emulated" else self.why, self.after]))
+
+    @property
+    def after(self) -> str:
+        """How many updates were made where that may explain a difference, such as `13 updates, not 15`; else ""."""
+        return "{:.4g} updates, not {:.4g}".format(*self.updates) if self.updates else ""
 
     @property
     def on_survivors(self) -> Verdict:
         """What a conditional verdict says of the seeds that survived."""
         return self.model_copy(update={"kind": self.among, "among": "", "survivors": None})
+
+    def after_updates(self, updates: tuple[float, float] | None, margin: str) -> Verdict:
+        """Return the verdict of runs that made other numbers of updates; itself where they did not.
+
+        Fewer updates are no merit: an arm that is ahead with fewer is not worse, and of one that is behind with more
+        nothing is said. One that is behind with fewer, or ahead with more, is worse or better after so many.
+
+        Args:
+            updates: of the arm and of the reference.
+            margin: the difference that does not matter, in words.
+        """
+        if updates is None or self.kind not in ("better", "worse"):
+            return self
+        has_fewer = updates[0] < updates[1]
+        if self.kind == "better" and has_fewer:
+            return self.model_copy(update={"kind": "non-inferior", "why": f"margin {margin}", "updates": updates})
+        if self.kind == "worse" and not has_fewer:
+            return Verdict(kind="not comparable", updates=updates, effect=self.effect)
+        return self.model_copy(update={"updates": updates})
 
     def among_survivors(self, survivors: tuple[int, int] | None) -> Verdict:
         """Return the verdict as conditional on the seeds that survived; itself where it does not rest on them."""

@@ -378,8 +378,8 @@ def _side(value: float, limit: float) -> int:
 
 
 def verdict_detail(verdict: Verdict) -> str:
-    """Return what the word of a verdict leaves out; "" for a margin, which the legend has."""
-    return "" if verdict.kind in ("equivalent", "non-inferior") else printable(verdict.detail, 200)
+    """Return what the word of a verdict leaves out, except a margin, which the legend has."""
+    return verdict.after if verdict.kind in ("equivalent", "non-inferior") else printable(verdict.detail, 200)
 
 
 def tone_of(verdict: Verdict) -> Tone:

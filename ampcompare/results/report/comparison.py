@@ -344,12 +344,16 @@ def _published_row(
 ) -> dict[str, str | Cell]:
     walls = [record.summary.wall_seconds for record in records if record.summary.wall_seconds is not None]
     names = published.name if published.row in (None, published.name) else f"{published.name} ({published.row})"
+    said = _percent(published.top1)
+    if published.diverged and published.top1_best is None:
+        said = "NaN"
+    measured: str | Cell = Cell("not run", "muted", badge=True)
+    if row:
+        measured = _percent(row.metric_mean) or status_cell(row, records, 40)
     return {
         "as published": printable(names, 80),
-        "top-1 %, published": "NaN" if published.diverged and published.top1_best is None else _percent(published.top1),
-        "top-1 %, measured": _percent(row.metric_mean) or status_cell(row, records, 40)
-        if row
-        else Cell("not run", "muted", badge=True),
+        "top-1 %, published": said,
+        "top-1 %, measured": measured,
         "best %, published": _percent(published.top1_best),
         "best %, measured": _percent(row.metric_best if row else None),
         "time, published": _duration(published.seconds),

@@ -65,14 +65,15 @@ def _verdict(row: ArmSummary, comparison: Comparison) -> Cell:
         if is_reference(row, comparison):
             return Cell("reference", "muted")
         return Cell("not run", "muted", badge=True) if row.status == "not run" else Cell()
-    text = f"{word} ({detail})" if row.quality.kind in OPEN and detail else word
+    text = f"{word} ({detail})" if detail and (row.quality.kind in OPEN or row.quality.updates) else word
     return Cell(text, tone_of(row.quality), short=word, note=detail if text != word else "", badge=True)
 
 
 def _loss(row: ArmSummary, comparison: Comparison) -> Cell:
     if row.loss.effect is None or is_reference(row, comparison):
         return Cell()
-    return Cell(f"{format_decimal(100 * row.loss.effect, 2, '+')} {row.loss.word}".strip(), tone_of(row.loss))
+    words = [format_decimal(100 * row.loss.effect, 2, "+"), row.loss.word, f"({row.loss.after})" * bool(row.loss.after)]
+    return Cell(" ".join(filter(None, words)), tone_of(row.loss))
 
 
 def _ratio(row: ArmSummary, comparison: Comparison) -> Cell:

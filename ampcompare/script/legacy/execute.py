@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import CodeType, ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -98,7 +98,7 @@ def execute(
         _explain(ending, ending.error, code, settings, explain)
         if isinstance(ending.error, KeyboardInterrupt):
             interrupted.append(True)
-    prepared.close(ending.status, ending.in_words)
+    prepared.close(ending.status, ending.in_words, _advice_of(ending.error))
     _print_missing(prepared.finder, ending.error)
     if settings.watch or settings.arm is None:  # else the user has named no record
         _print_sums(prepared.recorder)
@@ -165,11 +165,22 @@ def _explain(
         say(COMPAT_HINT)
 
 
-def _in_words(error: BaseException | None) -> str | None:
-    """Return an error with the line of the script that led to it; some of ampcompare's own begin with it."""
+def _advice_of(error: BaseException | None) -> dict[str, Any] | None:
+    """Return what a record holds of advice that names arms: which they are, and the words around them."""
+    if not isinstance(error, AmpCompareError) or not error.advice.arms:
+        return None
+    return {**asdict(error.advice), "seen": _in_words(error, error.seen)}
+
+
+def _in_words(error: BaseException | None, said: str = "") -> str | None:
+    """Return an error with the line of the script that led to it; some of ampcompare's own begin with it.
+
+    Args:
+        said: its message, or the part of it that is wanted; all by default.
+    """
     if error is None:
         return None
-    said = str(error)
+    said = said or str(error)
     if not isinstance(error, AmpCompareError):
         said = ": ".join([type(error).__name__, *filter(None, [_without_frames(said)])])
     if isinstance(error, SyntaxError) or (isinstance(error, AmpCompareError) and PLACE.match(said)):

@@ -48,10 +48,10 @@ class Prepared:
         """What writes the record."""
         return None if self.rows is None else self.rows.recorder
 
-    def close(self, status: int, error: str | None) -> None:
+    def close(self, status: int, error: str | None, advice: dict[str, Any] | None = None) -> None:
         """Write the end of the record, if any."""
         if self.recorder is not None:
-            self.recorder.close(status, error)
+            self.recorder.close(status, error, advice)
 
 
 def _warn(violation: guards.Violation, settings: ExecSettings) -> None:

@@ -280,20 +280,20 @@ def _patch_arithmetic() -> None:
 
 def _patch_removed_names() -> None:
     """Restore removed names of modules; existing names stay as they are."""
-    _add(fractions, {"gcd": (math.gcd, "math.gcd")})
-    _add(time, {"clock": (time.perf_counter, "time.perf_counter")})
-    _add(
+    _resolve_removed(fractions, {"gcd": (math.gcd, "math.gcd")})
+    _resolve_removed(time, {"clock": (time.perf_counter, "time.perf_counter")})
+    _resolve_removed(
         collections,
         {name: (getattr(collections.abc, name), f"collections.abc.{name}") for name in collections.abc.__all__},
     )
     numpy = importlib.import_module("numpy")
     renamed = {old: (getattr(numpy, new), f"numpy.{new}") for old, new in NUMPY_RENAMED.items()}
-    _add(numpy, {**NUMPY, **renamed})
+    _resolve_removed(numpy, {**NUMPY, **renamed})
     six = sys.modules["torch._six"] = torch._six = ModuleType("torch._six")  # type: ignore[attr-defined]
-    _add(six, SIX)
+    _resolve_removed(six, SIX)
 
 
-def _add(module: ModuleType, names: dict[str, tuple[Any, str]]) -> None:
+def _resolve_removed(module: ModuleType, names: dict[str, tuple[Any, str]]) -> None:
     """Resolve removed names by the module's `__getattr__`, so that nothing is printed before one is used."""
     before: Callable[[str], Any] | None = module.__dict__.get("__getattr__")
 

@@ -117,13 +117,20 @@ class Recorder:
             self._read_tensors(rows)
             self._write(rows)
 
-    def close(self, status: int | None, error: str | None) -> None:
-        """Write the last row, unless this process never trained; a `status` of None is not known."""
+    def close(self, status: int | None, error: str | None, advice: dict[str, Any] | None = None) -> None:
+        """Write the last row, unless this process never trained.
+
+        Args:
+            status: the exit code; None if it is not known.
+            error: with which the script ended.
+            advice: fields of an `Advice` on it, and the error without it as `seen`.
+        """
         if self._descriptor is None:
             return
         for function in self._before_close:
             function()
-        self._rows.append({"kind": "end", "exit_code": status, "error": error})
+        end = {"kind": "end", "exit_code": status, "error": error}
+        self._rows.append(end if advice is None else {**end, "advice": advice})
         self.flush()
         os.close(self._descriptor)
         self._descriptor = None
@@ -217,6 +224,11 @@ class Rows:
         self._last_step: list[float | None] = []
         self._backwards = 0
         self._loss_ids = 0
+
+    @property
+    def num_steps(self) -> int:
+        """The recorded steps of all optimizers, those that were skipped among them."""
+        return sum(self._steps)
 
     @property
     def is_outside_of_blocks(self) -> bool:

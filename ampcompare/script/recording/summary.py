@@ -22,7 +22,7 @@ HEADERS = [
 MAX_NAME = 60
 OTHER_ROWS = (
     *("setup", "weights", "batches", "metric", "memory", "files", "note", "rank", "plain_backward", "acted", "ledger"),
-    *("planned", "seeds"),
+    *("planned", "seeds", "lost_statistics"),
 )
 
 

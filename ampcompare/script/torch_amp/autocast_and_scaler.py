@@ -141,11 +141,8 @@ class TorchAmp(TorchAmpStandIn):
         """Note that the arm acts on the script."""
         if not self.script.acts:
             if self._dtype is None and self._arm.half:
-                raise UnsupportedCombination(
-                    here(
-                        f"{self._arm} needs a script that calls apex.amp, and this one does not; compare native:bf16, "
-                        "or another arm"
-                    )
+                raise UnsupportedCombination.advising(
+                    here(f"{self._arm} needs a script that calls apex.amp, and this one does not"), "native:bf16"
                 )
             self.script.acts = True
 
@@ -256,11 +253,10 @@ def scaler_settings(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str,
 
 def missing_scale(arm: Arm | str) -> ScalingError:
     """Return the error for a script that steps in fp16 without a scaled loss."""
-    return ScalingError(
-        here(
-            f"the script uses autocast without a GradScaler, and {arm} needs a scaled loss: add "
-            "`scaler = torch.amp.GradScaler()` and use it to scale, step and update, or compare native:bf16"
-        )
+    return ScalingError.advising(
+        here(f"the script uses autocast without a GradScaler, and {arm} needs a scaled loss"),
+        "native:bf16",
+        remedy="add `scaler = torch.amp.GradScaler()` and use it to scale, step and update",
     )
 
 

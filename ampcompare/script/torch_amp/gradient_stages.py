@@ -397,11 +397,13 @@ class GradientStages:
         stage = self._stage(optimizer)
         if stage in (_Stage.FOREIGN, _Stage.STEPPED):
             if self._stand_in.steps_copies and (stage is _Stage.FOREIGN or not self._stand_in.steps_again):
-                raise ScalingError(
+                raise ScalingError.advising(
                     here(
                         f"the script sets gradients itself, as with torch.autograd.grad, and {self._arm} steps fp32 "
-                        "copies of the weights, which lack them; an arm without master weights can train this script"
-                    )
+                        "copies of the weights, which lack them"
+                    ),
+                    "native:bf16",
+                    remedy="take another arm without master weights",
                 )
             return False
         if stage is not _Stage.SKIPPED:

@@ -252,11 +252,10 @@ class HalfWeights(TorchAmp):
         for optimizer in optimizers if self._scaling.needs_scaler else ():
             own = set(map(id, owned_params(optimizer)))
             if own & seen:
-                raise PreparationError(
-                    here(
-                        f"two optimizers hold the same weights, and {self._arm} {self._own_part}; an arm that keeps "
-                        "the script's weights, such as native:bf16, can train this script"
-                    )
+                raise PreparationError.advising(
+                    here(f"two optimizers hold the same weights, and {self._arm} {self._own_part}"),
+                    "native:bf16",
+                    remedy="take another arm that keeps the script's weights",
                 )
             seen |= own
 

@@ -254,12 +254,14 @@ class PlainScript:
         """Refuse float64 weights of the script under arms that cast."""
         types = {param.dtype for optimizer in self._optimizers.live() for param in owned_params(optimizer)}
         if self._casts and types == {torch.float64}:
-            raise UnsupportedCombination(
+            raise UnsupportedCombination.advising(
                 here(
                     f"the script holds its weights in float64, which {self._arm} is not made for: autocast leaves them "
-                    "alone, and Apex refuses them. Compare script or fp32, which train as written, or let the script "
-                    "keep fp32 weights"
-                )
+                    "alone, and Apex refuses them"
+                ),
+                "script",
+                "fp32",
+                remedy="let the script keep fp32 weights",
             )
 
     def _refuse_own_masters(self, module: nn.Module) -> None:
@@ -272,12 +274,13 @@ class PlainScript:
             if sum(map(len, copies)) == sum(map(len, halves)) and torch.equal(
                 torch.cat(copies), torch.cat(halves).float()
             ):
-                raise UnsupportedCombination(
+                raise UnsupportedCombination.advising(
                     here(
                         f"the script holds the weights of {type(module).__name__} in 16 bits and steps fp32 masters of "
-                        f"its own, which {self._arm} cannot replace; compare script only, or let the script train fp32 "
-                        "weights"
-                    )
+                        f"its own, which {self._arm} cannot replace"
+                    ),
+                    "script",
+                    remedy="let the script train fp32 weights",
                 )
 
     # The forward pass.
@@ -380,12 +383,14 @@ class PlainScript:
             self._stand_in.use()
         self._has_cast = self._casts and (mode is _Mode.PLAIN or self._stand_in.casts_now())
         if self._has_cast and self._stand_in.casts_loss and isinstance(module, torch.jit.ScriptModule):
-            raise UnsupportedCombination(
+            raise UnsupportedCombination.advising(
                 here(
                     f"{self._arm} casts what functions of torch get in Python, and TorchScript calls them past Python, "
-                    f"so it has no effect on {module.original_name}; compare native:fp16 or apex:O2, or leave out "
-                    "torch.jit"
-                )
+                    f"so it has no effect on {module.original_name}"
+                ),
+                "native:fp16",
+                "apex:O2",
+                remedy="leave out torch.jit",
             )
         if half is not None:
             args, kwargs = cast_floating((args, kwargs), half)
@@ -587,11 +592,10 @@ class PlainScript:
             kind = type(optimizer)
             name = "LBFGS" if kind is torch.optim.LBFGS else f"{kind.__name__}, a subclass of LBFGS,"
             why = "scales the loss" if self._arm.skips_overflows else "gives the model weights after a step"
-            raise UnsupportedCombination(
-                here(
-                    f"{name} runs its closure several times in one step, and {self._arm} {why}; an arm that scales no "
-                    "loss and has no master weights can train this script"
-                )
+            raise UnsupportedCombination.advising(
+                here(f"{name} runs its closure several times in one step, and {self._arm} {why}"),
+                "native:bf16",
+                remedy="take another arm that scales no loss and has no master weights",
             )
 
     def _step_in_stages(
@@ -696,12 +700,13 @@ class PlainScript:
     def _refuse_without_effect(self) -> None:
         """Refuse a step after no forward pass that the arm casts: it would have no effect."""
         if self._mode is _Mode.PLAIN and self._casts and not self._acts():
-            raise UnsupportedCombination(
+            raise UnsupportedCombination.advising(
                 here(
                     f"the first step comes before any forward pass that {self._arm} could cast: no nn.Module was "
-                    "called whose weights an optimizer has, and no autocast block was entered. Put the computation "
-                    "into the forward of a module, or compare fp32"
-                )
+                    "called whose weights an optimizer has, and no autocast block was entered"
+                ),
+                "fp32",
+                remedy="put the computation into the forward of a module",
             )
 
     def _step_as_written(self, optimizer: Any, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -35,11 +35,10 @@ class TrainerContext:
     def refuse(self, what: str, advice: str) -> None:
         """Refuse what no arm but `script` can replace."""
         if not self.is_script:
-            raise UnsupportedCombination(
-                here(
-                    f"{what} has its own precision and steps, which {self._arm} cannot replace; {advice}, or compare "
-                    "script only"
-                )
+            raise UnsupportedCombination.advising(
+                here(f"{what} has its own precision and steps, which {self._arm} cannot replace"),
+                "script",
+                remedy=advice,
             )
 
 

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 import ampcompare
+from ampcompare.base.environment.variables import PLACE
 from ampcompare.experiment.launch.contract import failed_record
 from ampcompare.experiment.launch.dispatch import LauncherPool
 from ampcompare.experiment.launch.forked import worker_environment
-from ampcompare.experiment.launch.places import VARIABLE, Place, with_place
+from ampcompare.experiment.launch.places import Place, with_place
 from ampcompare.settings.config import RunConfig
 from tests.experiment.pretend import Pretend
 
@@ -64,6 +65,6 @@ def test_a_record_knows_its_place_from_the_process_that_trains(monkeypatch: pyte
     placed = with_place(record)
     assert placed == Place(cores=(3,), cells=2).mark(record)
     assert (placed.jobs, placed.placement and placed.placement.cores) == (2, [3])
-    assert VARIABLE not in worker_environment(), "of a cell that runs this command"
-    monkeypatch.delenv(VARIABLE)
+    assert PLACE not in worker_environment(), "of a cell that runs this command"
+    monkeypatch.delenv(PLACE)
     assert with_place(record) == record

@@ -69,6 +69,45 @@ def test_an_arm_that_skips_is_not_faster(skipped: int, verdict: str) -> None:
     assert comparison.headline[0].startswith("Use half: " if verdict == "better" else "half keeps fp32's accuracy")
 
 
+@pytest.mark.parametrize(
+    ("gain", "skipped", "verdict", "headline"),
+    [
+        (0.05, {"half": 13}, "non-inferior (margin 0.5; 87 updates, not 100)", "half after 87 updates, not 100)"),
+        (-0.05, {"half": 13}, "worse (87 updates, not 100)", "; 87 updates, not 100) is less accurate than fp32"),
+        (0.05, {"fp32": 13}, "better (100 updates, not 87)", "; 100 updates, not 87)"),
+        (-0.05, {"fp32": 13}, "not comparable (100 updates, not 87)", "fp32: half (100 updates, not 87)"),
+        (0.05, {"half": 1}, "better", "better accuracy than fp32"),
+        (0.05, {"half": 13, "fp32": 13}, "better", "better accuracy than fp32"),
+        (0.0, {"half": 13}, "equivalent (±0.5)", ""),
+    ],
+)
+def test_fewer_updates_are_no_merit_of_a_precision(
+    gain: float, skipped: dict[str, int], verdict: str, headline: str
+) -> None:
+    """A difference that the number of updates may explain says how many there were; no arm is better after fewer."""
+    records = [
+        make_record(
+            arm,
+            seed,
+            top1=CORRECT["fp32"][seed] / 1000 + (gain + 0.001 * (seed % 2)) * (arm == "half"),
+            skipped_steps=skipped.get(arm, 0),
+            loss_tail=1.0 - (gain + 0.001 * (seed % 2)) * (arm == "half"),
+        )
+        for seed in range(5)
+        for arm in CORRECT
+    ]
+    comparison = _compared(records, prefer="accuracy")
+    row = _half(comparison)
+    assert str(row.quality) == verdict
+    assert row.loss.kind == row.quality.kind
+    assert any(headline in line for line in comparison.headline), comparison.headline
+    assert any(line.startswith("Use half") for line in comparison.headline) is verdict.startswith("better")
+    (check,) = check_gates([parse_gate("accuracy:worse")], comparison)
+    assert bool(check.failure) is verdict.startswith("worse")
+    (check,) = check_gates([parse_gate("accuracy:non-inferior")], comparison)
+    assert bool(check.failure) is verdict.startswith(("worse", "not comparable"))
+
+
 def test_one_identical_seed_recommends_nothing() -> None:
     """That one of five seeds is identical is seen, and is too little to recommend half of the memory."""
     records = [

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ampcompare.base.environment.fingerprint import THREAD_VARIABLES, fingerprint, host_name
+from ampcompare.base.environment.variables import CELL_FOLDER, CODE_FOLDER, MASK
 from ampcompare.base.files.run_files import CellFile, RunFile
 from ampcompare.base.formatting import few
 from ampcompare.base.processes.client import Fork
 from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, Sandbox
 from ampcompare.base.processes.start import how_ended
-from ampcompare.base.rank_marks import CELL_FOLDER
-from ampcompare.base.secrets import MASK, mask, mask_variable
+from ampcompare.base.secrets import mask, mask_variable
 from ampcompare.experiment.launch.cell_files import (
     files_of_other_cells,
     last_lines,
@@ -62,7 +62,6 @@ EXIT_SECONDS = 60.0  # of a process that has written the last row of its record
 OUR_ERRORS = (2, 3, 4)
 MAX_LAST_LINES = 40
 USAGE = 2  # the exit code of argparse, whose usage comes before its error
-CODE_FOLDER = "AMPCOMPARE_CODE_FOLDER"
 MAX_FILES = 200  # that a record names
 WORD = re.compile(r"[^\W_]")
 NO_REASON = re.compile(r"ampcompare: (\d+ steps?, \d+ skipped|the record has no step|--device cpu: )")

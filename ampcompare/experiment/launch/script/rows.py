@@ -26,6 +26,7 @@ class ScriptRows:
         draws: hashes of the generators before those forward passes of them that draw random numbers.
         seeds: where it seeds its generators.
         scalars: values by name, with the function that logged them.
+        lost_statistics: layers whose running statistics are not finite at the end, though their weights are.
         setup: how 16-bit types are computed, and facts about the device.
         ledger: in which types the training ran; None if no step was looked at.
         rank: of the process and number of ranks, in a process group at the first step; None without one.
@@ -43,6 +44,7 @@ class ScriptRows:
     scalars: dict[str, list[float]] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    lost_statistics: list[str] = field(default_factory=list)
     setup: dict[str, Any] = field(default_factory=dict)
     ledger: Ledger | None = None
     peak_bytes: int | None = None
@@ -59,6 +61,7 @@ class ScriptRows:
             draws=self.draws,
             seeds=self.seeds,
             notes=self.notes,
+            lost_statistics=self.lost_statistics,
         )
 
 
@@ -106,6 +109,8 @@ def _add(rows: ScriptRows, row: dict[str, Any]) -> None:
         rows.setup = row
     elif kind == "ledger":
         rows.ledger = Ledger.model_validate({name: value for name, value in row.items() if name != "kind"})
+    elif kind == "lost_statistics":
+        rows.lost_statistics = row["layers"]
     elif kind == "planned":
         rows.planned_steps = row["steps"]
     elif kind == "rank":

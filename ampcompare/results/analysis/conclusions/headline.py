@@ -192,7 +192,7 @@ def _accuracy_sentences(comparison: Comparison, rows: Sequence[ArmSummary], name
         )
         names.said.add(row.arm)
     if apart := those("not comparable"):
-        why = _such_as(row.quality.why for row in apart)
+        why = _such_as(row.quality.detail for row in apart)
         yield f"Not compared with {reference}: {names.name([row.arm for row in apart])} ({why})."
     for row in those("not as declared"):
         yield f"No verdict on {row.arm}: it is {row.quality}."
@@ -239,6 +239,7 @@ def _sentence_on_kept(rows: Sequence[ArmSummary], comparison: Comparison, names:
     same = [row.arm for row in rows if row not in tested]
     sides = "within ±" if all(row.quality.kind == "equivalent" for row in tested) else "margin "
     shown = f"{_differences(rows, metric)}, {sides}{metric.margin_text(comparison.margin)}"
+    shown = "; ".join([shown, *(f"{row.arm} after {row.quality.after}" for row in tested if row.quality.after)])
     identical = f"; {names_of(same)} {'is' if len(same) == 1 else 'are'} identical to the last bit" if same else ""
     keep = names.begin([row.arm for row in rows], "keeps", "keep")
     what = f"{comparison.reference}'s {metric.quality}{on_these_samples(tested, comparison)}"

@@ -60,7 +60,8 @@ def use_sentence(row: ArmSummary, comparison: Comparison) -> str:
         side = "within ±" if row.quality.kind == "equivalent" else "margin "
         change = metric.difference_with_unit(row.quality.effect or 0)
         kept = (
-            f"{metric.quality} of {reference} kept (Δ {change}, {side}{metric.margin_text(comparison.margin)}){samples}"
+            f"{metric.quality} of {reference} kept (Δ {change}, {side}{metric.margin_text(comparison.margin)}"
+            f"{'; ' * bool(row.quality.after)}{row.quality.after}){samples}"
         )
     gains = []
     if row.time.kind == "better":
@@ -80,12 +81,12 @@ def on_these_samples(rows: Sequence[ArmSummary], comparison: Comparison) -> str:
 
 
 def difference_with_interval(row: ArmSummary, metric: Metric) -> str:
-    """Return a difference with the interval of the test that decided on it."""
+    """Return a difference with the interval of the test that decided on it, and updates that may explain it."""
     its = row.quality
     shown = f"Δ {metric.difference_with_unit(its.effect or 0)}"
-    if its.low is None or its.high is None:
-        return shown
-    return f"{shown}, {metric.difference_text(its.low)} to {metric.difference_text(its.high)}"
+    if its.low is not None and its.high is not None:
+        shown += f", {metric.difference_text(its.low)} to {metric.difference_text(its.high)}"
+    return "; ".join(filter(None, [shown, its.after]))
 
 
 def step_time_ratio(row: ArmSummary, doubt: str = "") -> str:

@@ -43,9 +43,19 @@ class QuantityTest:
         low, high = bounds if bounds else (None, None)
         return verdict.model_copy(update={"effect": effect, "low": low, "high": high})
 
-    def conditional(self, verdict: Verdict, survivors: tuple[int, int] | None) -> Verdict:
-        """Return a verdict as one on the seeds that survived, where it rests on them alone."""
-        return verdict.among_survivors(survivors) if self.of_training else verdict
+    def conditional(
+        self, verdict: Verdict, survivors: tuple[int, int] | None, updates: tuple[float, float] | None
+    ) -> Verdict:
+        """Return a verdict as one on the seeds that survived and after the updates that were made, if it rests on them.
+
+        Args:
+            verdict: on what training reaches, or on another quantity.
+            survivors: as `Pairing.survivors`.
+            updates: as `Pairing.updates`.
+        """
+        if not self.of_training:
+            return verdict
+        return verdict.after_updates(updates, self.margin.shown).among_survivors(survivors)
 
 
 def quantity_tests(margin: AccuracyMargin, terms: Criteria, design: Design) -> dict[Quantity, QuantityTest]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,9 @@ from ampcompare.results.records.verdict import Verdict
 
 Pair = tuple[RunRecord, RunRecord]  # of an arm, and of the reference
 IDENTICAL = Verdict(kind="identical")
+# A share: where a loss falls at most in proportion to the number of updates, fewer that are lost move it by less than
+# its margin.
+MAX_LOST_UPDATES = 0.01
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,18 @@ class Pairing:
     def survivors(self) -> tuple[int, int] | None:
         """On how many of the seeds that both ran a verdict rests, and how many these are; None if on all."""
         return surviving_seeds(self.arm, self.reference)
+
+    @property
+    def updates(self) -> tuple[float, float] | None:
+        """How many updates runs of pairs made on average, without skipped steps; None where they hardly differ."""
+        if not self.pairs:
+            return None
+        here, there = (statistics.fmean(map(_count_updates, side)) for side in zip(*self.pairs, strict=True))
+        return (here, there) if abs(here - there) > MAX_LOST_UPDATES * max(here, there) else None
+
+
+def _count_updates(record: RunRecord) -> int:
+    return record.summary.num_steps - record.summary.skipped_steps
 
 
 def pairs_by_seed(arm: Sequence[RunRecord], reference: Sequence[RunRecord]) -> list[Pair]:

@@ -41,7 +41,7 @@ def _casts(module: LintModule, trace: Trace) -> list[Cast]:
     for event in trace:
         if event.kind not in (Kind.HALF, Kind.CAST, Kind.CUDA):
             continue
-        kind = _kind_of(module, event)
+        kind = _written_type(module, event)
         alone = isinstance(event.statement, ast.Expr) and "(" not in event.subject
         for name in {event.target, event.subject if alone or event.target == event.subject else ""} - {""}:
             if kind:
@@ -49,7 +49,7 @@ def _casts(module: LintModule, trace: Trace) -> list[Cast]:
     return found
 
 
-def _kind_of(module: LintModule, event: Event) -> str:
+def _written_type(module: LintModule, event: Event) -> str:
     """Return the type that a call gives to a model or new weights; empty where it is not written there."""
     call = event.call
     method = call.func.attr if isinstance(call.func, ast.Attribute) else ""

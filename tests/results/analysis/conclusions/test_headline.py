@@ -12,7 +12,7 @@ from ampcompare.results.analysis.inference.verdict import Design
 from ampcompare.results.analysis.results_table import judge, read_table
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import Comparison, Look
-from ampcompare.results.records.run import RunRecord
+from ampcompare.results.records.run import RunRecord, ScriptFacts
 from ampcompare.testing import make_record
 
 WIDTH = 100
@@ -103,6 +103,16 @@ def test_other_proven_causes(runs: Any, summary: dict[str, Any], cause: str) -> 
     """A first loss that is not finite, and a loss scale that fell below 1, are named."""
     comparison = compare(runs("fp32", FP32), runs("native:fp16", FP32[:2], status="diverged", **summary))
     assert f"native:fp16 diverged in 2 of 2 seeds at step 7: {cause} (docs/troubleshooting.md)." in comparison.headline
+
+
+def test_lost_statistics_are_a_proven_cause(runs: Any) -> None:
+    """A step that is skipped keeps what its forward pass wrote into a batch norm: the weights are as they should be."""
+    script = ScriptFacts(lost_statistics=["1 (BatchNorm1d)"])
+    lost = [one.model_copy(update={"script": script}) for one in runs("native:fp16", FP32[:2], status="diverged")]
+    assert any(
+        "at step 7: running statistics of 1 (BatchNorm1d) are not finite, though the weights are: a forward" in line
+        for line in compare(runs("fp32", FP32), lost).headline
+    )
 
 
 def with_adam(records: Sequence[RunRecord], **values: Any) -> list[RunRecord]:

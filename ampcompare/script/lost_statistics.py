@@ -1,0 +1,42 @@
+"""Layers whose running statistics an overflow has destroyed: a skipped step keeps what its forward pass wrote."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+STATISTICS = ("running_mean", "running_var")
+
+
+@torch.no_grad()
+def lost_statistics() -> list[str]:
+    """Return the layers of the script that have running statistics which are not finite, and finite weights."""
+    modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
+    inner = {id(part) for module in modules for part in module.children()}
+    found = {
+        id(part): f"{name} ({type(part).__name__})" if name else type(part).__name__
+        for module in modules
+        if id(module) not in inner
+        for name, part in module.named_modules()
+        if _is_lost(part)
+    }
+    return sorted(found.values())
+
+
+def _is_lost(module: nn.Module) -> bool:
+    statistics = list(_tensors(module))
+    return bool(statistics) and not _are_finite(statistics) and _are_finite(module.parameters(recurse=False))
+
+
+def _tensors(module: nn.Module) -> Iterator[Tensor]:
+    for name in STATISTICS:
+        tensor = module._buffers.get(name)
+        if tensor is not None and not tensor.is_meta:
+            yield tensor
+
+
+def _are_finite(tensors: Iterator[Tensor] | list[Tensor]) -> bool:
+    return all(bool(torch.isfinite(each).all()) for each in tensors)

@@ -1,0 +1,77 @@
+"""What an arm that cannot train advises: of other arms those that the same preflight has seen to train."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ampcompare.base.errors import Advice, UnsupportedCombination
+from ampcompare.base.files.run_files import CellFile
+from ampcompare.experiment.launch.contract import Launcher, failed_record
+from ampcompare.experiment.launch.script.rows import read_rows
+from ampcompare.experiment.preflight import check_arms
+from ampcompare.results.records.run import RunRecord, dump_json
+from ampcompare.settings.config import RunConfig
+from ampcompare.settings.script import ScriptConfig
+
+SEEN = "train.py:3: under apex:O2 an operation gets tensors of both types"
+END = {"kind": "end", "exit_code": 2, "error": "with all its arms"}
+
+
+class ByArm(Launcher):
+    """Trains some arms; others fail with advice."""
+
+    def __init__(self, able: set[str], advice: Advice) -> None:
+        self.able, self.advice, self.asked = able, advice, list[str]()
+
+    def launch(self, config: RunConfig, folder: Path, on_progress: Any = None) -> RunRecord:
+        self.asked.append(config.arm)
+        rows: list[dict[str, Any]] = [{"kind": "header"}]
+        step = {"kind": "step", "optimizer": 0, "applied": True, "seconds": 0.01, "lr": None, "grad_norm": None}
+        if config.arm in self.able:
+            rows += 3 * [step]
+        else:
+            advice = {"arms": self.advice.arms, "remedy": self.advice.remedy, "seen": SEEN}
+            rows.append({**END, "advice": advice} if self.advice.arms else END)
+        folder.mkdir(parents=True)
+        (folder / CellFile.SCRIPT).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+        steps = read_rows(folder / CellFile.SCRIPT).steps
+        (folder / CellFile.STEPS).write_text("".join(f"{dump_json(step, indent=None)}\n" for step in steps))
+        record = failed_record(config, "with all its arms", exit_code=2)
+        return record.model_copy(update={"status": "completed", "error": None}) if config.arm in self.able else record
+
+
+@pytest.mark.parametrize(
+    ("able", "arms", "tried", "said"),
+    [
+        ({"fp32", "native:bf16"}, ("native:bf16", "apex:O1"), ["apex:O1"], "; compare native:bf16, or cast it"),
+        ({"fp32", "apex:O2,keep_fp32=head"}, ("apex:O2,keep_fp32=head",), ["apex:O2,keep_fp32=head"],
+         "; compare apex:O2,keep_fp32=head, or cast it"),
+        ({"fp32"}, ("native:bf16", "native:fp16"), ["native:fp16"], "; cast it"),
+        ({"fp32"}, ("fp32", "native:bf16"), [], "; compare fp32, or cast it"),
+    ],
+)  # fmt: skip
+def test_advice_names_arms_that_were_seen_to_train(
+    tmp_path: Path, able: set[str], arms: tuple[str, ...], tried: list[str], said: str
+) -> None:
+    rows = {arm: RunConfig(arm=arm, script=ScriptConfig(name="train.py")) for arm in ("fp32", "native:bf16", "apex:O2")}
+    launcher = ByArm(able, Advice(arms, "cast it"))
+    found = check_arms(rows, launcher, (0, 1), tmp_path)
+    assert launcher.asked == [*rows, *tried]
+    assert found.arms["apex:O2"].error == SEEN + said
+    assert found.arms.keys() == rows.keys()
+
+
+def test_an_error_without_advice_stays_as_it_is(tmp_path: Path) -> None:
+    rows = {arm: RunConfig(arm=arm, script=ScriptConfig(name="train.py")) for arm in ("fp32", "half")}
+    found = check_arms(rows, ByArm({"fp32"}, Advice()), (0, 1), tmp_path)
+    assert found.arms["half"].error == "with all its arms"
+
+
+def test_advice_in_words() -> None:
+    error = UnsupportedCombination.advising("no", "fp32", "script", "apex:O1", remedy="cast it")
+    assert str(error) == "no; compare fp32, script or apex:O1, or cast it"
+    assert str(error.advice.among(["script"])) == "compare script, or cast it"
+    assert str(UnsupportedCombination.advising("no", remedy="cast it")) == "no; cast it"
+    assert (str(Advice()), str(UnsupportedCombination.advising("no", "fp32"))) == ("", "no; compare fp32")

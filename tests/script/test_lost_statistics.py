@@ -1,0 +1,46 @@
+"""Which layers have lost their running statistics to an overflow."""
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from ampcompare.experiment.launch.script.rows import read_rows
+from ampcompare.script.lost_statistics import lost_statistics
+from ampcompare.script.prepare import _add_lost_statistics
+from ampcompare.script.recording.recorder import Recorder
+from ampcompare.script.recording.summary import FORMAT, SCHEMA, read_exec_record
+
+
+def test_layers_with_finite_weights_and_other_statistics_are_named() -> None:
+    lost, diverged = (
+        nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.ModuleDict({"norm": nn.BatchNorm1d(2)})) for _ in range(2)
+    )
+    with torch.no_grad():
+        lost[2]["norm"](torch.full((4, 2), torch.inf))
+        diverged[1](torch.full((4, 2), torch.inf))
+        diverged[1].weight.fill_(torch.nan)
+    assert lost_statistics() == ["2.norm (BatchNorm1d)"]
+    lost[2]["norm"].reset_running_stats()
+    assert lost_statistics() == []
+
+
+def test_they_are_a_row_of_the_record(tmp_path: Path) -> None:
+    path = tmp_path / "script.jsonl"
+    lost = nn.BatchNorm1d(2)
+    assert lost.running_var is not None
+    lost.running_var.fill_(torch.inf)
+    recorder = Recorder(str(path), {"format": FORMAT, "schema": SCHEMA})
+    recorder.add({"kind": "step", "optimizer": 0, "step": 0, "applied": False, "seconds": None})
+    _add_lost_statistics(recorder)
+    recorder.close(0, None)
+    assert read_rows(path).facts().lost_statistics == ["BatchNorm1d"]
+    assert read_exec_record(path).ended is not None
+
+
+def test_layers_without_statistics_are_none() -> None:
+    kept = nn.BatchNorm1d(2, track_running_stats=False)
+    masked = nn.Linear(2, 2)
+    masked.register_buffer("mask", torch.full((2, 2), -torch.inf))
+    assert lost_statistics() == []
+    assert kept is not masked
