@@ -224,7 +224,7 @@ def _keep_step(options: CompareOptions, step: int, *, has_script: bool) -> int:
         raise ConfigError("--capsule keeps a step of a script: compare --capsule STEP -- SCRIPT ARGS...")
     require_torch()
     from ampcompare.script.legacy.settings import ExecSettings
-    from ampcompare.script.legacy.target import Target, script_target
+    from ampcompare.script.legacy.target import target_of
     from ampcompare.script.replay.keep import keep_step
 
     config = plan_comparison(options).plan.cells[0]
@@ -240,8 +240,7 @@ def _keep_step(options: CompareOptions, step: int, *, has_script: bool) -> int:
         device="cpu" if config.device == "cpu" else None, seed=config.recipe.seed, guards="off",
         compat_torch=script.compat_torch, name=script.name, arguments=tuple(arguments),
     )  # fmt: skip
-    is_module = script.is_module
-    target = Target(script.name, arguments, is_module=True) if is_module else script_target(script.name, arguments)
+    target = target_of(script.name, arguments, is_module=script.is_module)
     return keep_step(target, settings, step, Path("capsule.pt").absolute())
 
 

@@ -180,11 +180,9 @@ class ScriptCall:
     @property
     def target(self) -> Target:
         """What `execute` runs."""
-        from ampcompare.script.legacy.target import Target, script_target
+        from ampcompare.script.legacy.target import target_of
 
-        if self.is_module:
-            return Target(self.script, list(self.arguments), is_module=True)
-        return script_target(self.script, list(self.arguments))
+        return target_of(self.script, list(self.arguments), is_module=self.is_module)
 
 
 def _local_rank() -> list[str]:

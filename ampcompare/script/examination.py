@@ -215,7 +215,7 @@ def _trace_resume(request: ResumeRequest, rank: int) -> int:
 def _run(request: ScriptRequest, install: Callable[[Recorder], None], *, rewrite: str | None = None) -> int:
     """Run the script of a request and return its exit code; `install` is called with its recorder before it begins."""
     from ampcompare.script.legacy.settings import ExecSettings
-    from ampcompare.script.legacy.target import Target, script_target
+    from ampcompare.script.legacy.target import target_of
     from ampcompare.script.prepare import prepare_script, run_script
 
     def prepare(given: ExecSettings) -> Prepared:
@@ -230,8 +230,8 @@ def _run(request: ScriptRequest, install: Callable[[Recorder], None], *, rewrite
         from ampcompare.script.legacy.replay import RewrittenTarget
 
         return run_script(RewrittenTarget(settings.name, arguments, rewrite), settings, prepare=prepare)
-    target = Target(settings.name, arguments, is_module=True) if request.is_module else None
-    return run_script(target or script_target(settings.name, arguments), settings, prepare=prepare)
+    target = target_of(settings.name, arguments, is_module=request.is_module)
+    return run_script(target, settings, prepare=prepare)
 
 
 if __name__ == "__main__":

@@ -418,7 +418,7 @@ from apex import amp
 model = nn.Sequential(nn.Linear(4, 1), nn.Sigmoid()).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 criterion = nn.BCELoss()
-level = "O2"
+level = str("O2")
 model, optimizer = amp.initialize(model, optimizer, opt_level=level)
 for step in range(3):
     x = torch.randn(4, 4).cuda()

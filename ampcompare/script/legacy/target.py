@@ -155,16 +155,19 @@ class Target:
         return spec
 
 
-def script_target(name: str, arguments: list[str]) -> Target:
-    """Return the target for a path.
+def target_of(name: str, arguments: list[str], *, is_module: bool) -> Target:
+    """Return the target for a module, as with `python -m`, or for a script.
 
     Args:
-        name: the path.
-        arguments: of the script.
+        name: the dotted name of the module, or the path of the script.
+        arguments: those behind its name.
+        is_module: which of the two it is.
 
     Raises:
-        ConfigError: it is missing, cannot be read, or is no source file of Python.
+        ConfigError: the script is missing, cannot be read, or is no source file of Python.
     """
+    if is_module:
+        return Target(name, arguments, is_module=True)
     path = Path(name)
     if not path.exists():
         raise ConfigError(f"there is no script {name}; give its path, or -m and the name of a module")

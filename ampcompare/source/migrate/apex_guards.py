@@ -4,13 +4,24 @@ import ast
 
 from ampcompare.source.edits import Edits
 from ampcompare.source.migrate.finding import BY_HAND, NOTE, Finding
+from ampcompare.source.migrate.read.names import Names
+from ampcompare.source.migrate.read.options import as_bool
+from ampcompare.source.migrate.replacement_table import IMPORTED
 from ampcompare.source.module import Module
-from ampcompare.source.syntax import dotted_name, is_literal, last_name
+from ampcompare.source.syntax import SourceInvalid, dotted_name, is_literal, last_name
 
-ANSWERED = "this asked for Apex, which the result does not import; the answer is yes now"
+ANSWERED = "this asked for Apex, which the result does not import; the answer is yes now, also where Apex is missing"
 ASKS = "this asks for Apex, which the result does not import: the part that it guards would never run"
 FINDERS = ("find_spec", "find_loader", "find_module")
 IMPORTERS = ("import_module", "__import__", "get_distribution", "version", "is_package_available", "require")
+# The answers stand in a rewritten text under these names until `settle_answers` takes them out.
+YES, NO = "__apex_is_there__", "__apex_is_not_there__"
+ANSWERS = {YES: True, NO: False}
+PASSED_ON = "{0} is used as a value here, and where it goes is not followed"
+SWITCHED = (
+    "{0} is bound to something else here, in runs that the script itself lets do without Apex, so it also says which "
+    "runs these are"
+)
 
 
 def answer_guards(module: Module, edits: Edits) -> list[Finding]:
@@ -24,7 +35,7 @@ def answer_guards(module: Module, edits: Edits) -> list[Finding]:
                     findings.append(Finding.at(node, BY_HAND, ASKS))
                 continue
             question, value = answer
-            edits.replace(question, str(value))
+            edits.replace(question, YES if value else NO)
             findings.append(Finding.at(question, NOTE, ANSWERED))
     return findings
 
@@ -46,3 +57,143 @@ def _question(module: Module, name: ast.Constant) -> tuple[ast.expr, bool] | Non
 def _is_asked_by_import(module: Module, name: ast.Constant) -> bool:
     parent = module.parent(name)
     return isinstance(parent, ast.Call) and last_name(parent.func) in IMPORTERS
+
+
+def is_asked(module: Module, node: ast.AST) -> bool:
+    """Return whether a name is only asked whether it is there, as in `if amp:` or `amp is not None`."""
+    parent = module.parent(node)
+    if isinstance(parent, ast.Compare):
+        return parent.left is node and is_literal(parent.comparators[0], None) and _is_identity(parent)
+    while isinstance(parent, (ast.BoolOp, ast.UnaryOp)):
+        if isinstance(parent, ast.UnaryOp):
+            return isinstance(parent.op, ast.Not)
+        node, parent = parent, module.parent(parent)
+    return getattr(parent, "test", None) is node
+
+
+def asks_for_apex(module: Module, test: ast.expr) -> bool:
+    """Return whether a test asks for nothing but whether Apex is there, as `amp is not None` does."""
+    node = test.left if isinstance(test, ast.Compare) else test
+    return module.resolve(node, follow=False) in ("apex", "apex.amp") and is_asked(module, node)
+
+
+def _is_identity(compare: ast.Compare) -> bool:
+    return isinstance(compare.ops[0], (ast.Is, ast.IsNot, ast.Eq, ast.NotEq))
+
+
+def answer(module: Module, edits: Edits, node: ast.AST) -> list[Finding]:
+    """Answer a question of `is_asked` with yes; return what is said about it: nothing of one that must hold."""
+    parent = module.parent(node)
+    if isinstance(parent, ast.Compare):
+        edits.replace(parent, YES if isinstance(parent.ops[0], (ast.IsNot, ast.NotEq)) else NO)
+    else:
+        edits.replace(node, YES)
+    return [] if isinstance(module.statement(node), ast.Assert) else [Finding.at(node, NOTE, ANSWERED)]
+
+
+def find_switches(module: Module, names: Names) -> dict[str, ast.Name]:
+    """Return the names of Apex that a script binds to something else by its own choice, each with the place.
+
+    What is bound where an import fails, or above such an import, stands for a missing Apex; what has the twin of torch
+    stands for that.
+    """
+    found: dict[str, ast.Name] = {}
+    for node, meaning in names.uses:
+        if not isinstance(node, ast.Name) or not isinstance(node.ctx, ast.Store):
+            continue
+        theirs = names.meaning(getattr(module.statement(node), "value", None))
+        is_twin = theirs is not None and theirs in (meaning, IMPORTED.get(meaning))
+        if is_twin or _stands_for_missing(module, names, node):
+            continue
+        found.setdefault(node.id, node)
+    return found
+
+
+def _stands_for_missing(module: Module, names: Names, node: ast.Name) -> bool:
+    """Return whether a binding is that of a run without Apex: in a handler, or a default above what may fail."""
+    if any(isinstance(outer, ast.ExceptHandler) for outer in module.ancestors(node)):
+        return True
+    statement = module.statement(node)
+    own = [each for each, alias in names.imports if node.id in (alias.asname, alias.name, alias.name.split(".")[0])]
+    tried = [each for each in own if isinstance(module.parent(each), ast.Try) and each.lineno > node.lineno]
+    return bool(own) and len(tried) == len(own) and all(module.is_in(each, module.block(statement)) for each in own)
+
+
+def settle_answers(text: str) -> str:
+    """Return a rewritten text in which no condition has a part that is always true, or never, for want of a question.
+
+    `if fp16 and YES:` becomes `if fp16:`, `assert YES` goes, `a if YES else b` becomes `a`.
+    """
+    while any(name in text for name in ANSWERS):
+        try:
+            module = Module(text)
+        except SourceInvalid:  # which is no fault of the script, and is reported as such
+            break
+        node = next((each for each in module.nodes if isinstance(each, ast.Name) and each.id in ANSWERS), None)
+        if node is None:
+            break
+        edits = Edits(module)
+        _settle(module, edits, node, ANSWERS[node.id])
+        text = edits.result()
+    return text
+
+
+def _settle(module: Module, edits: Edits, node: ast.expr, value: bool) -> None:
+    """Take an answer out of the largest expression on which it decides."""
+    parent = module.parent(node)
+    while isinstance(parent, ast.UnaryOp | ast.BoolOp):
+        if isinstance(parent, ast.UnaryOp):
+            value = not value
+        elif isinstance(parent.op, ast.And) == value:
+            _leave_out(module, edits, parent, node)
+            return
+        elif any(isinstance(each, ast.Call) for each in ast.walk(parent)):  # which still has to run
+            break
+        node, parent = parent, module.parent(parent)
+    if isinstance(parent, ast.IfExp) and parent.test is node:
+        edits.replace(parent, _operand(module, parent.body if value else parent.orelse))
+    elif isinstance(parent, ast.Assert) and parent.test is node and value:
+        edits.remove(parent)
+    elif not (isinstance(parent, ast.If) and parent.test is node and _keep_branch(module, edits, parent, value)):
+        edits.replace(node, str(value))
+
+
+def _leave_out(module: Module, edits: Edits, joint: ast.BoolOp, node: ast.expr) -> None:
+    """Leave a part out of a joint condition, on which it does not decide."""
+    kept = [each for each in joint.values if each is not node]
+    word = " and " if isinstance(joint.op, ast.And) else " or "
+    text = word.join(_operand(module, each, joint=len(kept) > 1) for each in kept)
+    was_value = joint.values[-1] is node and not is_asked(module, kept[0])
+    edits.replace(joint, as_bool(module, text) if was_value else text)
+
+
+def _operand(module: Module, node: ast.expr, *, joint: bool = False) -> str:
+    """Return the text of an expression, in parentheses where it needs them in the place of another."""
+    text = module.source(node)
+    lowest = isinstance(node, (ast.NamedExpr, ast.Lambda)) or (joint and isinstance(node, (ast.BoolOp, ast.IfExp)))
+    return f"({text})" if lowest or ("\n" in text and text[-1] not in ")]}") else text
+
+
+def _keep_branch(module: Module, edits: Edits, node: ast.If, value: bool) -> bool:
+    """Put the branch that is taken in the place of an `if`; return False where it is to stay, with a literal."""
+    kept = node.body if value else node.orelse
+    if module.is_elif(node):
+        return value and _end_with(module, edits, node)
+    if not kept:
+        edits.remove(node)
+    elif module.is_elif(kept[0]):
+        edits.replace_span(module.start(node), module.start(kept[0]) + len("el"), "")
+    elif module.begins_line(kept[0]) and module.begins_line(node):
+        edits.unwrap(node, kept)
+    else:
+        return False
+    return True
+
+
+def _end_with(module: Module, edits: Edits, node: ast.If) -> bool:
+    """Turn an `elif` that is always true into the `else`; what follows it goes."""
+    colon = module.text.index(":", module.end(node.test))
+    edits.replace_span(module.start(node), colon, "else")
+    if node.orelse:
+        edits.replace_span(module.end(node.body[-1]), module.end(node), "")
+    return True

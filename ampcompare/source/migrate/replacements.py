@@ -1,11 +1,21 @@
 """Rewrite the uses of Apex around its core: wrappers, layers, optimizers, decorators, contexts."""
 
 import ast
+from collections.abc import Callable
 
 from ampcompare.source.edits import Edits
+from ampcompare.source.migrate.apex_guards import PASSED_ON, SWITCHED, answer, find_switches, is_asked
 from ampcompare.source.migrate.finding import NOTE, Finding, Unsure
 from ampcompare.source.migrate.read.names import Names
-from ampcompare.source.migrate.replacement_table import DECORATORS, GONE, IMPORTED, LAYER_OPTIONS, OPTIMIZERS, STAYS
+from ampcompare.source.migrate.replacement_table import (
+    DECORATORS,
+    GONE,
+    IMPORTED,
+    LAYER_OPTIONS,
+    OPTIMIZERS,
+    STAYS,
+    Optimizer,
+)
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import HIDDEN, argument, arguments, dotted_name, is_literal, last_name, walk
 
@@ -37,15 +47,21 @@ def cast_inputs(dtype, autocast=True):
     return decorate
 '''
 NO_CORRECTION = "FusedAdam without bias correction has no equivalent in torch; it stays, and current Apex still has it"
+OLD_API = (
+    "{0} is of the API before amp.initialize, with an fp16 model; it has no equivalent in torch.amp: keep the model in "
+    "fp32, use autocast and GradScaler"
+)
+MODULES = frozenset({"apex", "apex.optimizers", "apex.parallel", "apex.normalization", "apex.amp"})
 DDP = "torch.nn.parallel.DistributedDataParallel"
 DDP_ARGUMENTS = (
     "module", "message_size", "delay_allreduce", "shared_param", "allreduce_trigger_params", "retain_allreduce_buffers",
     "allreduce_always_fp32", "num_allreduce_streams", "allreduce_communicators", "gradient_average",
     "gradient_predivide_factor", "gradient_average_split_factor", "prof",
 )  # fmt: skip
+APART = "broadcast_buffers=False"  # Apex sends no buffers, so that a forward pass on one rank waits for no other
 BUFFERS = (
-    "torch's DistributedDataParallel sends the buffers of rank 0 before each forward pass, Apex's does not; "
-    "broadcast_buffers=False keeps them apart"
+    "torch's DistributedDataParallel sends the buffers of rank 0 before each forward pass, so that one on rank 0 alone "
+    f"waits for the others; Apex's does not: pass {APART} where this is called"
 )
 SHARDS = (
     "each rank holds all weights in fp32 now, which takes more memory than O2; if that is too much, "
@@ -56,57 +72,53 @@ SHARDS = (
 class Replacements:
     """Rewrites single uses."""
 
-    def __init__(self, module: Module, names: Names, edits: Edits, torch: str, *, whole: bool) -> None:
+    def __init__(self, module: Module, names: Names, edits: Edits, torch: str) -> None:
         self._module = module
         self._names = names
         self._edits = edits
         self._torch = torch
-        self._whole = whole
+        self._switches = find_switches(module, names)
+        self._by_name: dict[str, Callable[[ast.Name | ast.Attribute], bool]] = {
+            "apex.amp": self._answer,
+            "apex.fp16_utils.to_python_float": self._to_python_float,
+            "apex.fp16_utils.network_to_half": self._evaluate_half,
+            "apex.fp16_utils.convert_network": self._evaluate_half,
+            "apex.parallel.create_syncbn_process_group": self._process_group,
+        }
         self.imports: dict[tuple[ast.stmt, str], str] = {}
         self.findings: list[Finding] = []
         self._staying: set[str] = set()
 
     def rewrite(self, node: ast.Name | ast.Attribute, meaning: str) -> bool:
         """Rewrite a use; return False where current Apex still has it and torch has no equivalent."""
+        if isinstance(node, ast.Name) and node.id in self._switches:
+            raise Unsure(self._switches[node.id], SWITCHED.format(node.id))
         if self._is_absence(node):
             stays = meaning.startswith(STAYS) and meaning not in IMPORTED and not meaning.endswith("RMSNorm")
             return not stays and self._absence(node)
         if meaning in IMPORTED:
             return self._rename(node, IMPORTED[meaning])
-        parts = meaning.split(".")
-        if parts[:2] == ["apex", "optimizers"] and parts[-1] in OPTIMIZERS:
-            return self._optimizer(node, parts[-1])
-        if parts[-1] in ("FusedRMSNorm", "MixedFusedRMSNorm") and parts[1] == "normalization":
+        last = meaning.rpartition(".")[2]
+        if meaning.startswith("apex.optimizers.") and last in OPTIMIZERS:
+            return self._optimizer(node, last)
+        if meaning.startswith("apex.normalization.") and last in ("FusedRMSNorm", "MixedFusedRMSNorm"):
             return self._rms_norm(node)
         if meaning.startswith("apex.amp."):
             return self._amp(node, meaning.removeprefix("apex.amp."))
-        if meaning == "apex.fp16_utils.to_python_float":
-            return self._to_python_float(node)
-        if meaning == "apex.parallel.create_syncbn_process_group":
-            return self._process_group(node)
-        if meaning.startswith("apex.parallel.LARC"):
-            raise Unsure(node, "LARC has no equivalent in torch; ampcompare has it: import ampcompare.apex as apex")
-        if meaning in ("apex.fp16_utils.network_to_half", "apex.fp16_utils.convert_network") and self._whole:
-            if self._evaluate_half(node):
-                return True
-        if meaning.startswith("apex.fp16_utils") or meaning.endswith("FP16_Optimizer"):
-            raise Unsure(
-                node,
-                f"{parts[-1]} is of the API before amp.initialize, with an fp16 model; it has no equivalent in "
-                "torch.amp: keep the model in fp32, use autocast and GradScaler",
-            )
-        if (gone := next((name for name in GONE if f"{meaning}.".startswith(f"{name}.")), None)) is not None:
-            when, instead = GONE[gone]
-            raise Unsure(node, f"Apex removed {gone} {when}: take {instead}")
+        if (by_name := self._by_name.get(meaning)) is not None and by_name(node):
+            return True
+        if (reason := _why_left(meaning)) is not None:
+            raise Unsure(node, reason)
         if meaning.startswith(STAYS):
             return self._stays(node, meaning)
-        if meaning == "apex.amp" and self._is_asked(node):
-            if self._whole:
-                self._edits.replace(node, "True")
-            return self._whole
-        if meaning in ("apex", "apex.optimizers", "apex.parallel", "apex.normalization", "apex.amp"):
-            raise Unsure(node, f"{meaning} is passed as a value; what is called on it cannot be seen")
-        raise Unsure(node, f"{meaning} has no equivalent in torch")
+        raise Unsure(node, PASSED_ON.format(meaning) if meaning in MODULES else f"{meaning} has no equivalent in torch")
+
+    def _answer(self, node: ast.Name | ast.Attribute) -> bool:
+        """Answer where `apex.amp` is only asked whether it is there."""
+        if not is_asked(self._module, node):
+            return False
+        self.findings += answer(self._module, self._edits, node)
+        return True
 
     def _note(self, node: ast.AST, message: str) -> None:
         self.findings.append(Finding.at(node, NOTE, message))
@@ -131,22 +143,12 @@ class Replacements:
     def _is_absence(self, node: ast.AST) -> bool:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             return True
-        parent = self._module.parent(node)
-        if not isinstance(parent, ast.Compare) or parent.left is not node:
-            return False
-        return isinstance(parent.ops[0], (ast.Is, ast.IsNot)) and is_literal(parent.comparators[0], None)
-
-    def _is_asked(self, node: ast.AST) -> bool:
-        """Return whether a name is only asked whether it is there, as in `if amp:`."""
-        parent = self._module.parent(node)
-        return isinstance(parent, (ast.BoolOp, ast.UnaryOp)) or getattr(parent, "test", None) is node
+        return isinstance(self._module.parent(node), ast.Compare) and is_asked(self._module, node)
 
     def _absence(self, node: ast.Name | ast.Attribute) -> bool:
-        if not self._whole:
-            return False
         parent = self._module.parent(node)
         if isinstance(parent, ast.Compare):
-            self._edits.replace(parent, "True" if isinstance(parent.ops[0], ast.IsNot) else "False")
+            self.findings += answer(self._module, self._edits, node)
             return True
         statement = self._module.statement(node)
         caught = any(isinstance(outer, ast.ExceptHandler) for outer in self._module.ancestors(statement))
@@ -164,8 +166,8 @@ class Replacements:
 
     def _rename(self, node: ast.Name | ast.Attribute, twin: str) -> bool:
         call = self._call(node)
-        if twin == DDP and call is not None:
-            self._ddp(call)
+        if twin == DDP:
+            self._ddp(call) if call is not None else self._note(node, BUFFERS)
         self._refuse_options(call, twin)
         own = [
             (statement, alias.name)
@@ -219,13 +221,9 @@ class Replacements:
     def _amp(self, node: ast.Name | ast.Attribute, what: str) -> bool:
         call = self._call(node)
         if what == "disable_casts" and call is not None:
-            if not self._whole:
-                return False
             self._edits.replace(call, f'{self._torch}.autocast("cuda", enabled=False)')
             return True
         if what in DECORATORS:
-            if not self._whole:
-                return False
             return self._decorator(node, DECORATORS[what])
         if what in REGISTERED and call is not None:
             return self._register_cast(call, REGISTERED[what])
@@ -234,8 +232,6 @@ class Replacements:
     def _register_cast(self, call: ast.Call, dtype: str) -> bool:
         """Let a function cast its inputs, as Apex patched it; where autocast does so, nothing is left to do."""
         statement = self._module.statement(call)
-        if not self._whole:
-            return False
         is_alone = statement is self._module.parent(call)
         if len(call.args) != 2 or not isinstance(call.args[1], ast.Constant) or not is_alone:
             raise Unsure(call, "the function to register cannot be seen; autocast has no registry")
@@ -288,47 +284,51 @@ class Replacements:
 
     def _optimizer(self, node: ast.Name | ast.Attribute, name: str) -> bool:
         """Rewrite a use of a fused optimizer; return False where it stays."""
-        module, call, twin = self._module, self._call(node), OPTIMIZERS[name]
-        if isinstance(module.parent(node), ast.ClassDef):
-            self._note(node, f"{name} is a base class here; it stays, and current Apex still has it")
-            return False
-        meanings = [each for _, each in self._names.uses]
-        if any(each.endswith("FP16_Optimizer") for each in meanings):
-            self._note(node, f"{name} stays, as FP16_Optimizer does")
+        call, twin = self._call(node), OPTIMIZERS[name]
+        if stays := self._why_stays(node, name):
+            self._note(node, stays)
             return False
         # The hooks of LARC need gradients that are unscaled; a fused step unscales after them.
-        fused = [] if any(each.startswith("apex.parallel.LARC") for each in meanings) else ["fused=True"]
+        is_hooked = any(each.startswith("apex.parallel.LARC") for _, each in self._names.uses)
+        fused = [] if is_hooked else ["fused=True"]
         if call is None:
             self._optimizer_class(node, name, fused)
             return True
-        if any(isinstance(each, ast.Starred) for each in call.args) or len(call.args) > 2:
-            raise Unsure(call, f"the arguments of {name} cannot be matched; pass them by name")
-        given = {each.arg: each.value for each in call.keywords if each.arg is not None}
-        for option in given:
-            if option not in (*twin.arguments, "fused", "maximize"):
-                raise Unsure(call, f"{name}({option}=...) has no equivalent in {twin.torch}")
-        if not (_is_off(given.get("wd_after_momentum")) and _is_off(given.get("adagrad_w_mode"))):
-            raise Unsure(call, f"{name} with another order of weight decay has no equivalent in torch")
+        given = _arguments_of_torch(call, name)
         bias, mode = given.get("bias_correction"), given.get("adam_w_mode")
         if bias is not None and _is_off(bias):
             self._note(node, NO_CORRECTION)
             return False
         if not all(each is None or isinstance(each, ast.Constant) for each in (bias, mode)):
-            raise Unsure(call, "bias_correction or adam_w_mode is chosen at run time: AdamW if both are true")
+            raise Unsure(call, "bias_correction or adam_w_mode is no literal here: AdamW if both are true")
         target = "torch.optim.Adam" if mode is not None and _is_off(mode) else twin.torch
+        self._replace_call(call, twin, target, fused)
+        return True
+
+    def _why_stays(self, node: ast.AST, name: str) -> str:
+        """Return why a fused optimizer stays, which current Apex still has; empty where it does not."""
+        if isinstance(self._module.parent(node), ast.ClassDef):
+            return f"{name} is a base class here; it stays, and current Apex still has it"
+        if any(each.endswith("FP16_Optimizer") for _, each in self._names.uses):
+            return f"{name} stays, as FP16_Optimizer does"
+        return ""
+
+    def _replace_call(self, call: ast.Call, twin: Optimizer, target: str, fused: list[str]) -> None:
+        """Let a call of a fused optimizer make that of torch, with the defaults of Apex."""
+        module = self._module
+        given = {each.arg for each in call.keywords if each.arg is not None}
         spread = len(given) < len(call.keywords)
         if spread:
             self._note(call, f"arguments passed as ** must be those of {target}, without {', '.join(twin.dropped)}")
         added = [f"{key}={value}" for key, value in twin.added if key not in given and target == twin.torch]
         added = [*([] if spread else added), *(fused if "fused" not in given else [])]
-        if given.keys() & set(twin.dropped) or not added:
+        if given & set(twin.dropped) or not added:
             kept = [*call.args, *(each for each in call.keywords if each.arg not in twin.dropped)]
             texts = [*map(module.source, kept), *added]
             self._edits.replace(call, f"{self._full(target)}({', '.join(texts)})")
         else:
-            self._edits.replace(node, self._full(target))
+            self._edits.replace(call.func, self._full(target))
             self._add_argument(call, ", ".join(added))
-        return True
 
     def _optimizer_class(self, node: ast.Name | ast.Attribute, name: str, fused: list[str]) -> None:
         """Replace a class that is bound to a name, of which every call can be seen, by a partial of torch's."""
@@ -367,10 +367,10 @@ class Replacements:
             raise Unsure(call, "the arguments of Apex's DistributedDataParallel are passed as * or **")
         if not known.keys() <= set(DDP_ARGUMENTS):  # torch's own arguments, which Apex would refuse
             return
-        self._note(call, BUFFERS)
-        if self._whole and self._halves_weights():
+        if self._halves_weights():
             self._note(call, SHARDS)
         if len(known) == 1:
+            self._add_argument(call, APART)
             return
         for name in ("allreduce_communicators", "allreduce_trigger_params", "gradient_average"):
             value = known.get(name)
@@ -379,6 +379,7 @@ class Replacements:
         texts = [module.source(known["module"])] if "module" in known else []
         if not _is_off(known.get("delay_allreduce")):
             texts.append(f"find_unused_parameters={module.source(known['delay_allreduce'])}")
+        texts.append(APART)
         self._edits.replace_span(module.end(call.func), module.end(call), f"({', '.join(texts)})")
         if dropped := ", ".join(sorted(known.keys() - {"module", "delay_allreduce"})):
             self._note(call, f"{dropped} of Apex's DistributedDataParallel has no equivalent and is left out")
@@ -412,9 +413,36 @@ class Replacements:
         return True
 
 
+def _why_left(meaning: str) -> str | None:
+    """Return why a part of Apex is left that torch has nothing for, and Apex no longer has; None for any other."""
+    if meaning.startswith("apex.parallel.LARC"):
+        return "LARC has no equivalent in torch; ampcompare has it: import ampcompare.apex as apex"
+    if meaning.startswith("apex.fp16_utils") or meaning.endswith("FP16_Optimizer"):
+        return OLD_API.format(meaning.rpartition(".")[2])
+    gone = next((name for name in GONE if f"{meaning}.".startswith(f"{name}.")), None)
+    if gone is None:
+        return None
+    when, instead = GONE[gone]
+    return f"Apex removed {gone} {when}: take {instead}"
+
+
 def _is_off(value: ast.expr | None) -> bool:
     """Return whether an option is not given, or as a literal that is false."""
     return value is None or (isinstance(value, ast.Constant) and not value.value)
+
+
+def _arguments_of_torch(call: ast.Call, name: str) -> dict[str, ast.expr]:
+    """Return the named arguments of a call of a fused optimizer; refuse those that the one of torch has not."""
+    twin = OPTIMIZERS[name]
+    if any(isinstance(each, ast.Starred) for each in call.args) or len(call.args) > 2:
+        raise Unsure(call, f"the arguments of {name} cannot be matched; pass them by name")
+    given = {each.arg: each.value for each in call.keywords if each.arg is not None}
+    for option in given:
+        if option not in (*twin.arguments, "fused", "maximize"):
+            raise Unsure(call, f"{name}({option}=...) has no equivalent in {twin.torch}")
+    if not (_is_off(given.get("wd_after_momentum")) and _is_off(given.get("adagrad_w_mode"))):
+        raise Unsure(call, f"{name} with another order of weight decay has no equivalent in torch")
+    return given
 
 
 def _is_autograd(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:

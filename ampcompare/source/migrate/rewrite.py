@@ -8,7 +8,7 @@ from pathlib import Path
 from ampcompare.source.amp_names import APEX, CORE, public_name
 from ampcompare.source.edits import Edits, on_own_lines
 from ampcompare.source.index import Index
-from ampcompare.source.migrate.apex_guards import answer_guards
+from ampcompare.source.migrate.apex_guards import answer_guards, settle_answers
 from ampcompare.source.migrate.casts import keep_fp32, note_casts
 from ampcompare.source.migrate.core.context import Core
 from ampcompare.source.migrate.core.core import MAY_BE_APEX, rewrite_core
@@ -165,7 +165,7 @@ def _migrate_unnamed(text: str, module: Module, around: Around, *, alone: bool) 
         findings += answer_guards(module, edits)
     whole = all(each.kind == NOTE for each in findings)
     _mark(module, edits, findings)
-    return Migration(edits.result() if edits else text, findings, whole=whole)
+    return Migration(settle_answers(edits.result()) if edits else text, findings, whole=whole)
 
 
 def _keep_probe(module: Module, names: Names, finding: Finding) -> Migration:
@@ -194,7 +194,7 @@ class _Rewrite:
         self.core: Core | None = None
         self.is_whole = True
         self.kept: list[ast.AST] = []
-        self.torch, self._above = _torch_name(module)
+        self.torch, self._above = torch_name(module)
         self._around, self._alone = around, alone
         self._twins: dict[tuple[ast.stmt, str], str] = {}  # in torch, of what is imported
 
@@ -217,13 +217,14 @@ class _Rewrite:
             self.findings += [Finding.at(node, BY_HAND, NO_EQUIVALENT.format(name)) for node, name in internals]
 
     def replace_uses(self) -> None:
-        """Replace what lies outside of the core: layers, optimizers and the like."""
-        replacements = Replacements(self.module, self.names, self.edits, self.torch, whole=self.is_whole)
+        """Replace what lies outside of the core: layers, optimizers and the like; they stay where the core stays."""
+        if not self.is_whole:
+            self.kept += [node for node, _ in self.names.uses]
+            return
+        replacements = Replacements(self.module, self.names, self.edits, self.torch)
         self._twins = replacements.imports
         for node, meaning in self.names.uses:
-            if not self.is_whole and (_is_of_core(meaning) or _is_of_amp(meaning)):
-                self.kept.append(node)
-            elif not _is_of_core(meaning):
+            if not _is_of_core(meaning):
                 try:
                     if not replacements.rewrite(node, meaning):
                         self.kept.append(node)
@@ -234,6 +235,8 @@ class _Rewrite:
 
     def rewrite_imports(self) -> None:
         """Import what the module needs now; what other modules import from it stays."""
+        if not self.is_whole:
+            return
         needed = {_root(node) for node in self.kept}
         self.findings += _keep_for_others(self.module, self.names, self._around, needed, self._twins)
         _rewrite_imports(self.module, self.names, self.edits, needed, self._twins)
@@ -264,7 +267,7 @@ class _Rewrite:
 
 def _in_last_form(text: str, rewrite: _Rewrite, versions: Versions, refused: str) -> Migration:
     """Return the result of a rewrite, without equal branches, with lazy imports, and for the versions of torch."""
-    new = _join_branches(rewrite.edits.result()) if rewrite.edits else text
+    new = _join_branches(settle_answers(rewrite.edits.result())) if rewrite.edits else text
     if new != text and _is_lazy(rewrite.module):
         lazy = _import_lazily(new, rewrite.torch)
         if lazy is None and not refused:
@@ -354,10 +357,6 @@ def _is_answer(node: ast.Try) -> bool:
         each for handler in node.handlers for each in handler.body if isinstance(each, (ast.Assign, ast.Return))
     ]
     return any(is_literal(each.value, False) for each in otherwise)
-
-
-def _is_of_amp(meaning: str) -> bool:
-    return meaning in ("apex", "apex.amp") or meaning.startswith("apex.amp.")
 
 
 def _is_of_whole_project(around: Around, module: Module) -> bool:
@@ -456,7 +455,7 @@ def _rewrite_texts(module: Module, edits: Edits, names: Names) -> None:
                 edits.replace(words, new)
 
 
-def _torch_name(module: Module) -> tuple[str, ast.stmt | None]:
+def torch_name(module: Module) -> tuple[str, ast.stmt | None]:
     """Return the name by which a module knows torch, and the statement above which to import it, if any."""
     for node in module.tree.body:
         if isinstance(node, ast.Import):

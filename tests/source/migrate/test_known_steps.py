@@ -52,7 +52,7 @@ LEFT = {
     "a hook that nobody knows": (
         HEAD + _loop("optimizer.zero_grad()", "loss = model(x)", BLOCK, "hook.after(optimizer)", "optimizer.step()"),
         "",
-        "what hook.after() in line 9 does with the gradients, before the step, cannot be seen",
+        "what hook.after() in line 9 does with the gradients, before the step, is not known",
     ),
 }
 
@@ -96,7 +96,7 @@ def test_files_of_one_training_are_not_rewritten(tmp_path: Path) -> None:
     }
     text, said = _migrated(tmp_path, "steps", **files)
     assert "amp.scale_loss" in text
-    assert "training goes through setup_amp.py too" in said
+    assert "a part of Apex's core is in setup_amp.py too" in said
     files["setup_amp"] = files["setup_amp"].replace("**options", 'opt_level="O1"')
     assert "amp.scale_loss" in _migrated(tmp_path, "steps", **files)[0]
     assert "amp.initialize" in _migrated(tmp_path, "setup_amp", **files)[0]
@@ -132,19 +132,20 @@ def test_gradients_that_decide_on_the_step_do_not_keep_the_scale_from_falling(tm
 
 
 @pytest.mark.parametrize(
-    ("guard", "answer"),
+    ("guard", "runs"),
     [
-        ('"apex" not in sys.modules', "False"),
-        ('"apex" in sys.modules', "True"),
-        ('importlib.util.find_spec("apex") is None', "False"),
+        ('"apex" not in sys.modules', False),
+        ('"apex" in sys.modules', True),
+        ('importlib.util.find_spec("apex") is None', False),
     ],
 )
-def test_questions_for_apex_are_answered(tmp_path: Path, guard: str, answer: str) -> None:
+def test_questions_for_apex_are_answered(tmp_path: Path, guard: str, runs: bool) -> None:
     train = (
         HEAD + f"if {guard}:\n    f()\n" + _loop("optimizer.zero_grad()", "loss = model(x)", BLOCK, "optimizer.step()")
     )
     text, said = _migrated(tmp_path, train=train)
-    assert f"if {answer}:\n" in text
+    assert "if " not in text
+    assert ("\nf()\n" in text) == runs
     assert "the answer is yes now" in said
 
 

@@ -11,6 +11,7 @@ import torch
 
 from ampcompare import convert_checkpoint
 from ampcompare.source.find import find_sources
+from ampcompare.source.migrate.apex_guards import NO, YES, settle_answers
 from ampcompare.source.migrate.finding import BY_HAND, MARK
 from ampcompare.source.migrate.rewrite import migrate_text
 
@@ -142,3 +143,44 @@ def test_a_rewritten_script_resumes_from_a_file_of_apex_and_from_what_convert_ma
         assert torch.equal(names["model"].weight, model.weight)
         assert names["scaler"].get_scale() == 1024.0
         assert names["saved"][key]["_growth_tracker"] == 7
+
+
+@pytest.mark.parametrize("saved", ["fp16", "fp32"])
+@pytest.mark.parametrize("loaded", ["fp16", "fp32"])
+def test_what_a_run_with_or_without_fp16_saves_loads_in_either(saved: str, loaded: str) -> None:
+    """The state of a scaler that is switched off is empty, which one that is on refuses."""
+    text = migrate_text(SCRIPT.replace("KEY", "amp").replace('"O2"', '"O1", enabled=fp16')).text.replace(
+        '"cuda"', '"cpu"'
+    )
+    begin, end = text.index("checkpoint = "), text.index("saved = ")
+    first: dict[str, Any] = {"fp16": saved == "fp16"}
+    exec(text[:begin] + text[end:], first)
+    names: dict[str, Any] = {"fp16": loaded == "fp16", "path": first["saved"]}
+    exec(text.replace("torch.load(path)", "path"), names)
+    assert names["scaler"].is_enabled() == (loaded == "fp16")
+    assert names["saved"]["amp"] == (names["scaler"].state_dict() if loaded == "fp16" else {})
+
+
+ANSWERED = {
+    "x = a and YES": "x = bool(a)",
+    "x = a > 1 and YES": "x = a > 1",
+    "x = YES": "x = True",
+    "x = f(a, flag=NO)": "x = f(a, flag=False)",
+    "x = 1 if not YES else (a, b)": "x = (a, b)",
+    "x = not (b and (a or YES))": "x = not (b)",
+    "while NO or a:\n    pass": "while a:\n    pass",
+    "assert (a and\n        YES), 1": "assert (a), 1",
+    "if f() or YES:\n    pass": "if f() or True:\n    pass",
+    "if (a or b) and YES and c:\n    f()": "if (a or b) and c:\n    f()",
+    "if NO:\n    f()\nelif a:\n    g()": "if a:\n    g()",
+    "if a:\n    f()\nelif NO:\n    g()": "if a:\n    f()\nelif False:\n    g()",
+    "if a:\n    f()\nelif (YES):\n    g()\nelse:\n    h()\nk()": "if a:\n    f()\nelse:\n    g()\nk()",
+    "if NO:\n    f()\nk()": "k()",
+    "if YES: f()": "if True: f()",
+}
+
+
+@pytest.mark.parametrize("text", ANSWERED)
+def test_an_answer_leaves_no_condition_that_always_holds(text: str) -> None:
+    asked = text.replace("YES", YES).replace("NO", NO)
+    assert settle_answers(f"{asked}\n").strip() == ANSWERED[text]

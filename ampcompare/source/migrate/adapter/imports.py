@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ampcompare.source.amp_names import APEX, STARS
+from ampcompare.source.amp_names import APEX, STARS, public_name
 from ampcompare.source.edits import Edits
-from ampcompare.source.migrate.finding import BY_HAND, Finding
+from ampcompare.source.migrate.finding import BY_HAND, Finding, Unsure
 from ampcompare.source.migrate.read.names import Names
-from ampcompare.source.migrate.rewrite import Migration, may_use_apex
+from ampcompare.source.migrate.replacements import Replacements
+from ampcompare.source.migrate.rewrite import Migration, may_use_apex, torch_name
 from ampcompare.source.module import Module
 
 ADAPTER = "torch_amp_adapter"
@@ -26,9 +27,14 @@ OFFERED = {
     "normalization": frozenset({"FusedLayerNorm"}),
     "fp16_utils": frozenset(),
 }  # fmt: skip
+# What it lacks and torch has, by calls alone.
+OF_TORCH = frozenset({
+    "apex.fp16_utils.to_python_float", "apex.optimizers.FusedAdagrad", "apex.normalization.FusedRMSNorm",
+    "apex.parallel.create_syncbn_process_group",
+})  # fmt: skip
 # Functions that look a module up by its name, which is their first argument.
 LOOKUPS = frozenset({"find_spec", "import_module", "__import__", "find_loader"})
-OF_EVERY_MODULE = frozenset({"__name__", "__file__", "__doc__"})
+OF_EVERY_MODULE = frozenset({"__name__", "__file__", "__doc__", "__dict__"})
 VERSIONS = frozenset({"get_distribution", "version", "distribution"})
 MISSING = "the adapter has no {}, so this stays; Apex is needed for it"
 LEFT = "the adapter has no {}, so the file stays as it is, on Apex"
@@ -88,12 +94,36 @@ def adapt_text(text: str, adapter: str = ADAPTER, *, exports: bool = False) -> M
     if through_amp:
         found = [Finding.at(node, BY_HAND, LEFT.format(full)) for node, full in through_amp]
         return Migration(text, sorted(set(found)), len(names.uses), len(names.uses))
+    findings, replaced = _replace_with_torch(module, names, edits, missing)
+    missing = [each for each in missing if each[0] not in replaced]
+    findings += [Finding.at(node, BY_HAND, MISSING.format(full)) for node, full in missing]
+    gone = {_root_node(each) for each in replaced}
+    used = {each.id for each in module.nodes if isinstance(each, ast.Name) and each not in gone}
+    _change_imports(names, edits, adapter, missing, used if not exports else None)
+    for text_node, full in _lookups(module):
+        if twin(full) is not None:
+            edits.replace(text_node, repr(adapter).replace("'", '"'))
+    findings += [Finding.at(call, BY_HAND, ASKS) for call in _asked_versions(module)]
+    return Migration(edits.result() if edits else text, sorted(set(findings)), len(names.uses), len(missing))
+
+
+def _change_imports(
+    names: Names,
+    edits: Edits,
+    adapter: str,
+    missing: list[tuple[ast.Name | ast.Attribute, str]],
+    used: set[str] | None,
+) -> None:
+    """Let imports and chains of attributes name the adapter; what it lacks keeps its import.
+
+    Args:
+        missing: what it lacks.
+        used: names that the module uses; None if all of them are.
+    """
     offered = {_root(node) for node, full in names.uses if twin(full) is not None and isinstance(node, ast.Attribute)}
     roots = {_root(node) for node, full in missing if isinstance(node, ast.Attribute)}
-    findings = [Finding.at(node, BY_HAND, MISSING.format(full)) for node, full in missing]
-    used = {each.id for each in module.nodes if isinstance(each, ast.Name)}
     for statement in dict.fromkeys(statement for statement, _ in names.imports):
-        lines = _lines_for(statement, adapter, used if not exports else None, roots, offered)
+        lines = _lines_for(statement, adapter, used, roots, offered)
         if len(lines.kept) == len(statement.names) and not lines.new:
             continue
         new = [*lines.new, *_rest(statement, lines.kept)]
@@ -104,11 +134,23 @@ def adapt_text(text: str, adapter: str = ADAPTER, *, exports: bool = False) -> M
     for node, full in names.uses:
         if twin(full) is not None and _root(node) in roots and isinstance(node, ast.Attribute):
             edits.replace(_root_node(node), ADAPTER)
-    for text_node, full in _lookups(module):
-        if twin(full) is not None:
-            edits.replace(text_node, repr(adapter).replace("'", '"'))
-    findings += [Finding.at(call, BY_HAND, ASKS) for call in _asked_versions(module)]
-    return Migration(edits.result() if edits else text, sorted(set(findings)), len(names.uses), len(missing))
+
+
+def _replace_with_torch(
+    module: Module, names: Names, edits: Edits, missing: list[tuple[ast.Name | ast.Attribute, str]]
+) -> tuple[list[Finding], set[ast.AST]]:
+    """Replace what the adapter lacks and torch has, as rewriting does; return the notes, and what is replaced."""
+    torch, above = torch_name(module)
+    replacements, replaced = Replacements(module, names, edits, torch), set[ast.AST]()
+    for node, full in missing:
+        if public_name(full) in OF_TORCH:
+            try:
+                replaced |= {node} if replacements.rewrite(node, full) else set()
+            except Unsure:
+                continue  # which is left then, as what torch lacks is
+    if above is not None and f"{torch}." in edits.new_text():
+        edits.before(above, [f"import {torch}"])
+    return replacements.findings, replaced
 
 
 def _root_node(node: ast.AST) -> ast.AST:

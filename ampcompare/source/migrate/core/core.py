@@ -9,6 +9,7 @@ from ampcompare.source.branches import is_exclusive
 from ampcompare.source.edits import Edits
 from ampcompare.source.index import Answer, choices_of
 from ampcompare.source.index import Function as Called
+from ampcompare.source.migrate.apex_guards import PASSED_ON, SWITCHED, find_switches, is_asked
 from ampcompare.source.migrate.core.context import Core
 from ampcompare.source.migrate.core.initialize import create_scalers
 from ampcompare.source.migrate.core.internals import AMP_STATE, refuse_internals
@@ -36,7 +37,7 @@ ONE_BY_ONE = (
     "{0} is stepped under another name, such as that of a loop; each step must become scaler.step(...), with one "
     "scaler.update() below all of them, together with this block"
 )
-NO_STEP = "no {0}.step() is in this file; it must become scaler.step({0}) together with this block"
+NO_STEP = "no {0}.step() is seen in this file; it must become scaler.step({0}) together with this block"
 CLIPPED_INSIDE = (
     "gradients are still scaled inside the block of scale_loss, so this clips almost everything; move it "
     "below the block"
@@ -50,7 +51,8 @@ NO_BACKWARD = (
     "runs"
 )
 SEVERAL_FILES = (
-    "training goes through {0} too; only a run knows what a scaler and autocast must cover over several files, so they "
+    "a part of Apex's core is in {0} too, which may be of this training; only a run knows what a scaler and autocast "
+    "must cover over several files, so they "
     "move together, with the adapter"
 )
 NO_INITIALIZE = (
@@ -64,7 +66,11 @@ UPDATES_ABOVE = (
     "`{0}` in line {1} of {2}, which imports this file, may belong to this training; files that train together move "
     "together, with the adapter"
 )
-MAY_BE_APEX = "{0} is called on something that may be apex.amp or not"
+MAY_BE_APEX = "{0} is called on what no import of this file makes apex.amp, and it may lead there"
+NATIVE_TOO = (
+    "a GradScaler scales a loss of this file too, and which loss this step follows is not known; remove the branch of "
+    "Apex by hand"
+)
 NAMED = (
     "{0} gets a model, and nothing is known of it but its name, which does not speak of gradients: they are still "
     "scaled there, so it must not read or change them"
@@ -167,10 +173,13 @@ def is_list(module: Module, optimizers: ast.expr) -> bool:
 
 
 def _refuse_passed_on(module: Module, names: Names) -> None:
-    """Refuse a module that passes Apex on: what is called on it, and where, cannot be seen."""
+    """Refuse a module that passes Apex on, or binds its name to something else by the script's own choice."""
     for use, name in names.uses:
         if name in ("apex", "apex.amp") and _is_passed_on(module, use):
-            raise Unsure(use, f"{name} is passed as a value; what is called on it cannot be seen")
+            raise Unsure(use, PASSED_ON.format(name))
+    for name, node in find_switches(module, names).items():
+        if names.meaning(node) in ("apex", "apex.amp"):
+            raise Unsure(node, SWITCHED.format(name))
 
 
 def _refuse_library(module: Module, initialize: Initialize) -> None:
@@ -191,17 +200,14 @@ def _refuse_library(module: Module, initialize: Initialize) -> None:
 
 def _is_passed_on(module: Module, node: ast.AST) -> bool:
     """Return whether a name of a module is used as a value, other than in a test for `None`."""
-    parent = module.parent(node)
-    if isinstance(getattr(node, "ctx", None), ast.Store) or isinstance(parent, (ast.Compare, ast.Global)):
-        return False
-    return not (isinstance(parent, (ast.If, ast.BoolOp, ast.IfExp, ast.UnaryOp, ast.Assert)))
+    return not isinstance(getattr(node, "ctx", None), ast.Store) and not is_asked(module, node)
 
 
 def _refuse_native(module: Module, names: Names, sites: Sites) -> None:
     """Refuse uses of torch.amp that may meet those of Apex."""
     for step in sites.steps if sites.natives else []:
         if not sites.initializes or not _steps_apart(module, step):
-            raise Unsure(step.call, "this step may follow a GradScaler or Apex; remove the branch of Apex by hand")
+            raise Unsure(step.call, NATIVE_TOO)
     trains_here = bool(sites.backwards or sites.masters or not sites.steps)
     for node in module.nodes:
         if isinstance(node, (ast.Name, ast.Attribute)) and _is_native(names, node):

@@ -28,6 +28,7 @@ NO_TWIN = (
 ONE_FOR_ALL = (
     "Apex has a loss scale for each loss_id; all losses share one here, so an overflow of one lowers it for all"
 )
+CONSTANT = "{0} is {1} wherever this file sets it, so the result is that of {1} and does not read it"
 AGAIN = "Apex begins again at its first loss scale here; the scaler keeps the one it has"
 AT_TIMES = "amp.initialize runs here in some rounds or calls only, or again; make one loss scaler by hand"
 
@@ -198,6 +199,8 @@ def _scaler_settings(module: Module, initialize: Initialize, *, single: bool) ->
     given = initialize.arguments
     settings = _ScalerSettings()
     _read_level(module, given, settings)
+    if initialize.level:
+        settings.notes.append(CONSTANT.format(initialize.level, settings.level))
     enabled = given.get("enabled")
     if enabled is not None and not is_literal(enabled, True):
         settings.enabled.append(module.source(enabled))
@@ -233,7 +236,7 @@ def _read_level(module: Module, given: dict[str, ast.expr], settings: _ScalerSet
         text = module.source(level)
         settings.enabled.append(f'{text if _is_plain(level) else f"({text})"} != "O0"')
         settings.notes.append(
-            "the opt level is chosen at run time: O0 trains in fp32 and O1 under autocast as before; "
+            "which opt level this is, is not known here: O0 trains in fp32 and O1 under autocast as before; "
             + NO_TWIN.format(level="O2 or O3").replace("O2 or O3 has", "O2 or O3 have")
             + "; models returned fp32 there, so that products of their outputs, outside of them, were fp32, and are "
             "fp16 now"

@@ -4,6 +4,7 @@ import ast
 from dataclasses import dataclass
 
 from ampcompare.source.index import Index
+from ampcompare.source.migrate.apex_guards import asks_for_apex
 from ampcompare.source.migrate.read.sites import Initialize, Sites
 from ampcompare.source.module import Function, Module
 from ampcompare.source.syntax import arguments, bound_in, dotted_name, walk
@@ -72,10 +73,13 @@ def _has_self(function: Function | None) -> bool:
 
 
 def conditions_of(module: Module, initialize: Initialize) -> list[ast.If]:
-    """Return the `if` statements of its function around a call, those around its loops too, the innermost first."""
+    """Return the `if` statements of its function around a call, those around its loops too, the innermost first.
+
+    One that only asks whether Apex is there is none: the result does not ask.
+    """
     found = []
     for outer in module.ancestors(initialize.statement):
-        if isinstance(outer, ast.If):
+        if isinstance(outer, ast.If) and not asks_for_apex(module, outer.test):
             found.append(outer)
         elif isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             break

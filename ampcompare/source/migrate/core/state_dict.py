@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ampcompare.source.migrate.core.context import Core
 
 FROM_APEX = "# saved with Apex"
+UNSCALED = "# empty where the loss was not scaled"
 ENTRY = re.compile(r"loss_scaler\d+")
 OF_APEX = "the entries of Apex's state are read here; the state of a GradScaler has others, such as scale"
 
@@ -57,7 +58,7 @@ def _load_state(core: Core, call: ast.Call) -> None:
         f'{unit}{unit}"scale": {entry}["loss_scale"],',
         f'{unit}{unit}"_growth_tracker": {entry}["unskipped"],',
         f"{unit}}})",
-        "else:",
+        "else:" if core.always else f"elif {text}:  {UNSCALED}",
         f"{unit}{scaler}.load_state_dict({text})",
     ]
     core.edits.replace_statement(statement, lines)

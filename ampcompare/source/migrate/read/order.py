@@ -296,17 +296,11 @@ class _Events(CallFollower):
 
     def _reach_call(self, call: ast.Call, frame: Frame) -> None:
         """Record a call of something outside of the project, or of something that nobody knows."""
-        module, name = frame.scope.module, last_name(call.func)
-        owner = call.func.value if isinstance(call.func, ast.Attribute) else None
-        callee = self.index.callee(call, frame.scope, frame.receiver)
-        if name in CLEARS:
+        module, owner = frame.scope.module, _receiver(call)
+        if last_name(call.func) in CLEARS:
             self._add("clear", call, frame, names=(self.canonical(owner, frame),) if owner is not None else ())
-        elif name == "backward" and owner is not None:
-            inside = any(
-                isinstance(each, ast.With) and any(is_block(module, one.context_expr) for one in each.items)
-                for each in module.ancestors(call)
-            )
-            if not inside:
+        elif is_backward(module, call):
+            if not any(_is_with_block(module, each) for each in module.ancestors(call)):
                 self._add("backward", call, frame)
         elif is_step(module, call) and owner is not None:
             key = self.canonical(owner, frame)
@@ -314,27 +308,29 @@ class _Events(CallFollower):
                 self._add("step", call, frame, names=(key,))
         elif is_read(module, call):
             self._add("read", call, frame)
-        elif _is_of_gradient(module, owner):
-            return  # a method of a tensor; that its gradient is read is recorded by itself
+        elif not _is_of_gradient(module, owner):  # that one is a tensor's; that its gradient is read is recorded alone
+            self._reach_other(call, frame)
+
+    def _reach_other(self, call: ast.Call, frame: Frame) -> None:
+        """Record a call that is no event by its name, by what it gets and what is known of it."""
+        name, callee = last_name(call.func), self.index.callee(call, frame.scope, frame.receiver)
+        carried = _carried_to(frame.scope.module, call) | self._carried_by_origin(call, frame)
+        if isinstance(callee, Imported) and callee.name.partition(".")[0] in KNOWN_PACKAGES:
+            if not carried - {"gradients"} or _is_harmless_name(callee):
+                return
+        elif WORKS_ON_GRADIENTS.search(name):
+            self._add_unknown(call, frame, carried or {"all" if "scale" in name else "gradients"})
+            return
+        if not carried and not _may_touch_by_name(call, unknown=isinstance(callee, Unknown)):
+            return
+        if SHOWS.search(name) and not carried & {"all", "optimizer", "gradients"} and name != "update":
+            self._add("shows", call, frame)
         else:
-            known = isinstance(callee, Imported) and callee.name.partition(".")[0] in KNOWN_PACKAGES
-            carried = _carried_to(module, call) | self._carried_by_origin(call, frame)
-            of_object = owner is not None and OBJECTS.search(last_name(owner)) and name not in QUIET
-            of_self = owner is not None and isinstance(owner, ast.Name) and owner.id == "self"
-            if known and not carried - {"gradients"}:
-                return
-            if known and _is_harmless_name(callee):
-                return
-            if not known and WORKS_ON_GRADIENTS.search(name):
-                what = carried or {"all" if "scale" in name else "gradients"}
-                self._add("unknown", call, frame, text=",".join(sorted(what)))
-            elif carried or ((of_object or of_self or isinstance(call.func, ast.Name)) and not SHOWS.search(name)):
-                if carried or OF_GRADIENTS.search(name) or (of_self and isinstance(callee, Unknown)):
-                    if SHOWS.search(name) and not carried & {"all", "optimizer", "gradients"} and name != "update":
-                        self._add("shows", call, frame)
-                    else:
-                        what = carried or {"self" if of_self and not OF_GRADIENTS.search(name) else "all"}
-                        self._add("unknown", call, frame, text=",".join(sorted(what)))
+            by_itself = "self" if _is_of_self(call) and not OF_GRADIENTS.search(name) else "all"
+            self._add_unknown(call, frame, carried or {by_itself})
+
+    def _add_unknown(self, call: ast.Call, frame: Frame, carried: set[str]) -> None:
+        self._add("unknown", call, frame, text=",".join(sorted(carried)))
 
     def _carried_by_origin(self, call: ast.Call, frame: Frame) -> set[str]:
         """Return what a call gets of what went through Apex, whatever the names are."""
@@ -439,6 +435,29 @@ KNOWN_PACKAGES = frozenset({
     "setattr", "delattr", "callable", "slice", "divmod", "pow", "input", "exit", "quit", "bytes", "ord", "chr",
 })  # fmt: skip
 READERS = ("clip_grad", "total_norm", "all_reduce_coalesced", "parameters_to_vector", "foreach")
+
+
+def _is_with_block(module: Module, node: ast.AST) -> bool:
+    """Return whether a node is a `with` of `scale_loss`."""
+    return isinstance(node, ast.With) and any(is_block(module, item.context_expr) for item in node.items)
+
+
+def _is_of_self(call: ast.Call) -> bool:
+    owner = _receiver(call)
+    return isinstance(owner, ast.Name) and owner.id == "self"
+
+
+def _may_touch_by_name(call: ast.Call, *, unknown: bool) -> bool:
+    """Return whether a call that gets nothing with gradients may touch those of its object, by the names alone.
+
+    Args:
+        unknown: whether the index knows nothing of what is called.
+    """
+    name, owner = last_name(call.func), _receiver(call)
+    of_object = owner is not None and OBJECTS.search(last_name(owner)) is not None and name not in QUIET
+    if SHOWS.search(name) or not (of_object or _is_of_self(call) or isinstance(call.func, ast.Name)):
+        return False
+    return OF_GRADIENTS.search(name) is not None or (_is_of_self(call) and unknown)
 
 
 def _is_harmless_name(callee: object) -> bool:
@@ -568,39 +587,52 @@ class _Proof:
         return behind
 
     def _prove(self, trace: list[Happening]) -> None:
-        order = self._order
-        order.seen |= any(each.block for each in trace)
+        """Prove each block of a way, and find which reads and steps its scaled gradients come to."""
+        self._order.seen |= any(each.block for each in trace)
         for block in (each for each in trace if each.block and each.site is not None):
             for name in block.names:
                 self._prove_block(trace, block, name)
         pending: list[tuple[str, Happening]] = []
         for place, event in enumerate(trace):
-            if event.kind == "backward" and event.block:
-                pending += [(name, event) for name in event.names]
-            elif event.kind == "backward" and isinstance(event.site, Backward) and id(event.node) not in order.plain:
-                near = [each for each in trace if each.block and each.scope is event.scope]
-                same = [each for each in near if each.calls[:-1] == event.calls[:-1]]
-                pending += [(name, event) for each in same or near for name in each.names]
+            if event.kind == "backward":
+                pending += [(name, event) for name in self._optimizers_fed(trace, event)]
             elif event.kind == "read" and isinstance(event.site, Read):
-                texts = dict.fromkeys(self._key_at(name, event) for name, one in pending if one.may_follow(event))
-                if texts:
-                    order.pending[id(event.node)] = tuple(texts)
+                self._note_pending(event, pending)
             elif event.kind == "step" and isinstance(event.site, Step):
-                if any(name == event.names[0] for name, _ in pending):
-                    order.scaled.add(id(event.node))
-                pending = [one for one in pending if one[0] != event.names[0]]
-                later = {each.names[0] for each in trace[place + 1 :] if each.kind == "step" and each.names}
-                waits = any(name in later for name, _ in pending)
-                if order.updates.setdefault(id(event.node), not waits) != (not waits):
-                    raise Unsure(event.node, "this step comes last in one place and not in another; split it in two")
-        for event in trace:  # of the round before
-            if event.kind == "step" and isinstance(event.site, Step) and event.loops:
-                behind = trace[trace.index(event) + 1 :]
-                if any(
-                    each.block and event.names[0] in each.names and each.loops[: len(event.loops)] == event.loops
-                    for each in behind
-                ):
-                    order.scaled.add(id(event.node))
+                pending = self._take_step(event, pending, trace[place + 1 :])
+
+    def _optimizers_fed(self, trace: list[Happening], backward: Happening) -> list[str]:
+        """Return the optimizers whose gradients a backward pass adds to: for a plain one, those of its blocks."""
+        if backward.block:
+            return list(backward.names)
+        if not isinstance(backward.site, Backward) or id(backward.node) in self._order.plain:
+            return []
+        near = [each for each in trace if each.block and each.scope is backward.scope]
+        same = [each for each in near if each.calls[:-1] == backward.calls[:-1]]
+        return [name for each in same or near for name in each.names]
+
+    def _note_pending(self, read: Happening, pending: list[tuple[str, Happening]]) -> None:
+        """Note the optimizers whose gradients are still scaled at a read."""
+        texts = dict.fromkeys(self._key_at(name, read) for name, one in pending if one.may_follow(read))
+        if texts:
+            self._order.pending[id(read.node)] = tuple(texts)
+
+    def _take_step(
+        self, step: Happening, pending: list[tuple[str, Happening]], behind: list[Happening]
+    ) -> list[tuple[str, Happening]]:
+        """Note whether a step uses scaled gradients, of the round before too, and is the last; return what waits."""
+        order, own = self._order, step.names[0]
+        fed_again = step.loops and any(
+            each.block and own in each.names and each.loops[: len(step.loops)] == step.loops for each in behind
+        )
+        if fed_again or any(name == own for name, _ in pending):
+            order.scaled.add(id(step.node))
+        left = [one for one in pending if one[0] != own]
+        later = {each.names[0] for each in behind if each.kind == "step" and each.names}
+        is_last = not any(name in later for name, _ in left)
+        if order.updates.setdefault(id(step.node), is_last) != is_last:
+            raise Unsure(step.node, "this step comes last in one place and not in another; split it in two")
+        return left
 
     def _is_rewritten(self, event: Happening) -> bool:
         """Return whether the loss of a backward pass is scaled in the result, here or in another file."""
@@ -695,7 +727,7 @@ class _Proof:
     def _refuse_without_step(self, trace: list[Happening], block: Happening, name: str) -> None:
         unknown = [each for each in self._behind(trace, block) if each.kind == "unknown" and each.may_follow(block)]
         if unknown:
-            raise Unsure(block.node, f"what {self._place(unknown[0])} does with these gradients cannot be seen")
+            raise Unsure(block.node, f"what {self._place(unknown[0])} does with these gradients is not known")
         if isinstance(block.calls[0][0].node, ast.Module):
             return  # a script that ends without a step
         tail = last_part(_plain(name))
@@ -733,7 +765,7 @@ class _Proof:
                 self._add_read(event, steps)
             else:
                 raise Unsure(
-                    block.node, f"what {self._place(event)} does with the gradients, before the step, cannot be seen"
+                    block.node, f"what {self._place(event)} does with the gradients, before the step, is not known"
                 )
         elif event.kind == "read" and (event.site is None or event.scope is not steps[0].scope):
             if self._has_frame(block, event, steps):
@@ -793,13 +825,7 @@ class _Proof:
         """Refuse a step that may run without a backward pass, and gradients that a step leaves behind."""
         if not isinstance(step.site, Step):
             return
-        feeders = [
-            each
-            for each in trace
-            if each.kind == "backward"
-            and each.may_follow(step)
-            and (name in each.names if each.block else self._is_rewritten(each))
-        ]
+        feeders = [each for each in trace if each.may_follow(step) and self._feeds(each, name)]
         if not _covers(feeders, dict(step.facts)):
             test = next(iter(_missing(block, step)), "")
             raise Unsure(
@@ -809,57 +835,66 @@ class _Proof:
         guards = {key for key in step.facts if all(key not in each.facts for each in feeders) and self._asks(step, key)}
         if guards:
             self._order.guards.setdefault(id(step.node), set()).update(guards)
-        clears = [each for each in trace if each.kind == "clear" and _shares_round(each, step)]
-        of_it = [
-            each
-            for each in clears
-            if each.names and (each.names[0] == name or not OPTIMIZERS.search(last_part(each.names[0])))
-        ]
-        following = [each for each in of_it if each.may_follow(step)]
-        in_turn = any("%" in key for key in step.facts)
-        if guards:  # where the step is left out, gradients that are unscaled stay
-            known = {key: value for key, value in step.facts.items() if key not in guards}
-            kept = not _covers(of_it, known)
-        else:
-            kept = bool(of_it) and not _covers(following, {**step.facts, **block.facts}, loose=in_turn)
-        if kept:
-            tests = _missing(of_it[0], step) if of_it else []
+        clears = [each for each in trace if _clears(each, name) and _shares_round(each, step)]
+        if _keeps_gradients(clears, block, step, guards):
+            tests = _missing(clears[0], step) if clears else []
             test = next((each for each in tests if "try at" not in each), "")  # which is no condition of the script
             raise Unsure(step.node, KEPT.format(f" if `{test}`" if test else " in some rounds"))
 
+    def _feeds(self, event: Happening, name: str) -> bool:
+        """Return whether an event is a backward pass that gives an optimizer scaled gradients in the result."""
+        return event.kind == "backward" and (name in event.names if event.block else self._is_rewritten(event))
+
     def _asks(self, step: Happening, key: str) -> bool:
         """Return whether a condition asks for something that is read from gradients."""
-        try:
-            test = ast.parse(key, mode="eval").body
-        except SyntaxError:
+        test = expression_of(key)
+        if test is None or any(isinstance(each, ast.Mod) for each in ast.walk(test)):
             return False
-        if any(isinstance(each, ast.Mod) for each in ast.walk(test)):
-            return False
-        names = {each.id for each in ast.walk(test) if isinstance(each, ast.Name)}
-        names |= {str(dotted_name(each)) for each in ast.walk(test) if isinstance(each, ast.Attribute)}
-        read = [each for each in self._sites.reads if each.function is step.scope.function]
-        for each in read:
-            for node in ast.walk(each.statement):
-                if isinstance(getattr(node, "ctx", None), ast.Store) and dotted_name(node) in names:
-                    return True
-        called = [each for each in ast.walk(test) if isinstance(each, ast.Call)]
-        if any(clips(each) for each in called):
-            return True
-        for name in names:
-            for value in step.scope.values.get(name, []):
-                if isinstance(value, ast.expr) and any(
-                    clips(each) or reads_grad(self._module, each) for each in walk(value)
-                ):
-                    return True
-                texts = {str(dotted_name(each)) for each in walk(value) if isinstance(each, (ast.Name, ast.Attribute))}
-                if texts & {
-                    str(dotted_name(one))
-                    for each in read
-                    for one in ast.walk(each.statement)
-                    if isinstance(getattr(one, "ctx", None), ast.Store)
-                }:
-                    return True
-        return any(ASKS_GRADIENTS.search(last_part(name)) for name in names)
+        names, calls = _names_in(test), [each for each in ast.walk(test) if isinstance(each, ast.Call)]
+        read = self._bound_by_reads(step)
+        values = [value for name in names for value in step.scope.values.get(name, [])]
+        return (
+            not names.isdisjoint(read)
+            or any(map(clips, calls))
+            or any(self._reads_gradients(value) or not _names_in(value).isdisjoint(read) for value in values)
+            or any(ASKS_GRADIENTS.search(last_part(name)) for name in names)
+        )
+
+    def _bound_by_reads(self, step: Happening) -> set[str]:
+        """Return the names that the reads of gradients in the function of a step bind."""
+        statements = [each.statement for each in self._sites.reads if each.function is step.scope.function]
+        stored = [
+            dotted_name(node)
+            for each in statements
+            for node in ast.walk(each)
+            if isinstance(getattr(node, "ctx", None), ast.Store)
+        ]
+        return {each for each in stored if each is not None}
+
+    def _reads_gradients(self, value: ast.expr) -> bool:
+        return any(clips(each) or reads_grad(self._module, each) for each in walk(value))
+
+
+def _names_in(node: ast.AST) -> set[str]:
+    """Return the names and chains of attributes in an expression."""
+    named = (dotted_name(each) for each in walk(node) if isinstance(each, (ast.Name, ast.Attribute)))
+    return {each for each in named if each is not None}
+
+
+def _clears(event: Happening, name: str) -> bool:
+    """Return whether an event clears the gradients of an optimizer, or those of a model."""
+    if event.kind != "clear" or not event.names:
+        return False
+    return event.names[0] == name or not OPTIMIZERS.search(last_part(event.names[0]))
+
+
+def _keeps_gradients(clears: list[Happening], block: Happening, step: Happening, guards: set[str]) -> bool:
+    """Return whether gradients may outlast a step, or a round in which its guards leave it out."""
+    if guards:  # where the step is left out, gradients that are unscaled stay
+        return not _covers(clears, {key: value for key, value in step.facts.items() if key not in guards})
+    following = [each for each in clears if each.may_follow(step)]
+    in_turn = any("%" in key for key in step.facts)
+    return bool(clears) and not _covers(following, {**step.facts, **block.facts}, loose=in_turn)
 
 
 def _covers(events: Iterable[Happening], known: dict[str, object], *, loose: bool = False, depth: int = 0) -> bool:

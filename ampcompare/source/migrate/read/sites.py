@@ -24,15 +24,24 @@ PARAMETERS = {"param", "params", "parameter", "parameters", "master", "masters",
 WRAPPERS = ("DistributedDataParallel", "DataParallel", "DDP", "FSDP", "BalancedDataParallel")
 SCALE_LOSS = ("loss", "optimizers", "loss_id", "model", "delay_unscale", "delay_overflow_check")
 
+OF_ANOTHER = "{0} is no backward pass of a loss by its name and arguments, and what it does is not followed"
+SCALED = "this loss goes through .scale(), as of a GradScaler, next to Apex; remove the branch of Apex by hand"
+
 
 @dataclass
 class Initialize:
-    """A call of `amp.initialize`."""
+    """A call of `amp.initialize`.
+
+    Attributes:
+        arguments: by name; a level that has one value in the file is that value.
+        level: the name of such a level; empty where it is written in the call.
+    """
 
     call: ast.Call
     statement: ast.stmt
     function: Function | None
     arguments: dict[str, ast.expr]
+    level: str = ""
 
 
 @dataclass
@@ -122,7 +131,8 @@ def collect_sites(module: Module, names: Names, index: Index) -> Sites:
         if what == "initialize":
             bound = bind(call, INITIALIZE, module)
             kept = {name: value for name, value in bound.items() if value is not UNSEEN}
-            sites.initializes.append(Initialize(call, module.statement(call), module.function(call), kept))
+            level = _name_of_constant(module, kept)
+            sites.initializes.append(Initialize(call, module.statement(call), module.function(call), kept, level))
         elif what == "scale_loss":
             sites.backwards.append(_block(module, call))
         elif what == "master_params":
@@ -135,6 +145,16 @@ def collect_sites(module: Module, names: Names, index: Index) -> Sites:
     _add_reads(module, sites, index)
     sites.backwards.sort(key=lambda each: each.statement.lineno)
     return sites
+
+
+def _name_of_constant(module: Module, given: dict[str, ast.expr]) -> str:
+    """Put the only value that a file gives a name in the place of that name as the level; return the name, or ""."""
+    level = given.get("opt_level")
+    values = module.values_of(level.id, module.scope_of[level]) if isinstance(level, ast.Name) else None
+    if not isinstance(level, ast.Name) or values is None or len(values) != 1 or not isinstance(values[0], ast.Constant):
+        return ""
+    given["opt_level"] = values[0]
+    return level.id
 
 
 def model_keys(module: Module, sites: Sites) -> set[str]:
@@ -228,32 +248,38 @@ def _add_plain_backwards(module: Module, sites: Sites, known: set[str], names: N
     functions = {each.function for each in sites.backwards}
     callers = _find_callers(index, functions)
     functions |= {each.function for each in sites.steps if each.function in callers}
-    bodies = {each.statement: each.name for each in sites.backwards}
+    bodies = {each.statement for each in sites.backwards}
     for node, loss in module.methods("backward"):
         statement = module.statement(node)
         if module.function(node) not in functions or not isinstance(statement, ast.Expr) or statement.value is not node:
             continue
-        receiver = dotted_name(loss)
-        if any(outer in bodies for outer in module.ancestors(statement)):
-            continue  # of the scaled loss
-        if receiver is not None and last_part(receiver).startswith("optim"):
-            continue  # FP16_Optimizer
-        if not functions.isdisjoint(_functions_of_call(index, node)):
-            continue  # a method with a block
+        of_scaled = any(outer in bodies for outer in module.ancestors(statement))
+        of_fp16_optimizer = last_part(dotted_name(loss) or "").startswith("optim")
+        if of_scaled or of_fp16_optimizer or not functions.isdisjoint(_functions_of_call(index, node)):
+            continue  # the last is a method with a block
+        blocks = [each for each in sites.backwards if each.block]
         if _is_of_another(node, known, names):
-            if all(is_exclusive(module, node, each.statement) for each in sites.backwards if each.block):
-                continue
-            raise Unsure(node, f"what {ast.unparse(node.func)} does with its loss cannot be seen in this file")
-        if isinstance(loss, ast.Call) and isinstance(loss.func, ast.Attribute) and loss.func.attr == "scale":
-            blocks = [each for each in sites.backwards if each.block and each.function is module.function(node)]
-            if not all(is_exclusive(module, node, each.statement) for each in blocks):
-                raise Unsure(node, "a GradScaler scales this loss, next to Apex; remove the branch of Apex by hand")
+            if not _is_apart(module, node, blocks):
+                raise Unsure(node, OF_ANOTHER.format(ast.unparse(node.func)))
+        elif _is_scaled(loss):
+            if not _is_apart(module, node, [each for each in blocks if each.function is module.function(node)]):
+                raise Unsure(node, SCALED)
             sites.natives.append(node)
-            continue
-        step = _next_step(module, node)
-        if step is not None and last_part(step) not in map(last_part, known):
-            raise Unsure(node, f"{step} steps with this loss, and amp.initialize does not get it")
-        sites.backwards.append(Backward(statement, module.function(node), loss, (), False))
+        else:
+            step = _next_step(module, node)
+            if step is not None and last_part(step) not in map(last_part, known):
+                raise Unsure(node, f"{step} steps with this loss, and amp.initialize does not get it")
+            sites.backwards.append(Backward(statement, module.function(node), loss, (), False))
+
+
+def _is_apart(module: Module, node: ast.AST, blocks: list[Backward]) -> bool:
+    """Return whether a place never runs together with any of some blocks."""
+    return all(is_exclusive(module, node, each.statement) for each in blocks)
+
+
+def _is_scaled(loss: ast.expr) -> bool:
+    """Return whether a loss is one that `scale` of something returns, as of a GradScaler."""
+    return isinstance(loss, ast.Call) and isinstance(loss.func, ast.Attribute) and loss.func.attr == "scale"
 
 
 def _is_of_another(call: ast.Call, known: set[str], names: Names) -> bool:

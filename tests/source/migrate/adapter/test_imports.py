@@ -40,6 +40,22 @@ from ampcompare.source.migrate.adapter.imports import ADAPTER, adapt_text
             "    from apex.fp16_utils import *\nexcept ImportError:\n    raise\n",
             "try:\n    import torch_amp_adapter as amp\nexcept ImportError:\n    raise\n",
         ),
+        (
+            "from apex import amp\nif 'state_dict' in amp.__dict__:\n    amp.state_dict()\n",
+            "import torch_amp_adapter as amp\nif 'state_dict' in amp.__dict__:\n    amp.state_dict()\n",
+        ),
+        # What the adapter lacks and torch has.
+        (
+            "from apex.fp16_utils import *\nfrom apex.parallel import create_syncbn_process_group\nimport torch\n"
+            "from apex import normalization\nto_python_float(x)\ncreate_syncbn_process_group(8)\n"
+            "normalization.FusedRMSNorm(8)\n",
+            "import torch\nimport torch_amp_adapter as normalization\nx.item()\n"
+            "torch.distributed.new_subgroups(8)[0]\ntorch.nn.RMSNorm(8, eps=1e-5)\n",
+        ),
+        (
+            "from apex.optimizers import FusedAdagrad\nFusedAdagrad(p)\n",
+            "import torch\ntorch.optim.Adagrad(p, fused=True)\n",
+        ),
         ('import sys\nhas = "apex" in sys.modules\n', 'import sys\nhas = "torch_amp_adapter" in sys.modules\n'),
         ("import sys\nm = sys.modules['apex']\n", 'import sys\nm = sys.modules["torch_amp_adapter"]\n'),
         (

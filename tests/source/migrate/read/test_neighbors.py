@@ -84,25 +84,25 @@ def _is_left(path: Path, said: str) -> bool:
 def test_a_function_that_another_script_trains_with(tmp_path: Path, line: str) -> None:
     """A global scaler of its module would be off there, without a word."""
     _files(tmp_path, one=HEAD + TRAIN + MAIN, other=f"{HEAD}{line}\n{MAIN}")
-    assert _is_left(tmp_path / "one.py", "training goes through other.py too")
-    assert _is_left(tmp_path / "other.py", "training goes through one.py too")
+    assert _is_left(tmp_path / "one.py", "a part of Apex's core is in other.py too")
+    assert _is_left(tmp_path / "other.py", "a part of Apex's core is in one.py too")
 
 
 def test_two_scripts_that_train_apart_under_one_importer(tmp_path: Path) -> None:
     _files(tmp_path, one=HEAD + TRAIN + MAIN, two=HEAD + TRAIN + MAIN, both="import one\nimport two\n")
     assert "scaler.update()" in _migrated(tmp_path / "one.py")
     _files(tmp_path, two=HEAD + TRAIN)
-    assert _is_left(tmp_path / "one.py", "training goes through two.py too")
+    assert _is_left(tmp_path / "one.py", "a part of Apex's core is in two.py too")
     _files(tmp_path, two=HEAD + "import one\n" + TRAIN + MAIN)
-    assert _is_left(tmp_path / "one.py", "training goes through two.py too")
+    assert _is_left(tmp_path / "one.py", "a part of Apex's core is in two.py too")
 
 
 def test_a_state_that_another_file_saves(tmp_path: Path) -> None:
     """As the checkpoints of a script often are in a module of their own."""
     save = f"{HEAD}\ndef save(optimizer, path):\n    torch.save({{'amp': amp.state_dict()}}, path)\n"
     _files(tmp_path, main=f"{HEAD}from checkpoints import save\n{TRAIN}{MAIN}", checkpoints=save)
-    assert _is_left(tmp_path / "main.py", "training goes through checkpoints.py too")
-    assert _is_left(tmp_path / "checkpoints.py", "training goes through main.py too")
+    assert _is_left(tmp_path / "main.py", "a part of Apex's core is in checkpoints.py too")
+    assert _is_left(tmp_path / "checkpoints.py", "a part of Apex's core is in main.py too")
     _files(tmp_path, main="from checkpoints import save\nsave(optimizer, 'last.pt')\n")
     assert _is_left(tmp_path / "checkpoints.py", "amp.initialize is in no place of this file")
 
@@ -111,7 +111,7 @@ def test_a_loss_that_a_file_without_an_import_may_scale(tmp_path: Path) -> None:
     """A registry or a string leads there, as to the hooks of mmcv."""
     loop = "\n\ndef main(model, optimizer):\n    model, optimizer = amp.initialize(model, optimizer)\n"
     _files(tmp_path, hooks=HEAD + HOOK, train=f"{HEAD}{loop}    model.backward()\n")
-    assert _is_left(tmp_path / "train.py", "training goes through hooks.py too")
+    assert _is_left(tmp_path / "train.py", "a part of Apex's core is in hooks.py too")
     _files(tmp_path, hooks="")
     assert "no file calls scale_loss" in "\n".join(migrate_file(tmp_path / "train.py").lines())
     _files(tmp_path, train=HEAD + loop)
@@ -136,7 +136,7 @@ def test_an_object_of_another_file_that_gets_the_loss_stays(tmp_path: Path) -> N
     _files(tmp_path, one=HEAD + TWO_PASSES.replace("{call}", "engine.backward(loss, opt)"))
     migration = migrate_file(tmp_path / "one.py")
     assert migration.by_hand == 1
-    assert "what engine.backward does with its loss cannot be seen in this file" in migration.lines()[0]
+    assert "engine.backward is no backward pass of a loss by its name and arguments" in migration.lines()[0]
     branches = "if args.half_prec:\n            opt.zero_grad()\n        else:\n            engine.backward(loss)"
     _files(tmp_path, two=HEAD + TWO_PASSES.replace("{call}", branches))
     assert "            engine.backward(loss)\n" in _migrated(tmp_path / "two.py")
@@ -147,7 +147,7 @@ def test_what_a_function_that_nobody_knows_does_with_gradients_is_not_guessed(tm
     """It may scale the loss, clip or step: the file stays on Apex, with the reason."""
     caller = TWO_PASSES.replace("{call}", "run(loss, opt)")
     _files(tmp_path, one=f"{HEAD}from far import run\n{caller}")
-    assert "what run() in line 18 does with the gradients, before the step, cannot be seen" in "\n".join(
+    assert "what run() in line 18 does with the gradients, before the step, is not known" in "\n".join(
         migrate_file(tmp_path / "one.py").lines()
     )
     assert _migrated(tmp_path / "one.py").count("amp.scale_loss") == 1
@@ -242,7 +242,7 @@ def test_a_project_with_too_many_files_to_look_at(tmp_path: Path, monkeypatch: p
     layers = [f"layer_{number}" for number in range(9)]
     imports = "".join(f"import {name}\n" for name in [*layers, "hooks"])
     _files(tmp_path, hooks=HEAD + HOOK, train=HEAD + imports + SETUP, **dict.fromkeys(layers, "import torch\n"))
-    assert _is_left(tmp_path / "train.py", "training goes through hooks.py too")
+    assert _is_left(tmp_path / "train.py", "a part of Apex's core is in hooks.py too")
 
 
 def test_a_package_of_tests_with_the_folders_of_the_library(tmp_path: Path) -> None:
@@ -254,7 +254,7 @@ def test_a_package_of_tests_with_the_folders_of_the_library(tmp_path: Path) -> N
     (tmp_path / "lib/engine/__init__.py").write_text(HEAD + TRAIN, encoding="utf-8")
     test = tmp_path / "tests/lib/engine/test_train.py"
     test.write_text(f"{HEAD}from lib.engine import train\n{MAIN}", encoding="utf-8")
-    assert _is_left(test, "training goes through __init__.py too")
+    assert _is_left(test, "a part of Apex's core is in __init__.py too")
 
 
 def test_amp_and_the_question_for_it_that_a_star_import_passes_on(tmp_path: Path) -> None:

@@ -1,0 +1,231 @@
+"""Every reason for what is left by hand: it names what is in the script, and a script of the tests has it."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ampcompare.source.migrate.finding import BY_HAND
+from ampcompare.source.migrate.rewrite import migrate_text
+from tests.modules import modules_of_package, parsed
+
+HEAD = "import torch\nfrom apex import amp, fp16_utils, normalization, optimizers, parallel\n"
+INITIALIZE = "model, optimizer = amp.initialize(model, optimizer)\n"
+BLOCK = "    with amp.scale_loss(loss, optimizer) as scaled:\n        scaled.backward()\n"
+INNER = "".join(f"    {line}" for line in BLOCK.splitlines(keepends=True))
+LOOP = "for x in data:\n    optimizer.zero_grad()\n    loss = model(x)\n" + BLOCK
+STEP = "    optimizer.step()\n"
+TRAINING = INITIALIZE + LOOP + STEP
+# The reason, and a script; the line that it is about ends in `#!`.
+REASONS = {
+    "apex.amp is used as a value here": TRAINING + "helper(amp)  #!",
+    "amp is bound to something else here": INITIALIZE + LOOP + STEP + "if fp32:\n    amp = None  #!",
+    "FusedSGD is bound to something else here": (
+        "if fused:\n    from apex.optimizers import FusedSGD\nelse:\n    FusedSGD = None  #!"
+    ),
+    "amp.initialize is passed as a value; call it directly": "setup = amp.initialize  #!",
+    "amp.initialize is inside another statement": "assert amp.initialize(model, optimizer)  #!\n" + LOOP + STEP,
+    "amp.initialize without models": "amp.initialize(opt_level='O1')  #!\n" + LOOP + STEP,
+    "O1 without casts is loss scaling alone": INITIALIZE.replace("r)", "r, patch_torch_functions=False)  #!")
+    + LOOP
+    + STEP,
+    "Apex has no argument level": INITIALIZE.replace("r)", "r, level=1)  #!") + LOOP + STEP,
+    "amp.state_dict with a destination": TRAINING + "amp.state_dict(found)  #!",
+    "amp.load_state_dict is not a statement of its own": TRAINING + "done = amp.load_state_dict(found)  #!",
+    "amp.scale_loss is used without a with statement of its own": INITIALIZE
+    + "for x in data:\n    loss = model(x)\n    amp.scale_loss(loss, optimizer).backward()  #!\n"
+    + STEP,
+    "amp.scale_loss shares a with statement": TRAINING.replace("with amp", "with timer, amp").replace(
+        "scaled:", "scaled:  #!"
+    ),
+    "the scaled loss is bound to something that is not a plain name": TRAINING.replace(
+        "as scaled:", "as self.scaled:  #!"
+    ),
+    "amp.scale_loss needs a loss and its optimizers": TRAINING.replace(
+        "(loss, optimizer) as scaled:", "(loss) as scaled:  #!"
+    ),
+    "engine.backward is no backward pass of a loss by its name": "import engine\n"
+    + TRAINING.replace(STEP, "    engine.backward(loss)  #!\n" + STEP),
+    "this loss goes through .scale(), as of a GradScaler": TRAINING.replace(
+        STEP, "    other.scale(loss).backward()  #!\n" + STEP
+    ),
+    "the optimizer of amp.master_params is not a plain name": TRAINING.replace(
+        STEP, "    clip_grad_norm_(amp.master_params(optimizers[0]), 1)  #!\n" + STEP
+    ),
+    "is called on what no import of this file makes apex.amp": "import support\n"
+    + TRAINING
+    + "support.master_params(optimizer)  #!",
+    "help.run gets the loss and the optimizer, and is no function of this file": "import help\n"
+    + TRAINING.replace("    loss = model(x)\n", "    loss = model(x)\n    help.run(loss, optimizer)  #!\n"),
+    "no optimizer.step() follows these gradients in the same function": TRAINING
+    + "    torch.nn.utils.clip_grad_norm_(amp.master_params(optimizer), 1)  #!\n",
+    "gradients that stay scaled are read on a path that leaves": INITIALIZE
+    + "for x in data:\n    loss = model(x)\n"
+    + BLOCK
+    + "    for p in amp.master_params(optimizer):  #!\n        if p.grad.isnan().any():\n            continue\n"
+    + "    if x % 2 == 0:\n        optimizer.step()\n        optimizer.zero_grad()\n",
+    "whose branches leave in several ways": TRAINING.replace(
+        STEP,
+        "    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1)\n    if norm < 9:\n"
+        "        optimizer.step()  #!\n"
+        "        if late:\n            break\n",
+    ),
+    "gradients decide on this step, and nothing above it unscales": TRAINING.replace(
+        STEP, "    if grad_norm < 9:\n        optimizer.step()  #!\n"
+    ),
+    "what hook() in line 9 does with these gradients is not known": INITIALIZE
+    + LOOP.replace("scale_loss(loss, optimizer) as scaled:", "scale_loss(loss, optimizer) as scaled:  #!")
+    + "    hook(optimizer)\ndef other():\n    optimizer.step()\n",
+    "aux_optim.step() in line 11 steps with this loss, and is not rewritten": TRAINING
+    + "    aux(x).mean().backward()  #!\n    aux_optim.step()\n",
+    "the way from here to a step of optimizer cannot be followed": INITIALIZE
+    + "def run(x):\n    loss = model(x)\n"
+    + BLOCK.replace("scaled:", "scaled:  #!")
+    + "def update():\n    optimizer.step()\n",
+    "the backward pass of model(x).mean().backward() in line 12 adds to these gradients": INITIALIZE
+    + LOOP.replace("scaled:", "scaled:  #!")
+    + "    extra(x)\n"
+    + STEP
+    + "def extra(x):\n    model(x).mean().backward()\n",
+    "gradients are read in a branch and again after it": INITIALIZE
+    + "for x in data:\n    optimizer.zero_grad()\n    loss = model(x)\n    if x:\n"
+    + INNER
+    + "        torch.nn.utils.clip_grad_norm_(model.parameters(), 1)\n    else:\n        continue\n"
+    + "    torch.nn.utils.clip_grad_norm_(model.parameters(), 2)  #!\n"
+    + STEP,
+    "the model is not a plain name, so its forward pass": "models[0], optimizer = "
+    "amp.initialize(models[0], optimizer, opt_level='O2')  #!\n" + LOOP + STEP,
+    "this step also follows": INITIALIZE
+    + "def update():\n    optimizer.step()  #!\nfor x in data:\n    optimizer.zero_grad()\n    loss = model(x)\n"
+    + BLOCK
+    + "    update()\n    optimizer.zero_grad()\n    warm(x)\n    update()\ndef warm(x):\n    model(x).backward()\n",
+    "this step comes last in one place and not in another": INITIALIZE.replace("optimizer", "[o, p]")
+    + "def update(o):\n    o.step()  #!\n"
+    + LOOP.replace("loss, optimizer", "loss, [o, p]")
+    + "    update(o)\n    update(p)\n",
+    "gradients that are still scaled are read in a function that does not step": INITIALIZE
+    + "def norm():\n    return sum(p.grad.sum() for p in model.parameters())  #!\ndef run(x):\n    loss = model(x)\n"
+    + BLOCK
+    + "    print(norm())\nfor x in data:\n    optimizer.zero_grad()\n    run(x)\n    optimizer.step()\n",
+    "p.grad in line 5 reads gradients that are still scaled": INITIALIZE
+    + "def norm():\n    return sum(p.grad.sum() for p in model.parameters())\ndef outer():\n    print(norm())\n"
+    + "def run(x):\n    loss = model(x)\n"
+    + BLOCK.replace("scaled:", "scaled:  #!")
+    + "    outer()\nfor x in data:\n    optimizer.zero_grad()\n    run(x)\n    optimizer.step()\n",
+    "reads or changes gradients inside the block of scale_loss": TRAINING.replace(
+        "scaled.backward()\n", "scaled.backward()\n        show(amp.master_params(optimizer))  #!\n"
+    ),
+    "this casts weights of a model that amp.initialize got to 16 bits": TRAINING + "    model.half()  #!\n",
+    "this computes on what came from autocast, and has no statement of its own": INITIALIZE
+    + "for x in data:\n    optimizer.zero_grad()\n    out = model(x)\n    loss = out.mean()\n"
+    + BLOCK
+    + STEP
+    + "    if out.sum() > 1:  #!\n        print(x)\n",
+    "what came from autocast goes on into `yield": INITIALIZE
+    + "def run():\n    for x in data:\n        optimizer.zero_grad()\n"
+    + "        out = model(x)\n        loss = out.mean()\n"
+    + INNER
+    + "        optimizer.step()\n        yield out.softmax(1)  #!\n",
+    "the decorator is passed as a value": "wrap = amp.half_function  #!",
+    "is bound to something else as well": (
+        "try:\n    from apex.optimizers import FusedAdam\nexcept ImportError:\n    FusedAdam = make()  #!"
+    ),
+    "create_syncbn_process_group is passed as a value": "f = parallel.create_syncbn_process_group  #!",
+    "FusedRMSNorm is passed as a value": "layer = normalization.FusedRMSNorm  #!",
+    "the function to register cannot be seen": "amp.register_half_function(torch, name)  #!",
+    "is a class: call it under": "amp.register_float_function(torch.nn, 'Linear')  #!",
+    "this needs a function cast_inputs, but the module has something else": (
+        "cast_inputs = 1\nf = amp.half_function(g)  #!"
+    ),
+    "to_python_float is passed as a value": "f = fp16_utils.to_python_float  #!",
+    "with another order of weight decay": "optimizers.FusedSGD(p, 0.1, wd_after_momentum=True)  #!",
+    "bias_correction or adam_w_mode is no literal here": "optimizers.FusedAdam(p, adam_w_mode=mode)  #!",
+    "FusedAdam(capturable=...) has no equivalent in torch": "optimizers.FusedAdam(p, capturable=True)  #!",
+    "the arguments of Apex's DistributedDataParallel are passed as": (
+        "parallel.DistributedDataParallel(model, **options)  #!"
+    ),
+    "gradient_average has no equivalent in torch's": (
+        "parallel.DistributedDataParallel(model, gradient_average=False)  #!"
+    ),
+    "this asks for Apex, which the result does not import": "importlib.import_module('apex')  #!\n" + TRAINING,
+}
+# Read, not run: what only large or rare projects reach.
+READ = (
+    "what comes before and after this block is too much to be followed",
+    " may step with this loss, and is not rewritten",
+    " may step the same optimizer, and is not rewritten",
+    "its step is not rewritten, and it may run with a scaled loss",
+)
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_a_reason_is_given_for_the_line_that_it_is_about(reason: str) -> None:
+    text = HEAD + REASONS[reason]
+    found = [each for each in migrate_text(text).findings if each.kind == BY_HAND]
+    assert any(reason in each.message for each in found), [each.message for each in found]
+    lines = {number for number, line in enumerate(text.splitlines(), 1) if line.endswith("#!")}
+    assert {each.line for each in found if reason in each.message} == lines
+
+
+def _texts(node: ast.AST | None, constants: dict[str, ast.expr]) -> Iterator[list[str]]:
+    """Yield the fixed parts of each sentence that an expression may be."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "format":
+        yield from _texts(node.func.value, constants)
+    elif isinstance(node, ast.Name):
+        yield from _texts(constants.get(node.id), constants)
+    elif isinstance(node, ast.IfExp):
+        yield from _texts(node.body, constants)
+        yield from _texts(node.orelse, constants)
+    elif isinstance(node, ast.JoinedStr):
+        yield [str(each.value) for each in node.values if isinstance(each, ast.Constant)]
+    elif isinstance(node, ast.Constant) and node.value:
+        yield re.split(r"\{\w*\}", str(node.value))
+
+
+def reasons() -> dict[str, list[str]]:
+    """Return the reasons of `migrate`, each by its place, as the parts between what is put in."""
+    trees = {
+        name: parsed(path.read_text("utf-8"))
+        for name, path in modules_of_package().items()
+        if name.startswith("ampcompare.source.migrate")
+    }
+    constants = {
+        node.targets[0].id: node.value
+        for tree in trees.values()
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
+    return {
+        f"{name}:{node.lineno}": parts
+        for name, tree in trees.items()
+        for node in _sentences(tree)
+        for parts in _texts(node, constants)
+    }
+
+
+def _sentences(tree: ast.Module) -> Iterator[ast.expr]:
+    """Yield what a module says as a reason: as an error, or as the result of a function that is named so."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Unsure":
+            yield from node.args[1:]
+        elif isinstance(node, ast.FunctionDef) and node.name.startswith("_why"):
+            yield from (
+                each.value for each in ast.walk(node) if isinstance(each, ast.Return) and each.value is not None
+            )
+
+
+def test_each_reason_is_that_of_a_script_of_the_tests() -> None:
+    """A reason that none of the scripts has is one that nobody has seen to be true."""
+    folder = Path(__file__).parent
+    files = [*folder.rglob("*.py"), *folder.glob("cases/*.txt")]
+    seen = "\n".join(path.read_text("utf-8") for path in files)
+    found = reasons()
+    assert len(found) > 80
+    unseen = {
+        place: parts
+        for place, parts in found.items()
+        if not any(part.strip()[:25] in seen for part in parts if len(part) > 12)
+    }
+    assert {place for place, parts in unseen.items() if not any(part in READ for part in parts)} == set()
