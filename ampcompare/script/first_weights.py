@@ -9,8 +9,11 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from ampcompare.base.errors import ConfigError
+from ampcompare.base.errors import ConfigError, UnsupportedCombination
 from ampcompare.base.patches import Subscriptions
+
+# What a weight has of which a rank holds a part: of FSDP, DTensor, DeepSpeed.
+PARTS = ("_fsdp_flattened", "_local_tensor", "ds_id")
 
 
 class FirstWeights:
@@ -60,6 +63,11 @@ class FirstWeights:
         for param in params:
             if id(param) in self._seen:
                 continue
+            if any(hasattr(param, name) for name in PARTS):
+                raise UnsupportedCombination(
+                    "first weights are kept of one rank for all, and each rank of this script holds a part of the "
+                    "weights, as under FSDP, tensor parallelism and ZeRO; compare without --first-weights, or with DDP"
+                )
             self._seen.add(id(param))
             self.count += 1
             if self._stored is None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ampcompare.base.errors import ConfigError
+from ampcompare.base.errors import ConfigError, UnsupportedCombination
 from ampcompare.base.patches import Layer, Subscriptions
 from ampcompare.script.first_weights import FirstWeights
 
@@ -39,6 +39,15 @@ def test_stored_weights_are_those_of_the_script(events: Subscriptions, tmp_path:
     before = later.weight.clone()
     _train(later)
     assert torch.equal(later.weight, before)
+
+
+def test_parts_of_weights_are_refused(events: Subscriptions) -> None:
+    """Those of one rank may have the shape of another one's, whose numbers are others."""
+    FirstWeights(events)
+    model = torch.nn.Linear(3, 2)
+    model.bias._fsdp_flattened = True  # type: ignore[assignment]
+    with pytest.raises(UnsupportedCombination, match="each rank of this script holds a part of the weights"):
+        _train(model)
 
 
 @pytest.mark.parametrize(

@@ -162,6 +162,15 @@ def judge_replay(change: str, base: Mapping[str, Any], changed: Mapping[str, Any
             errors.append(ModuleErrors(name, row["kind"], _units(row, known), answer))
     if not errors:
         return ReplayJudgment(change, "cannot tell", unjudged=unjudged, why="no module could be judged")
+    update = next((f"{name}: {why}" for name, why in unjudged.items() if name[0] == "("), "")
+    if update and not findings:
+        return ReplayJudgment(
+            change,
+            "cannot tell",
+            unjudged=unjudged,
+            errors=errors,
+            why=f"modules are the same, but not judged is {update}",
+        )
     named, above = _lowest(findings, tops, losses)
     answers = {one.answer for one in named}
     answer = next((one for one in ("another function", "less exact") if one in answers), "noise")

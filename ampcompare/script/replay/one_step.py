@@ -776,8 +776,8 @@ class Replay(Watch):
         for number, (optimizer, state) in enumerate(zip(self.optimizers, kept)):
             params = [one for group in optimizer.param_groups for one in group["params"]]
             for param, held in zip(params, state["state"]):
-                if held:
-                    entry = optimizer.state[param] = {}
+                if held:  # what the capsule does not have, as of another optimizer, stays the script's own
+                    entry = optimizer.state.setdefault(param, {})
                     for key, one in held.items():
                         if isinstance(one, Tensor):  # a count of steps stays where it was
                             one = one.clone().to(param.device) if one.dim() else one.clone()
@@ -796,7 +796,12 @@ class Replay(Watch):
             return
         kept = self.capsule["models"][number]
         own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-        for name, one in {**kept["weights"], **kept["buffers"]}.items():
+        names = {**kept["weights"], **kept["buffers"]}
+        alone = sorted(set(own) - set(names))
+        if alone:
+            self.notes.append("the capsule has no %s, as where weights are no longer tied: the script's own stay" % (
+                ", ".join(alone[:8]),))  # fmt: skip
+        for name, one in names.items():
             if name not in own:
                 raise Refusal("the capsule has %s, and the %s of the script has not" % (name, type(module).__name__))
             if own[name].shape != one.shape:
@@ -1060,7 +1065,11 @@ class Replay(Watch):
                     # A weight holds its update as a difference of numbers of the weight's size.
                     entry["rounding"] = entry["unit"] * float(param.detach().double().norm()) / update if update else 0
         except Exception as error:
-            row["why"] = "%s: %s" % (type(error).__name__, str(error).splitlines()[0] if str(error) else "")
+            if isinstance(error, KeyError) and self.known is not None:  # a moment that the capsule's does not keep
+                entry = {"error": 0.0, "moved": 0.0, "unit": 2.0**-24, "same": math.inf}
+                row["parts"] = {"update": {str(error): entry}}
+            else:
+                row["why"] = "%s: %s" % (type(error).__name__, str(error).splitlines()[0] if str(error) else "")
         else:
             if self.known is None:
                 self.answers["update"] = change_tensors(copy_to_cpu, exact)

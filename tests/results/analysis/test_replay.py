@@ -80,6 +80,17 @@ def test_what_has_no_answer() -> None:
         assert judge_replay("x", base, changed).exit_code == 3
 
 
+def test_without_an_update_it_cannot_be_told() -> None:
+    update = {"module": "(AdamW)", "kind": "AdamW", "call": 0, "top": "", "why": "RuntimeError: it failed"}
+    found = judge_replay("x", BASE, _side(*BASE["rows"], update))
+    assert (found.answer, found.why) == (
+        "cannot tell",
+        "modules are the same, but not judged is (AdamW): RuntimeError: it failed",
+    )
+    differs = _side(_row("Net"), _row("a"), _row("a.b", _entry(same=1e-3)), update)
+    assert judge_replay("x", BASE, differs).module_names == ["a.b"]
+
+
 def test_a_loss_is_not_named_for_its_module() -> None:
     base = _side(_row("Net"), _row("Loss", _entry(), top="Loss"))
     loss = _row("(loss)", {"fwd": {"loss": {"error": 0.5, "moved": 0.0, "unit": UNIT}}}, top="")

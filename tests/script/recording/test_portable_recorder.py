@@ -249,6 +249,13 @@ def test_first_weights_begin_from_stored_ones(recorded: Any, tmp_path: Path) -> 
     assert first.weights == begun.weights != other.weights
 
 
+def test_parts_of_weights_are_no_first_weights(recorded: Any, tmp_path: Path) -> None:
+    script = EVERY["plain"].replace("for _ in range(5)", "model[0].weight._fsdp_flattened = True\nfor _ in range(5)")
+    done, _ = recorded(script, "--save-weights", str(tmp_path / "weights.pt"))
+    assert (done.returncode, (tmp_path / "weights.pt").exists()) == (1, False)
+    assert "each rank holds a part of the weights, so one rank has no first weights for all" in done.stderr
+
+
 def test_it_is_one_file_for_python_3_7() -> None:
     text = TEMPLATE.read_text()
     tree = ast.parse(text, feature_version=(3, 7))

@@ -95,6 +95,49 @@ def test_a_cell_begins_with_the_first_weights_of_another_stack(width: int, tmp_p
     assert len(list((tmp_path / "first-weights").glob("*/first.pt"))) == 1
 
 
+RANKS = """
+import os, torch
+from torch.nn.parallel import DistributedDataParallel
+torch.distributed.init_process_group("gloo")
+torch.manual_seed(int(os.environ.get("SEED", 1)) + torch.distributed.get_rank())
+model = DistributedDataParallel(torch.nn.Linear(4, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for k in range(3):
+    loss = model(torch.randn(8, 4)).square().mean()
+    optimizer.zero_grad(); loss.backward(); optimizer.step()
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["there", "here"])
+def test_ranks_begin_with_the_first_weights_of_another_stack(place: str, tmp_path: Path) -> None:
+    """Of its rank 0, all of them: under the recorder, and under an arm of ampcompare."""
+    config = _config(tmp_path, BARE, processes=2)
+    assert config.script is not None
+    Path(config.script.name).write_text(RANKS)
+    other = parse_stacks({"other": f"env SEED=9 {BARE.removeprefix('env ')}"})["other"]
+    script = script_config([config.script.name])
+    begun = config.model_copy(update={"script": script.model_copy(update={"first_weights": other})})
+    if place == "here":
+        begun = begun.model_copy(update={"stack": None, "arm": "fp32"})
+    with LocalLauncher() as launcher:
+        record = launcher.launch(begun, tmp_path / "cells" / "begun")
+        theirs = launcher.launch(
+            begun.model_copy(update={"stack": other, "arm": "script"}), tmp_path / "cells" / "theirs"
+        )
+    assert record.error is None
+    assert record.script is not None
+    assert theirs.script is not None
+    assert record.script.weights == theirs.script.weights
+    files = sorted((tmp_path / "cells" / "begun").glob("script*.jsonl"))
+    hashes = [json.loads(line).get("sha256") for file in files for line in file.read_text().splitlines()[1:]
+              if json.loads(line)["kind"] == "weights"]  # fmt: skip
+    assert len(files) == 2
+    assert hashes
+    assert all(one in theirs.script.weights for one in hashes)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ENDS)
 def test_a_script_that_fails_there_is_a_record(end: str, tmp_path: Path, launcher: StackLauncher) -> None:
