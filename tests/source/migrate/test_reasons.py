@@ -117,7 +117,7 @@ REASONS = {
     "reads or changes gradients inside the block of scale_loss": TRAINING.replace(
         "scaled.backward()\n", "scaled.backward()\n        show(amp.master_params(optimizer))  #!\n"
     ),
-    "this casts weights of a model that amp.initialize got to 16 bits": TRAINING + "    model.half()  #!\n",
+    "this casts weights of a model that amp.initialize got to fp16": TRAINING + "    model.half()  #!\n",
     "this computes on what came from autocast, and has no statement of its own": INITIALIZE
     + "for x in data:\n    optimizer.zero_grad()\n    out = model(x)\n    loss = out.mean()\n"
     + BLOCK

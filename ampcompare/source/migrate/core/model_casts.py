@@ -94,7 +94,7 @@ def wrapped_models(core: Core, initialize: Initialize) -> list[str]:
         key = dotted_name(each)
         if key is None or _is_container(core, each):
             raise Unsure(initialize.call, NO_NAME)
-        lines += _subclass(core, key, level) if is_copied else [_wrapped_forward(core, key, level)]
+        lines += _subclass(core, key, level) if is_copied else _wrapped_forward(core, key, level)
     if level:
         _define(core, initialize)
     if is_copied:
@@ -137,19 +137,22 @@ def _define(core: Core, initialize: Initialize) -> None:
         core.edits.before(statement, [*blank, *text.splitlines(), "", ""])
 
 
-def _wrapped_forward(core: Core, key: str, level: str) -> str:
-    enabled = "" if core.always else f", enabled={core.planned.expression}.is_enabled()"
-    forward = f'{core.torch}.autocast("cuda", dtype={core.torch}.float16{enabled})({key}.forward)'
-    return f"{key}.forward = {f'{RETURNS_FP32}({forward})' if level else forward}"
+def _wrapped_forward(core: Core, key: str, level: str) -> list[str]:
+    enabled = f"{core.planned.expression}.is_enabled()"
+    options = "" if core.always or level else f", enabled={enabled}"
+    forward = f'{core.torch}.autocast("cuda", dtype={core.torch}.float16{options})({key}.forward)'
+    if not level:
+        return [f"{key}.forward = {forward}"]
+    line = f"{key}.forward = {RETURNS_FP32}({forward})"
+    return [line] if core.always else [f"if {enabled}:", f"{core.module.unit}{line}"]
 
 
 def _subclass(core: Core, key: str, level: str) -> list[str]:
     """Return lines that give a model a class with autocast, which copies and replicas of it have too."""
-    unit, casts = core.module.unit, "" if core.always else ", enabled=casts"
+    unit, enabled = core.module.unit, f"{core.planned.expression}.is_enabled()"
+    casts = "" if core.always or level else ", enabled=casts"
     context = f'{core.torch}.autocast("cuda", dtype={core.torch}.float16{casts})'
-    return [
-        *([f"casts = {core.planned.expression}.is_enabled()"] if casts else []),
-        "",
+    lines = [
         f"class Autocast(type({key})):",
         *([f"{unit}@{RETURNS_FP32}"] if level else []),
         f"{unit}def forward(self, *args, **kwargs):",
@@ -159,3 +162,6 @@ def _subclass(core: Core, key: str, level: str) -> list[str]:
         f"Autocast.__name__ = type({key}).__name__",
         f"{key}.__class__ = Autocast",
     ]
+    if level and not core.always:
+        return [f"if {enabled}:", *(f"{unit}{line}" if line else "" for line in lines)]
+    return [*([f"casts = {enabled}"] if casts else []), "", *lines]

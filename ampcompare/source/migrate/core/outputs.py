@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ampcompare.source.index import Function as Called
@@ -51,7 +52,7 @@ PLAIN = frozenset({
 NO_TORCH = frozenset({
     "numpy", "math", "cv2", "sklearn", "scipy", "pandas", "PIL", "matplotlib", "json", "pickle", "logging", "tqdm",
     "os", "sys", "time", "warnings", "collections", "itertools", "random", "wandb", "imageio", "skimage",
-    "copy", "pprint",
+    "copy", "pprint", "seqeval", "nltk",
 })  # fmt: skip
 HELD = frozenset({"append", "extend", "insert", "add", "update", "add_", "copy_"})
 POWERS = (ast.Pow, ast.MatMult)
@@ -59,6 +60,10 @@ MAX_DEPTH = 4
 IN_CONDITION = (
     "this computes on what came from autocast, and has no statement of its own to put under it: O1 cast here too; the "
     "adapter casts it"
+)
+RETURNED = (
+    "what this returns may come from autocast, in fp16; {0} gets it, and computes on it outside of autocast, where O1 "
+    "cast too: write .float() on it, or take the adapter"
 )
 NO_SCALER = "what came from autocast goes on into `{0}`, outside of it, where O1 cast too; the adapter casts it"
 
@@ -71,10 +76,15 @@ def cast_what_follows(core: Core) -> None:
     """
     follower = _Follower(core)
     found = [each for each in follower.statements() if not core.is_without_casts(each)]
+    updates = {each.statement for each in core.sites.backwards} | {each.statement for each in core.sites.steps}
     for each in found:
+        if each in updates:
+            raise Unsure(each, IN_CONDITION)
         if not core.reaches_scaler(each) or any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in walk(each)):
             raise Unsure(each, NO_SCALER.format(ast.unparse(each).splitlines()[0]))
         _add_region(core, each)
+    for function, file in follower.returned_elsewhere():
+        core.note(function, RETURNED.format(file))
 
 
 def _add_region(core: Core, statement: ast.stmt) -> None:
@@ -117,8 +127,7 @@ class _Names:
     def _hold(self, target: ast.AST) -> None:
         if isinstance(target, ast.Subscript):
             self._hold(target.value)
-        for key in bound_in(target) or {dotted_name(target)} - {None}:
-            assert key is not None
+        for key in bound_in(target) or {dotted_name(target) or "self"} - {"self"}:
             (self._follower.shared if key.startswith("self.") else self.held).add(key)
 
     def holds(self, node: ast.AST) -> bool:
@@ -158,9 +167,10 @@ class _Names:
             return False
         name, full = last_name(node.func), self.module.resolve(node.func) or ""
         held = [each for each in argument_values(node) if self.holds(each)]
-        if isinstance(node.func, ast.Attribute) and name in CASTS and not full and self.holds(node.func.value):
+        is_method = isinstance(node.func, ast.Attribute) and not full and self.holds(node.func.value)
+        if is_method and name in CASTS:
             return True
-        if not held or name in ENDS | KEPT | PLAIN or full.partition(".")[0] in NO_TORCH:
+        if not (held or is_method) or name in ENDS | KEPT | PLAIN or full.partition(".")[0] in NO_TORCH:
             return False
         if full.startswith(("torch.", "apex.")):
             return name in CASTS
@@ -169,7 +179,7 @@ class _Names:
         choices = self.choices(node)
         if choices and all(isinstance(each, Called) for each in choices):
             return any(self._leads_to_casts(node, each) for each in choices if isinstance(each, Called))
-        return not all(self._follower.is_loss(each) for each in held)
+        return not all(map(self._follower.is_loss, held))
 
     def _leads_to_casts(self, call: ast.Call, function: Called) -> bool:
         node = function.scope.node
@@ -214,6 +224,16 @@ class _Follower:
                 found[statement] = None
         return sorted(found, key=lambda each: each.lineno)
 
+    def returned_elsewhere(self) -> Iterator[tuple[ast.AST, str]]:
+        """Yield the functions whose results from autocast go to another file, with the name of that file."""
+        module, index = self.core.module, self.core.index
+        for scope, names in self._names.items():
+            calls = index.callers(scope)[0] if names.returns else []
+            for call in calls:
+                if call not in module.scope_of:
+                    yield scope.node, index.name_of(index.scope_of(call).module)
+                    break
+
     def begins_at(self, module: Module, call: ast.Call) -> bool:
         """Return whether a call under autocast computes by itself: one of a model, or of what nobody defines here."""
         if module is not self.core.module:
@@ -241,10 +261,12 @@ class _Follower:
 
     def is_loss(self, node: ast.expr) -> bool:
         """Return whether an expression is a loss, which is one number, as it is or detached."""
-        while isinstance(node, (ast.Attribute, ast.Call)) and last_name(node) in ("data", "detach", "clone", "mean"):
-            node = node.func.value if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else node
-            node = node.value if isinstance(node, ast.Attribute) else node
-        return dotted_name(node) in self._losses
+        while (key := dotted_name(node)) is None or key not in self._losses:
+            node = node.func if isinstance(node, ast.Call) else node
+            if not isinstance(node, ast.Attribute) or node.attr not in ("data", "detach", "clone", "mean"):
+                return False
+            node = node.value
+        return True
 
     def has_casts(self, function: Called, given: frozenset[str], depth: int) -> bool:
         """Return whether a function computes on some of its parameters in a type that O1's lists decide."""

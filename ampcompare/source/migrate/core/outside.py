@@ -25,7 +25,7 @@ HALF_GIVEN = (
     'under torch.autocast("cuda", dtype=torch.float16) and take that cast away'
 )
 HALF_WEIGHTS = (
-    "this casts weights of a model that amp.initialize got to 16 bits; GradScaler refuses gradients of fp16, which "
+    "this casts weights of a model that amp.initialize got to fp16; GradScaler refuses gradients of fp16, which "
     "Apex takes, as the adapter does"
 )
 # Methods that give a model back, and those that give its parts.
@@ -167,11 +167,11 @@ def _refuse_half_outside(core: Core) -> None:
 
 
 def _refuse_half_weights(core: Core) -> None:
-    """Refuse casts of the weights of a model that trains to 16 bits, as they are in place."""
+    """Refuse casts of the weights of a model that trains to fp16, as they are in place."""
     if not any(each.block for each in core.sites.backwards):
         return
-    for call, owner in core.module.methods("half", "bfloat16", "to", "type"):
-        types = [call] if last_name(call.func) in ("half", "bfloat16") else argument_values(call)
+    for call, owner in core.module.methods("half", "to", "type"):
+        types = [call] if last_name(call.func) == "half" else argument_values(call)
         if not any(_makes_half(core, each) for each in types) or core.runs_before(core.module.statement(call)):
             continue
         if _is_of_model(core, owner):
@@ -179,7 +179,7 @@ def _refuse_half_weights(core: Core) -> None:
     for call in core.module.calls:
         for parameter, function in core.parameters_given(call, core.models):
             module = function.module
-            for each, owner in module.methods("half", "bfloat16"):
+            for each, owner in module.methods("half"):
                 if module.function(each) is function.scope.node and dotted_name(owner) == parameter:
                     raise Unsure(call, HALF_WEIGHTS)
 
@@ -238,11 +238,13 @@ def _is_object(core: Core, call: ast.Call) -> bool:
     if last_name(call.func) in core.models or core.module.resolve(call.func):
         return False
     choices = choices_of(core.index.callee(call, core.module.scope_of[call]))
-    if any(each.name.rpartition(".")[2] in ("__call__", "forward") for each in choices):
-        return True
+    if choices:
+        return any(
+            each.name == "forward" if isinstance(each, Called) else each.name.endswith("__call__") for each in choices
+        )
     key, scope = dotted_name(call.func) or "", core.module.scope_of[call]
     is_variable = "." not in key or (key.startswith("self.") and key.count(".") == 1)
-    return not choices and is_variable and bool(core.module.values_of(key, scope))
+    return is_variable and bool(core.module.values_of(key, scope))
 
 
 def _gets_model(core: Core, call: ast.Call) -> bool:

@@ -65,6 +65,17 @@ def test_a_model_of_another_level_keeps_the_type_of_its_outputs() -> None:
         assert "returns_fp32" not in migrate_text(CONTRASTIVE.replace('"O2"', level)).text
 
 
+@pytest.mark.parametrize("copies", ["", "\nother = copy.deepcopy(model)"])
+def test_a_model_of_O2_that_is_off_returns_what_it_returns(copies: str) -> None:
+    """As Apex left it alone."""
+    script = CONTRASTIVE.replace('"O2"', '"O2", enabled=False').replace("EVALUATION", copies)
+    model = Net(4, 4)
+    names: dict[str, Any] = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "data": []}
+    exec("import copy\n" + migrate_text(script).text.replace('"cuda"', '"cpu"'), names)
+    assert type(model) is Net
+    assert model.forward.__func__ is Net.forward  # type: ignore[attr-defined]
+
+
 def test_several_models_under_one_name_are_left() -> None:
     text = "import torch\nfrom apex import amp\nmodels = [first, second]\n"
     text += CONTRASTIVE.replace("import torch\nfrom apex import amp\n", "").replace("model,", "models,")

@@ -1,10 +1,13 @@
 """What follows autocast gets it too, where O1 cast, and nothing else does."""
 
+from pathlib import Path
+
 import pytest
 
 from ampcompare.apex.amp.lists import functional_overrides, tensor_overrides, torch_overrides
 from ampcompare.source.migrate.core.outputs import CASTS, PLAIN
 from ampcompare.source.migrate.finding import BY_HAND
+from ampcompare.source.migrate.project import migrate_file
 from ampcompare.source.migrate.rewrite import migrate_text
 
 TRAINING = """import numpy as np
@@ -33,6 +36,9 @@ class Meter:
 
     def update(self, value):
         self.total += value
+
+    def power(self):
+        return self.total ** 2
 
     def rate(self, value):
         self.total += value.exp()
@@ -77,12 +83,14 @@ def _statements(below: str) -> str:
         "score = dice(torch.sigmoid(out), y)",
         "meter.rate(out.mean())",
         "print(torch.exp(loss))",
+        "meter.update(out)\nlast = meter.power()",
         "kept = infer(x)[0].norm()",
     ],
 )
 def test_what_o1_casts_is_put_under_autocast(statement: str) -> None:
     """By lists, by layers, by functions of the file that lead to lists, and by what nobody knows."""
-    assert _statements(statement) == f"{HEADER}\n    {statement}"
+    above, _, last = statement.rpartition("\n")
+    assert _statements(statement) == f"{above}\n{HEADER}\n    {last}".strip()
 
 
 @pytest.mark.parametrize(
@@ -96,6 +104,7 @@ def test_what_o1_casts_is_put_under_autocast(statement: str) -> None:
         "average = np.mean([loss.item()])",
         "half = torch.sigmoid(out) / 2",
         "record(loss, step)",
+        "record(loss.detach().mean(), step)",
         "print(y.float().norm(), x.sum())",
         "kept = [each.detach() for each in out]",
         "score = dice(x, y)",
@@ -115,6 +124,16 @@ def test_a_condition_that_computes_is_left() -> None:
     text = TRAINING.replace("DEFINITIONS", "").replace("BELOW", "if out.norm() > 1:\n        break")
     (found,) = [each for each in migrate_text(text).findings if each.kind == BY_HAND]
     assert "has no statement of its own" in found.message
+
+
+def test_what_another_file_gets_is_noted(tmp_path: Path) -> None:
+    text = TRAINING.replace("DEFINITIONS", DEFINITIONS).replace("    BELOW\n", "")
+    (tmp_path / "train.py").write_text(text, encoding="utf-8")
+    (tmp_path / "score.py").write_text("from train import infer\nprint(infer(x).softmax(1))\n", encoding="utf-8")
+    migration = migrate_file(tmp_path / "train.py").migration
+    assert migration is not None
+    (found,) = [each for each in migration.findings if "computes on it outside of autocast" in each.message]
+    assert "score.py gets it" in found.message
 
 
 def test_the_lists_are_those_of_the_engine() -> None:
