@@ -143,10 +143,21 @@ def _results(module: Module, initialize: Initialize) -> str:
     return f"{module.source(models)}, {module.source(optimizers)}"
 
 
-def _flat(node: ast.expr) -> list[ast.expr]:
-    if isinstance(node, (ast.List, ast.Tuple)):
-        return [leaf for each in node.elts for leaf in _flat(each)]
-    return [node]
+def _assigned(target: ast.expr, values: list[ast.expr]) -> list[tuple[ast.expr, ast.expr]] | None:
+    """Return each target of an assignment with the value that it gets; None if the text does not say which it is.
+
+    A list that one name gets stays a list, as Apex returns it.
+    """
+    if len(values) == 1 and not isinstance(target, (ast.List, ast.Tuple)):
+        return [(target, values[0])]
+    if not isinstance(target, (ast.List, ast.Tuple)):
+        return None
+    if len(values) == 1 and isinstance(values[0], (ast.List, ast.Tuple)):
+        values = values[0].elts
+    if len(values) != len(target.elts) or any(isinstance(each, ast.Starred) for each in (*values, *target.elts)):
+        return None
+    found = [_assigned(one, [value]) for one, value in zip(target.elts, values, strict=True)]
+    return None if None in found else [pair for each in found if each is not None for pair in each]
 
 
 def replace_call(core: Core, initialize: Initialize, lines: list[str]) -> None:
@@ -157,12 +168,12 @@ def replace_call(core: Core, initialize: Initialize, lines: list[str]) -> None:
         edits.replace_statement(statement, lines)
         return
     if isinstance(statement, ast.Assign) and statement.value is initialize.call and len(statement.targets) == 1:
-        values = [initialize.arguments["models"], initialize.arguments.get("optimizers")]
-        sources = [leaf for each in values if each is not None for leaf in _flat(each)]
-        targets = _flat(statement.targets[0])
-        if len(sources) == len(targets):
-            pairs = zip(map(module.source, targets), map(module.source, sources), strict=True)
-            renamed = {target: source for target, source in pairs if target not in (source, "_")}
+        models, optimizers = initialize.arguments["models"], initialize.arguments.get("optimizers")
+        values = [models] if optimizers is None or is_literal(optimizers, None) else [models, optimizers]
+        pairs = _assigned(statement.targets[0], values)
+        if pairs is not None:
+            sources = [(module.source(target), module.source(value)) for target, value in pairs]
+            renamed = {target: source for target, source in sources if target not in (source, "_")}
             assigned = [f"{', '.join(renamed)} = {', '.join(renamed.values())}"] * bool(renamed)
             edits.replace_statement(statement, assigned + lines)
             return
