@@ -143,7 +143,7 @@ def _results(module: Module, initialize: Initialize) -> str:
     return f"{module.source(models)}, {module.source(optimizers)}"
 
 
-def _assigned(target: ast.expr, values: list[ast.expr]) -> list[tuple[ast.expr, ast.expr]] | None:
+def _value_of_each_target(target: ast.expr, values: list[ast.expr]) -> list[tuple[ast.expr, ast.expr]] | None:
     """Return each target of an assignment with the value that it gets; None if the text does not say which it is.
 
     A list that one name gets stays a list, as Apex returns it.
@@ -156,7 +156,7 @@ def _assigned(target: ast.expr, values: list[ast.expr]) -> list[tuple[ast.expr, 
         values = values[0].elts
     if len(values) != len(target.elts) or any(isinstance(each, ast.Starred) for each in (*values, *target.elts)):
         return None
-    found = [_assigned(one, [value]) for one, value in zip(target.elts, values, strict=True)]
+    found = [_value_of_each_target(one, [value]) for one, value in zip(target.elts, values, strict=True)]
     return None if None in found else [pair for each in found if each is not None for pair in each]
 
 
@@ -170,7 +170,7 @@ def replace_call(core: Core, initialize: Initialize, lines: list[str]) -> None:
     if isinstance(statement, ast.Assign) and statement.value is initialize.call and len(statement.targets) == 1:
         models, optimizers = initialize.arguments["models"], initialize.arguments.get("optimizers")
         values = [models] if optimizers is None or is_literal(optimizers, None) else [models, optimizers]
-        pairs = _assigned(statement.targets[0], values)
+        pairs = _value_of_each_target(statement.targets[0], values)
         if pairs is not None:
             sources = [(module.source(target), module.source(value)) for target, value in pairs]
             renamed = {target: source for target, source in sources if target not in (source, "_")}
