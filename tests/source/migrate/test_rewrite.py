@@ -184,3 +184,19 @@ ANSWERED = {
 def test_an_answer_leaves_no_condition_that_always_holds(text: str) -> None:
     asked = text.replace("YES", YES).replace("NO", NO)
     assert settle_answers(f"{asked}\n").strip() == ANSWERED[text]
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "notes"),
+    [
+        ("DDP(model)", 1),
+        ("DDP(model, delay_allreduce=False)", 1),
+        ("DDP(model, delay_allreduce=args.late)", 1),
+        ("functools.partial(DDP)", 1),
+        ("DDP(model, delay_allreduce=True)", 0),
+    ],
+)
+def test_parameters_without_gradient_are_an_error_of_the_wrapper_of_torch(wrapper: str, notes: int) -> None:
+    script = f"import functools\nfrom apex.parallel import DistributedDataParallel as DDP\nmodel = {wrapper}\n"
+    found = migrate_text(script).findings
+    assert [each.line for each in found if "never get a gradient" in each.message] == [3] * notes
