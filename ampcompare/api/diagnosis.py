@@ -63,7 +63,7 @@ def diagnose(
     """
     from ampcompare.experiment.diagnose import diagnose as _diagnose
     from ampcompare.experiment.option_checks import check_cells
-    from ampcompare.experiment.preflight import preflight_of
+    from ampcompare.experiment.preflight import try_configs
     from ampcompare.experiment.run_options import settings_request, with_script
 
     if loop is not None and script is not None:
@@ -76,7 +76,7 @@ def diagnose(
     if loop is None:
         check_cells([config])
     if script is not None and preflight:
-        preflight_of([config])
+        try_configs([config])
     return _diagnose(options, loop, output_dir=None if output_dir is None else Path(output_dir))
 
 
@@ -115,7 +115,7 @@ def profile(
         LaunchError: the reference could not be trained.
     """
     from ampcompare.experiment.option_checks import check_cells
-    from ampcompare.experiment.preflight import preflight_of
+    from ampcompare.experiment.preflight import try_configs
     from ampcompare.experiment.profile import profile as _profile
     from ampcompare.experiment.run_options import settings_request, with_script
 
@@ -131,7 +131,7 @@ def profile(
     if loop is None:
         check_cells(configs)
     if script is not None and preflight:
-        preflight_of(configs)
+        try_configs(configs)
     return _profile(options, loop, output_dir=None if output_dir is None else Path(output_dir))
 
 

@@ -14,7 +14,7 @@ from ampcompare.backends.apex_levels import (
 )
 from ampcompare.backends.explanation import (
     ArmExplanation,
-    apex_script,
+    apex_script_lines,
     role_rows,
 )
 from ampcompare.backends.options import (
@@ -73,7 +73,7 @@ def _explain(options: Options) -> ArmExplanation:
         twin=twin,
         twin_is=twin_is,
         differs=_differences_from_equivalent(level, twin),
-        script=apex_script({"opt_level": name, **options}),
+        script=apex_script_lines({"opt_level": name, **options}),
     )
 
 

@@ -112,7 +112,7 @@ def _loss_scale_text(roles: Roles) -> str:
     )
 
 
-def apex_script(options: dict[str, Any]) -> tuple[str, ...]:
+def apex_script_lines(options: dict[str, Any]) -> tuple[str, ...]:
     """Return what a script with `apex.amp` says."""
     given = {name: value for name, value in options.items() if name not in ("engine", "keep_fp32")}
     words = [f"{name}={_python_argument(name, value)}" for name, value in given.items()]
@@ -135,7 +135,7 @@ def grad_scaler(options: Mapping[str, Any]) -> str:
     return f'scaler = torch.amp.GradScaler("cuda"{words})'
 
 
-def native_script(dtype: str, options: dict[str, Any]) -> tuple[str, ...]:
+def native_script_lines(dtype: str, options: dict[str, Any]) -> tuple[str, ...]:
     """Return what a script with `torch.amp` says; only fp16 needs a scaler."""
     forward = (f'with torch.autocast("cuda", dtype=torch.{dtype}):', "    loss = criterion(model(x), y)")
     if dtype != "float16":
@@ -151,7 +151,7 @@ def native_script(dtype: str, options: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def half_script(
+def half_script_lines(
     dtype: str, bn_fp32: bool, loss_scale: float | str | None, *, master_weights: bool = False
 ) -> tuple[str, ...]:
     """Return what a script without any amp says."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from ampcompare.backends.explanation import ArmExplanation
 from ampcompare.backends.library import Library
 from ampcompare.backends.options import INNER_ARM, choice, count
-from ampcompare.backends.over_bf16 import DEFAULT, inner_arm, inner_script, why_not_under
+from ampcompare.backends.over_bf16 import DEFAULT, inner_arm, inner_script_lines, why_not_under
 from ampcompare.backends.spec import BackendSpec, ContractArm, Options
 
 LIBRARY = Library(("torchao.float8",), ("torchao",), "pip install 'ampcompare[fp8]'", extra="fp8")
@@ -75,7 +75,7 @@ def _explain(options: Options) -> ArmExplanation:
         twin=inner,
         twin_is="the arm underneath, with bf16 products",
         differs=("the operands of products have 3 bits of fraction, or 2, instead of 7", "time, on a GPU with fp8"),
-        script=(*_conversion_lines(scaling, multiple), *inner_script(inner)),
+        script=(*_conversion_lines(scaling, multiple), *inner_script_lines(inner)),
     )
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from ampcompare.backends.explanation import ArmExplanation
 from ampcompare.backends.library import Library
 from ampcompare.backends.options import INNER_ARM, choice, flag, module_patterns
-from ampcompare.backends.over_bf16 import DEFAULT, inner_arm, inner_script, why_not_under
+from ampcompare.backends.over_bf16 import DEFAULT, inner_arm, inner_script_lines, why_not_under
 from ampcompare.backends.roles import ProductFormat, Roles
 from ampcompare.backends.spec import BackendSpec, ContractArm, InScript, Options
 from ampcompare.base.formats import FORMATS
@@ -168,7 +168,7 @@ def _explain(options: Options) -> ArmExplanation:
         twin=inner,
         twin_is="the arm underneath, with bf16 products",
         differs=("the operands of products have 1 to 3 bits of fraction instead of 7",),
-        script=("# numbers only: no plain torch multiplies in these formats", *inner_script(inner)),
+        script=("# numbers only: no plain torch multiplies in these formats", *inner_script_lines(inner)),
     )
 
 

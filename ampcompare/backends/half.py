@@ -3,7 +3,7 @@
 from typing import Any
 
 from ampcompare.backends.apex_levels import FIRST_SCALE
-from ampcompare.backends.explanation import ArmExplanation, half_script, role_rows
+from ampcompare.backends.explanation import ArmExplanation, half_script_lines, role_rows
 from ampcompare.backends.options import (
     DTYPE_NAMES,
     choice,
@@ -71,7 +71,7 @@ def _explain(options: Options) -> ArmExplanation:
         twin="apex:" + ",".join(f"{key}={value}" for key, value in twin.items()) if twin else None,
         twin_is=_equivalent_in_apex_text(has_twin=bool(twin), is_equal=not added and not types, masters=masters),
         differs=(),
-        script=half_script(dtype, bn_fp32, scale, master_weights=masters),
+        script=half_script_lines(dtype, bn_fp32, scale, master_weights=masters),
     )
 
 

@@ -1,7 +1,7 @@
 """The backend `native`: torch.autocast, with torch.amp.GradScaler for fp16."""
 
 from ampcompare.backends.apex_levels import FIRST_SCALE, GROWTH_INTERVAL
-from ampcompare.backends.explanation import ArmExplanation, native_script, role_rows
+from ampcompare.backends.explanation import ArmExplanation, native_script_lines, role_rows
 from ampcompare.backends.options import (
     DTYPE_NAMES,
     above_one,
@@ -73,7 +73,7 @@ def _explain(options: Options) -> ArmExplanation:
         twin=twin,
         twin_is=twin_is,
         differs=(),
-        script=native_script(dtype, dict(options)),
+        script=native_script_lines(dtype, dict(options)),
     )
 
 

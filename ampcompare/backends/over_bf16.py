@@ -1,6 +1,6 @@
 """The bf16 arm under one that changes products alone, as `fp8` and `gemm` do: its text, and what it can be."""
 
-from ampcompare.backends.explanation import half_script, native_script
+from ampcompare.backends.explanation import half_script_lines, native_script_lines
 from ampcompare.backends.spec import Options
 
 DEFAULT = "native:bf16"
@@ -19,8 +19,8 @@ def why_not_under(inner: str) -> str:
     return ""
 
 
-def inner_script(inner: str) -> tuple[str, ...]:
+def inner_script_lines(inner: str) -> tuple[str, ...]:
     """Return lines of a script: the step of the arm underneath."""
     if inner.startswith("native"):
-        return native_script("bfloat16", {})
-    return half_script("bfloat16", "bn_fp32" in inner, None, master_weights="master" in inner)
+        return native_script_lines("bfloat16", {})
+    return half_script_lines("bfloat16", "bn_fp32" in inner, None, master_weights="master" in inner)

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 __all__ = [
-    "Advice",
     "AmpCompareError",
     "BackendUnavailable",
     "CheckpointError",

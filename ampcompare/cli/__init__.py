@@ -3,7 +3,7 @@
 import sys
 
 from ampcompare.base.version import __version__
-from ampcompare.cli.output import drop_output, open_standard_streams
+from ampcompare.cli.output import discard_buffered_output, open_standard_streams
 
 COMMANDS = {
     "run": "Train one arm and print its row.",
@@ -80,9 +80,9 @@ def _write_output(text: str) -> int:
         sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
-        drop_output()
+        discard_buffered_output()
     except OSError as error:
-        drop_output()
+        discard_buffered_output()
         sys.stderr.write(f"ampcompare: cannot write the output: {error.strerror or error}\n")
         return 4
     return 0

@@ -247,7 +247,7 @@ def _keep_step_of_script(options: CompareOptions, step: int, *, has_script: bool
 def answer_without_training(options: CompareOptions, parameters: dict[str, Any]) -> int | None:
     """List metrics, write the commands of cells or print the plan, and return the exit code; None for a comparison."""
     from ampcompare.experiment.compare import emit_cells, plan_comparison, try_rows
-    from ampcompare.experiment.preflight import require_followed_seeds, require_trainable
+    from ampcompare.experiment.preflight import require_any_trainable, require_followed_seeds
 
     if parameters["list_metrics"]:
         return show_metrics(plan_comparison(options).plan.cells[0])
@@ -256,7 +256,7 @@ def answer_without_training(options: CompareOptions, parameters: dict[str, Any])
         found = try_rows(planned)
         show_plan(planned, found, as_json=parameters["as_json"])
         if found is not None:
-            require_trainable(found)
+            require_any_trainable(found)
             if options.seeds is not None:
                 require_followed_seeds(found, planned.plan.seeds)
         return 0

@@ -68,7 +68,7 @@ def command(context: click.Context, what: str, origin: bool, name: str, as_json:
 def _settings_sources(context: click.Context, name: str, options: list[str]) -> tuple[SettingsSources, dict[str, Any]]:
     """Return what the options of a command come to, and what it would cross them with."""
     from ampcompare.cli.compare_command import options_from
-    from ampcompare.cli.run_command import sources_from
+    from ampcompare.cli.run_command import settings_sources_from
     from ampcompare.experiment.compare import requested_seeds
     from ampcompare.experiment.sources import collect_settings, matrix_rows
     from ampcompare.settings.reads import TRAIN
@@ -87,7 +87,7 @@ def _settings_sources(context: click.Context, name: str, options: list[str]) -> 
         ) from None
     with made as inner:
         if name == "run":
-            return sources_from(inner.params), {}
+            return settings_sources_from(inner.params), {}
         compare = options_from(inner.params)
         sources = collect_settings(compare.settings, TRAIN)
         rows = matrix_rows(sources, arms=compare.arms, reference=compare.reference, sweep=compare.sweep)

@@ -91,7 +91,7 @@ def command(**parameters: Any) -> int:
     from ampcompare.diagnosis.options import DiagnoseOptions
     from ampcompare.experiment.diagnose import diagnose
     from ampcompare.experiment.option_checks import check_cells
-    from ampcompare.experiment.preflight import preflight_of
+    from ampcompare.experiment.preflight import try_configs
     from ampcompare.results.records.run import dump_json
     from ampcompare.results.report.terminal import Terminal
 
@@ -114,7 +114,7 @@ def command(**parameters: Any) -> int:
 
     with ended_by_signals():
         if config.script is not None and parameters["preflight"]:
-            preflight_of([config], say)
+            try_configs([config], say)
         folder = parameters["output_dir"]
         diagnosis = diagnose(options, output_dir=Path(folder) if folder else None, say=say)
     as_json = parameters["as_json"]

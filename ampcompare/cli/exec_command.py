@@ -285,7 +285,7 @@ def _run_in_stack(stacks: tuple[str, ...], words: list[str], *, ledger: bool, **
 
 def _say_what_was_shifted() -> None:
     """Write which seeds of a script have an offset to stderr."""
-    from ampcompare.results.analysis.pairing.seeding import lines_of_seeds
+    from ampcompare.results.analysis.pairing.seeding import seed_line_texts
     from ampcompare.script.prepare import shifted_seeds
 
     calls = shifted_seeds()
@@ -294,7 +294,7 @@ def _say_what_was_shifted() -> None:
         ("seeds as written", [call for call in calls if call.seed and not call.used]),
     ):
         if found:
-            click.echo(f"ampcompare: {words}: {', '.join(lines_of_seeds(found))}", err=True)
+            click.echo(f"ampcompare: {words}: {', '.join(seed_line_texts(found))}", err=True)
 
 
 def _say_what_ran(arm: Arm, *, whole: bool) -> None:

@@ -12,7 +12,7 @@ from ampcompare.base.errors import AmpCompareError, close_matches
 from ampcompare.base.version import __version__
 from ampcompare.cli import COMMANDS, SUMMARY, overview
 from ampcompare.cli.help import OLD_NAMES, variable_name
-from ampcompare.cli.output import describe_unforeseen, drop_output, note
+from ampcompare.cli.output import describe_unforeseen, discard_buffered_output, note
 
 INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h
 SILENT_SECONDS = 2.0
@@ -55,7 +55,7 @@ class _LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except BrokenPipeError:  # click would exit with 1, the code of a failed gate
-            drop_output()
+            discard_buffered_output()
             return 0
         except (KeyboardInterrupt, click.Abort):
             resumes = ctx.invoked_subcommand in RESUMED
@@ -128,7 +128,7 @@ def run_group(arguments: list[str] | None = None) -> int:
     except (KeyboardInterrupt, click.Abort):
         return _print_error("interrupted", 130)
     except OSError as error:  # such as a full disk behind stdout; other files report their own errors
-        drop_output()
+        discard_buffered_output()
         what = "cannot write the output: " if error.filename is None else f"{str(error.filename)[:300]}: "
         return _print_error(f"{what}{error.strerror or error}", 4)
     except Exception as error:

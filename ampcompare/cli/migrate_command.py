@@ -125,11 +125,11 @@ def command(
         require_torch()
 
         def check() -> None:
-            from ampcompare.experiment.preflight import preflight_of
+            from ampcompare.experiment.preflight import try_configs
             from ampcompare.settings.config import RunConfig
             from ampcompare.settings.script import script_config
 
-            preflight_of([RunConfig(arm="script", device="cpu", script=script_config(paths))], _say_on_stderr)
+            try_configs([RunConfig(arm="script", device="cpu", script=script_config(paths))], _say_on_stderr)
 
         first = check if preflight and stack is None else lambda: None
         where = None if stack is None else next(iter(parse_stacks([stack]).values()))

@@ -41,10 +41,10 @@ def say(text: str, *, nl: bool = True) -> None:
     try:
         click.echo(text, nl=nl, color=True)
     except BrokenPipeError:
-        drop_output()
+        discard_buffered_output()
 
 
-def drop_output() -> None:
+def discard_buffered_output() -> None:
     """Send what is still buffered nowhere: flushing it at the end would fail again, with its own code."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 

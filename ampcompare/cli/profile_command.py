@@ -56,7 +56,7 @@ def command(**parameters: Any) -> int:
     """
     from ampcompare.diagnosis.profiling.options import ProfileOptions
     from ampcompare.experiment.option_checks import check_cells
-    from ampcompare.experiment.preflight import preflight_of
+    from ampcompare.experiment.preflight import try_configs
     from ampcompare.experiment.profile import profile, steps_needed
     from ampcompare.results.records.run import dump_json
     from ampcompare.results.report.terminal import Terminal
@@ -78,7 +78,7 @@ def command(**parameters: Any) -> int:
 
     with ended_by_signals():
         if options.reference.script is not None and parameters["preflight"]:
-            preflight_of(configs, say, min_steps=steps_needed(options.steps, options.profiled))
+            try_configs(configs, say, min_steps=steps_needed(options.steps, options.profiled))
         folder = parameters["output_dir"]
         found = profile(options, output_dir=Path(folder) if folder else None, say=say)
     as_json = parameters["as_json"]

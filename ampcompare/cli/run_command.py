@@ -78,7 +78,7 @@ def command(**parameters: Any) -> int:
     from ampcompare.results.records.run import dump_json
 
     as_json, quiet = parameters["as_json"], parameters["quiet"]
-    sources = sources_from(parameters)
+    sources = settings_sources_from(parameters)
     if (name := parameters["first_weights"]) is not None:
         sources = sources.begin_from(name, parse_stacks(parameters["stacks"]))
     config = sources.config.model_copy(update={"stack": _stack_of(parameters)})
@@ -101,7 +101,7 @@ def command(**parameters: Any) -> int:
     return outcome.exit_code
 
 
-def sources_from(parameters: Mapping[str, Any]) -> SettingsSources:
+def settings_sources_from(parameters: Mapping[str, Any]) -> SettingsSources:
     """Return the settings of the one arm that the parameters of the command ask for."""
     named = parameters["arm_text"]
     arm = None if named is None else str(Arm.parse(named.rpartition("@")[0] or named))

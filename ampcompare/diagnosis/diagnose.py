@@ -15,7 +15,7 @@ from ampcompare.diagnosis.operation_watch import FP16_LARGEST
 from ampcompare.diagnosis.options import DiagnoseOptions
 from ampcompare.diagnosis.product_formats import diagnose_formats
 from ampcompare.diagnosis.ranges import HALF, counts_of, make_range
-from ampcompare.diagnosis.remedies import Tested, verdict_of, with_cure
+from ampcompare.diagnosis.remedies import Tested, diagnosis_with_cure, verdict_of
 from ampcompare.diagnosis.watched_loop import watch_loop
 from ampcompare.results.records.diagnosis import Diagnosis, FaultKind, Headroom
 from ampcompare.training.device import resolve_device
@@ -102,7 +102,9 @@ def diagnose_loop(
     observation = watch_loop(loop, arm, conditions)
     if not observation.facts:
         raise ConfigError(f"no step was watched: the loop made {observation.steps} calls of step")
-    found = report_of(observation, arm, reference=conditions.reference, subject=subject, left_out=left_out)
+    found = diagnosis_of_observation(
+        observation, arm, reference=conditions.reference, subject=subject, left_out=left_out
+    )
     if not cures:
         return found
 
@@ -110,10 +112,10 @@ def diagnose_loop(
         seen = watch_loop(loop, other, conditions, lines)
         return Tested(find_faults(seen, left_out), sorted(seen.functions))
 
-    return with_cure(found, arm, test, device_type=observation.device_type)
+    return diagnosis_with_cure(found, arm, test, device_type=observation.device_type)
 
 
-def report_of(
+def diagnosis_of_observation(
     observation: Observation,
     arm: Arm,
     *,

@@ -9,7 +9,7 @@ import torch
 
 from ampcompare.base.formatting import rough_percent
 from ampcompare.diagnosis.laws import HIGH
-from ampcompare.diagnosis.observation import Observation, StepFacts, error_of, made_of, place_of
+from ampcompare.diagnosis.observation import Observation, StepFacts, error_of, own_error_of, place_of
 from ampcompare.diagnosis.operation_watch import FP16_LARGEST, FP16_ZERO, Event
 from ampcompare.diagnosis.ranges import HALF, counts_of, make_range
 from ampcompare.results.records.diagnosis import Fault, FaultKind, Place, Range
@@ -283,7 +283,7 @@ def _rounded_argument(events: Sequence[Event], origin: int) -> int | None:
     at, large = origin, error_of(events[origin])
     if events[origin].key[3] != "forward":
         return None
-    while made_of(events[at]) < error_of(events[at]) / 2:
+    while own_error_of(events[at]) < error_of(events[at]) / 2:
         before = [source for source in events[at].sources if source < at and error_of(events[source]) > 0]
         if len(before) != 1:
             break

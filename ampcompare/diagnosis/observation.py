@@ -41,7 +41,7 @@ class _Total:
         self.dtypes.add(dtype_name(event.dtype))
         if event.errors is not None:
             self.error = _worst_of(self.error, error_of(event))
-            self.made = _worst_of(self.made, made_of(event))
+            self.made = _worst_of(self.made, own_error_of(event))
 
 
 class Observation:
@@ -112,7 +112,7 @@ def error_of(event: Event) -> float:
     return 0.0 if event.errors is None else relative_error(event.errors[0], event.errors[1])
 
 
-def made_of(event: Event) -> float:
+def own_error_of(event: Event) -> float:
     """Return the part of the relative error that the operation itself has made."""
     return 0.0 if event.errors is None else relative_error(event.errors[2], event.errors[1])
 

@@ -292,7 +292,7 @@ def _registration_lines(functions: Iterable[str]) -> list[str]:
     ]
 
 
-def with_cure(
+def diagnosis_with_cure(
     found: Diagnosis,
     arm: Arm,
     run: Callable[[Arm, Sequence[str]], Tested],

@@ -341,7 +341,7 @@ def seeds_needed(comparison: Comparison, error_rate: float) -> tuple[int, str]:
     able = {arm: effect for arm, effect in effects.items() if effect.testable}
     alpha = error_rate / max(1, len(able))
     needs = {
-        arm: stein_pairs(_spread_of_effect(effect), effect.freedom, margin.of_scores().size, alpha)
+        arm: stein_pairs(_spread_of_effect(effect), effect.freedom, margin.margin_of_scores().size, alpha)
         for arm, effect in able.items()
     }
     arm = max(needs, key=lambda name: needs[name], default="")

@@ -24,7 +24,7 @@ from ampcompare.base.formatting import format_count, printable
 from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, can_sandbox
 from ampcompare.base.processes.start import kill_family, start_command
 from ampcompare.diagnosis.options import DiagnoseOptions, Request, diagnose_in_child
-from ampcompare.diagnosis.remedies import Tested, verdict_of, with_cure
+from ampcompare.diagnosis.remedies import Tested, diagnosis_with_cure, verdict_of
 from ampcompare.experiment.launch.cell_files import log_tail, sandboxed_cell
 from ampcompare.experiment.launch.places import find_places
 from ampcompare.experiment.launch.script.rows import read_rows
@@ -90,7 +90,7 @@ def diagnose_script(
     arm = options.config.parsed_arm
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="ampcompare-diagnose-") as name:
-        say_limits(say)
+        say_writable_files(say)
         say(f"running the script under {arm}, watched, for {format_count(options.steps, 'step')}")
         found, _, device_type = _watch_script(options, arm, (), Path(name), environment)
         if not options.cures or not found.faults:
@@ -103,7 +103,7 @@ def diagnose_script(
             seen, functions, _ = _watch_script(options, other, lines, Path(name), environment)
             return Tested(seen.faults, functions)
 
-        found = with_cure(found, arm, test_arm, device_type=device_type, most=MAX_RUNS)
+        found = diagnosis_with_cure(found, arm, test_arm, device_type=device_type, most=MAX_RUNS)
     if not found.trials:
         return found
     seconds = time.perf_counter() - begun
@@ -161,7 +161,7 @@ def watched_settings(config: RunConfig, arm: Arm, folder: Path) -> dict[str, Any
     }
 
 
-def say_limits(say: Callable[[str], Any]) -> None:
+def say_writable_files(say: Callable[[str], Any]) -> None:
     """Say which files of the user a script that is examined could change, where there are any."""
     if not can_sandbox(tempfile.gettempdir()):
         say(WITHOUT_OVERLAYS)

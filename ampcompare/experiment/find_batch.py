@@ -12,7 +12,7 @@ from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.launch.places import Places, find_places
 from ampcompare.experiment.option_checks import check_cells
-from ampcompare.experiment.preflight import check_arms, failure_of
+from ampcompare.experiment.preflight import failure_error, try_arms
 from ampcompare.experiment.run_options import LaunchOptions
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
@@ -118,10 +118,10 @@ def find_batches(search: BatchSearch, launcher: Launcher) -> list[BatchLimit]:
     """
     check_cells(search.configs)
     if search.preflight and len(search.configs) > 1:  # else the first try says the same
-        found = check_arms({config.arm: config for config in search.configs}, launcher, [0])
+        found = try_arms({config.arm: config for config in search.configs}, launcher, [0])
         refused = {error: arms for error, arms in found.failures.items() if not _is_about_memory(error)}
         if refused:
-            raise failure_of(found, refused)
+            raise failure_error(found, refused)
     if search.memory_gib is None and any(config.device == "cpu" for config in search.configs):
         raise _no_limit_error()
     with tempfile.TemporaryDirectory(prefix="ampcompare-batch-") as folder:

@@ -12,7 +12,7 @@ from ampcompare.base.files.run_files import CellFile
 from ampcompare.experiment.run_directory import RunDirectory, StoredPlan
 from ampcompare.results.analysis.inference.alpha_spending import error_rate_of_next
 from ampcompare.results.analysis.inference.effect import MIN_PAIRS
-from ampcompare.results.analysis.inference.verdict import Design
+from ampcompare.results.analysis.inference.verdict import SequentialDesign
 from ampcompare.results.analysis.pairing.pairs import finished_runs, pairs_by_seed
 from ampcompare.results.analysis.pairing.scores import metric_of
 from ampcompare.results.records.comparison import Comparison, Look
@@ -38,11 +38,11 @@ class Journal:
         ended = {f"{record.arm}@{record.config.recipe.seed}" for record in records if record.status != "interrupted"}
         return self.plan.cells.keys() <= ended
 
-    def design_without_test(self, why: str = NOT_COMPLETE) -> Design:
+    def design_without_test(self, why: str = NOT_COMPLETE) -> SequentialDesign:
         """Return how runs are shown without a test."""
-        return Design(0.0, 0.0, frozenset(self.plan.pilot), looks=self.looks, notes=(why,))
+        return SequentialDesign(0.0, 0.0, frozenset(self.plan.pilot), looks=self.looks, notes=(why,))
 
-    def design(self, records: Sequence[RunRecord]) -> Design:
+    def design(self, records: Sequence[RunRecord]) -> SequentialDesign:
         """Return how runs of the plan are tested: at an earlier look at them, which spends nothing, or the next."""
         planned, looks, look = self.plan.terms.looks, self.looks, self._look_at(records)
         known = [other for other in looks if all(getattr(other, name) == getattr(look, name) for name in TESTED)]
@@ -52,7 +52,9 @@ class Journal:
             number = 1 + sum(bool(other.number) for other in looks)
             look = look.model_copy(update={"number": number, "error_rate": error_rate_of_next(looks, planned)})
         looks = looks if known else (*looks, look)
-        return Design(look.error_rate, error_rate_of_next(looks, planned), frozenset(look.pilot), look.number, looks)
+        return SequentialDesign(
+            look.error_rate, error_rate_of_next(looks, planned), frozenset(look.pilot), look.number, looks
+        )
 
     def record(self, comparison: Comparison) -> Comparison:
         """Append the last look of a comparison, if it is new, under the lock of the folder; return it with its date."""

@@ -16,7 +16,7 @@ from ampcompare.base.formatting import few
 from ampcompare.experiment.interim_analyses import Journal
 from ampcompare.experiment.reload_report import choose_reference, read_plan
 from ampcompare.experiment.run_directory import RunDirectory, StoredPlan, row_of, with_label
-from ampcompare.results.analysis.inference.verdict import Design
+from ampcompare.results.analysis.inference.verdict import SequentialDesign
 from ampcompare.results.analysis.pairing.comparability import changed_settings
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import Comparison
@@ -72,7 +72,7 @@ def join_comparison(paths: Sequence[Path], *, reference: str | None = None) -> C
     files = {label: path for part in parts for label, path in Journal(part.run, part.plan, ()).record_files().items()}
     excluded = [f"{part.run.path}: {line}" for part in parts for line in part.excluded]
 
-    def sum_up(design: Design) -> Comparison:
+    def sum_up(design: SequentialDesign) -> Comparison:
         return summarize(
             records, arms=plan.arms, reference=plan.reference, command=plan.command, order=plan.order,
             terms=plan.terms, design=design, published=plan.published, excluded=excluded,

@@ -27,7 +27,7 @@ class Kill:
     outcome: str
 
 
-def kills_in(folder: Path, trace: Path, whole: Trace, record: str) -> list[Kill]:
+def read_kills(folder: Path, trace: Path, whole: Trace, record: str) -> list[Kill]:
     """Return the kills whose remains are in a folder.
 
     Args:

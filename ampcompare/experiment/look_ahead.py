@@ -13,7 +13,7 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.diagnosis import options as recipes
 from ampcompare.diagnosis.laws import loss_distance, outlook_of
 from ampcompare.diagnosis.options import PrefixRequest
-from ampcompare.experiment.diagnose import ENDED, run_examined, say_limits, watched_settings
+from ampcompare.experiment.diagnose import ENDED, run_examined, say_writable_files, watched_settings
 from ampcompare.experiment.launch.places import find_places
 from ampcompare.results.records.outlook import Outlook, Prefix
 from ampcompare.settings.config import RunConfig
@@ -68,7 +68,7 @@ def look_ahead(options: AheadOptions, say: Callable[[str], None] = lambda line: 
     require_torch()
     environment = find_places([options.config], None).all[0].gpu_environment
     if options.config.script is not None:
-        say_limits(say)
+        say_writable_files(say)
     say(f"running the first {options.prefix} steps in fp32")
     prefix = _prefix_of(options, environment, is_twin=False)
     distance = None

@@ -131,7 +131,7 @@ def find_reference(rows: Sequence[Row], reference: str | None) -> Row | None:
     return next((row for row in rows if (row.arm, row.stack.name if row.stack else "") == wanted), None)
 
 
-def first_matching(matrix: Matrix, arm: str | None) -> Row | None:
+def first_row_of_arm(matrix: Matrix, arm: str | None) -> Row | None:
     """Return the first row of a file, of an arm where one is asked for; None where the file has no such row."""
     if matrix.rows is None and matrix.arms is None and matrix.vary is None:
         return None

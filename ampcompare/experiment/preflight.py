@@ -27,9 +27,9 @@ from ampcompare.experiment.launch.dispatch import DispatchingLauncher
 from ampcompare.experiment.launch.places import find_places
 from ampcompare.experiment.launch.script.listing import MAX_LINES, printed_metrics
 from ampcompare.experiment.launch.script.output import OutputReader
-from ampcompare.experiment.launch.script.rows import ScriptRows, of_training_process
+from ampcompare.experiment.launch.script.rows import ScriptRows, rows_of_training_process
 from ampcompare.experiment.plan import Plan
-from ampcompare.results.analysis.pairing.seeding import start_of, why_alike
+from ampcompare.results.analysis.pairing.seeding import start_key, why_alike
 from ampcompare.results.records.preflight import ArmTrial, Preflight
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.step import StepRecord, iter_steps
@@ -57,10 +57,10 @@ def preflight(
     seeds = plan.seeds if len(plan.seeds) > 1 else (*plan.seeds, plan.seeds[0] + 1)
     order = sorted(plan.arms, key=lambda label: label != plan.reference)
     new = {label: rows[label] for label in order if label in rows and label not in known}
-    return check_arms(new, launcher, seeds, folder, cells=done.count(None))
+    return try_arms(new, launcher, seeds, folder, cells=done.count(None))
 
 
-def check_arms(
+def try_arms(
     rows: Mapping[str, RunConfig],
     launcher: Launcher,
     seeds: Sequence[int],
@@ -139,7 +139,7 @@ def _try_advised(
     return left
 
 
-def require_trainable(found: Preflight) -> None:
+def require_any_trainable(found: Preflight) -> None:
     """Check that an arm made a step, if any was tried, and that what metrics have matched can be used.
 
     Raises:
@@ -149,7 +149,7 @@ def require_trainable(found: Preflight) -> None:
     for fault in found.faults.values():
         raise ConfigError(f"{fault} {SKIPPED}")
     if found.arms and all(trial.error for trial in found.arms.values()):
-        raise failure_of(found, found.failures)
+        raise failure_error(found, found.failures)
 
 
 def require_followed_seeds(found: Preflight, seeds: Sequence[int]) -> None:
@@ -166,7 +166,7 @@ def require_followed_seeds(found: Preflight, seeds: Sequence[int]) -> None:
         raise ConfigError(f"{found.copies_sentence}; or run one seed, --seeds {seeds[0]} {SKIPPED}")
 
 
-def failure_of(found: Preflight, failed: Mapping[str, Sequence[str]]) -> AmpCompareError:
+def failure_error(found: Preflight, failed: Mapping[str, Sequence[str]]) -> AmpCompareError:
     """Return an error with the reasons of arms that cannot train, and the exit code of the gravest."""
     code = max(found.arms[arm].exit_code for arms in failed.values() for arm in arms)
     reasons = [f"{', '.join(arms)}: {error}" for error, arms in failed.items()]
@@ -176,7 +176,7 @@ def failure_of(found: Preflight, failed: Mapping[str, Sequence[str]]) -> AmpComp
     return ERRORS.get(code, LaunchError)(f"{reason} {SKIPPED}")
 
 
-def preflight_of(
+def try_configs(
     configs: Sequence[RunConfig],
     say: Callable[[str], Any] = lambda line: None,
     *,
@@ -196,8 +196,8 @@ def preflight_of(
     place = find_places(configs[:1], 1).all[0]
     with DispatchingLauncher(place=place) as launcher:
         launcher.on_note = say
-        found = check_arms({config.arm: config for config in configs}, launcher, [configs[0].recipe.seed])
-    require_trainable(found)
+        found = try_arms({config.arm: config for config in configs}, launcher, [configs[0].recipe.seed])
+    require_any_trainable(found)
     if found.cell_steps is not None and found.cell_steps < min_steps:
         raise ConfigError(
             f"the script makes {format_count(found.cell_steps, 'step')}, and {min_steps} are needed: let it train "
@@ -306,7 +306,7 @@ def _run_trial(cell: RunConfig, seed: int, launcher: Launcher, folder: Path) -> 
     steps = list(iter_steps(folder / CellFile.STEPS)) if (folder / CellFile.STEPS).exists() else []
     if script is None:
         return _Trial(record, seconds, busy, steps, limit.total_steps)
-    rows = of_training_process(folder)
+    rows = rows_of_training_process(folder)
     known = [steps for steps in (script.max_steps, rows.planned_steps) if steps is not None]
     trial = _Trial(record, seconds, busy, steps, min(known, default=0), rows)
     _check_metric_matches(trial, script, folder)
@@ -374,7 +374,7 @@ def _sum_up(trials: Sequence[_Trial], seconds: float) -> Preflight:
     facts = first.record.script
     if facts is not None and facts.weights and others and not first.was_ended:
         copies = any(
-            start_of(other.record.script) == start_of(facts)
+            start_key(other.record.script) == start_key(facts)
             for other in others
             if other.record.script is not None and other.record.config.recipe.seed != recipe.seed
         )

@@ -13,9 +13,9 @@ from ampcompare.base.errors import AmpCompareError
 from ampcompare.base.files.run_files import RunFile
 from ampcompare.base.files.write import write_atomically
 from ampcompare.diagnosis.profiling.options import ProfileOptions, ProfileRequest, profile_in_child
-from ampcompare.diagnosis.profiling.reasons import headline_of, with_reasons
+from ampcompare.diagnosis.profiling.reasons import headline_of, profiles_with_reasons
 from ampcompare.diagnosis.profiling.trace import merged_trace
-from ampcompare.experiment.diagnose import ENDED, run_examined, say_limits, watched_settings
+from ampcompare.experiment.diagnose import ENDED, run_examined, say_writable_files, watched_settings
 from ampcompare.results.records.profile import ArmProfile, Profile
 from ampcompare.results.report.base import write_result
 from ampcompare.settings.config import RunConfig
@@ -46,7 +46,7 @@ def profile(
     arms: list[ArmProfile] = []
     traces: list[tuple[str, Mapping[str, Any]]] = []
     if options.configs[0].script is not None:
-        say_limits(say)
+        say_writable_files(say)
     for config in options.configs:
         say(f"profiling {config.arm}")
         try:
@@ -57,7 +57,7 @@ def profile(
             found, trace = ArmProfile(arm=config.arm, failure=str(error)), {}
         arms.append(found)
         traces.append((config.arm, trace))
-    config, profiles = options.reference, with_reasons(arms)
+    config, profiles = options.reference, profiles_with_reasons(arms)
     recipe = config.recipe
     subject = f"{recipe.model.arch} on {recipe.data.name}, batch {recipe.batch_size}, {recipe.optimizer.name}"
     if config.script is not None:

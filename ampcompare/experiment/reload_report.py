@@ -20,7 +20,7 @@ from ampcompare.results.analysis.conclusions.headline import headline
 from ampcompare.results.analysis.conclusions.next_step import next_steps
 from ampcompare.results.analysis.inference.alpha_spending import error_rate_of_next
 from ampcompare.results.analysis.inference.criteria import criteria_of
-from ampcompare.results.analysis.inference.verdict import Design
+from ampcompare.results.analysis.inference.verdict import SequentialDesign
 from ampcompare.results.analysis.pairing.comparability import changed_settings
 from ampcompare.results.analysis.pairing.record_checks import read_checked
 from ampcompare.results.analysis.summary import summarize
@@ -106,13 +106,13 @@ def _comparison_of_folder(run: RunDirectory, reference: str | None) -> Compariso
         first = "fp32" if "fp32" in arms else arms[0]
         return summarize(
             records, arms=arms, reference=choose_reference(reference or first, arms), excluded=excluded,
-            design=Design(0.0, 0.0, looks=looks, notes=(NO_PLAN,)) if looks else None,
+            design=SequentialDesign(0.0, 0.0, looks=looks, notes=(NO_PLAN,)) if looks else None,
         )  # fmt: skip
     by_cell = {record.cell: record for record in records}
     mine = [with_label(by_cell[cell], row_of(label)) for label, cell in plan.cells.items() if cell in by_cell]
     chosen = plan.model_copy(update={"reference": choose_reference(reference or plan.reference, plan.arms)})
 
-    def sum_up(design: Design | None) -> Comparison:
+    def sum_up(design: SequentialDesign | None) -> Comparison:
         return summarize(
             mine, arms=plan.arms, reference=chosen.reference, command=plan.command, order=plan.order,
             terms=plan.terms, design=design, published=plan.published, excluded=excluded,
@@ -120,7 +120,7 @@ def _comparison_of_folder(run: RunDirectory, reference: str | None) -> Compariso
 
     journal, is_other = Journal(run, chosen, looks), chosen.reference != plan.reference
     if is_other and plan.journal is None:
-        return sum_up(Design(0.0, 0.0, notes=(_NO_JOURNAL,)))
+        return sum_up(SequentialDesign(0.0, 0.0, notes=(_NO_JOURNAL,)))
     design = journal.design(mine)
     if looks and design.looks == looks:
         return sum_up(design)  # it was looked at so before
@@ -132,7 +132,7 @@ def _comparison_of_folder(run: RunDirectory, reference: str | None) -> Compariso
 
 
 def _summarize_at_last_look(
-    journal: Journal, records: Sequence[RunRecord], summarize: Callable[[Design | None], Comparison]
+    journal: Journal, records: Sequence[RunRecord], summarize: Callable[[SequentialDesign | None], Comparison]
 ) -> Comparison:
     """Return the comparison against the reference of a journal, at the error rate that earlier looks left."""
     run = journal.run
@@ -163,7 +163,7 @@ def _comparison_of_report(path: Path, comparison: Comparison, reference: str | N
         raise RecordError(f"{path} holds no runs, only their summary against {comparison.reference}")
     return summarize(
         comparison.records, arms=[row.arm for row in comparison.arms], reference=chosen, command=comparison.command,
-        order=comparison.order, terms=criteria_of(comparison), design=Design(0, 0, notes=(_NO_JOURNAL,)),
+        order=comparison.order, terms=criteria_of(comparison), design=SequentialDesign(0, 0, notes=(_NO_JOURNAL,)),
         published=comparison.published,
     )  # fmt: skip
 

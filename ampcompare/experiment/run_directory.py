@@ -28,7 +28,7 @@ from ampcompare.experiment.launch.cell_files import code_folder, remove_leftover
 from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.plan import Plan
 from ampcompare.results.analysis.inference.criteria import Criteria
-from ampcompare.results.analysis.pairing.comparability import foreign_steps
+from ampcompare.results.analysis.pairing.comparability import foreign_steps_text
 from ampcompare.results.analysis.pairing.record_checks import check_record, read_checked
 from ampcompare.results.records.comparison import Look, Published
 from ampcompare.results.records.document import ArmLabel, read_with_source
@@ -373,7 +373,7 @@ def _why_cell_runs_again(record: RunRecord, config: RunConfig) -> str:
         return _why_stack_differs(record, config)
     if moved := _what_changed(record, config):
         return moved
-    before = foreign_steps(record)
+    before = foreign_steps_text(record)
     if before and not config.saving.resume_into_other_arm:
         return f"it was {before}"
     other = record.config.saving.resume
@@ -399,9 +399,9 @@ def _what_changed(record: RunRecord, config: RunConfig) -> str:
 
 def _why_stack_differs(record: RunRecord, config: RunConfig) -> str:
     """Return in what a stack is no longer that of a record; "" if it is, or if it cannot be asked now."""
-    from ampcompare.experiment.launch.script.stacks import facts_now  # it imports torch
+    from ampcompare.experiment.launch.script.stacks import current_stack_facts  # it imports torch
 
-    now, then = facts_now(config), record.environment
+    now, then = current_stack_facts(config), record.environment
     changed = [name for name in STACK_FACTS if now.get(name) and then.get(name) and now[name] != then[name]]
     code = changed_code(record.code or {}, code_folder(config))
     changed += [name for name, how in code.items() if how == "changed"]

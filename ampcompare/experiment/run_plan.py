@@ -24,7 +24,7 @@ from ampcompare.experiment.launch.contract import Launcher, Progress, failed_rec
 from ampcompare.experiment.launch.dispatch import LauncherPool
 from ampcompare.experiment.observer import Observer, Outline
 from ampcompare.experiment.plan import Plan, device_of_cells
-from ampcompare.experiment.preflight import preflight, require_followed_seeds, require_trainable
+from ampcompare.experiment.preflight import preflight, require_any_trainable, require_followed_seeds
 from ampcompare.experiment.run_directory import Reuse, RunDirectory, StoredPlan, with_label
 from ampcompare.experiment.timing_rounds import run_timing_rounds
 from ampcompare.results.analysis.inference.criteria import Criteria
@@ -162,10 +162,10 @@ class RunningPlan:
         looks = tuple(run.looks())
         self._known: Sequence[Reuse] = [Reuse(None, "")] * len(plan.cells)
         if any(cell.stack is not None for cell in plan.cells):
-            from ampcompare.experiment.launch.script.stacks import take_up  # it imports torch
+            from ampcompare.experiment.launch.script.stacks import take_up_recorded_cell  # it imports torch
 
             for cell in plan.cells:
-                take_up(cell, run.cell(cell), observer.note)
+                take_up_recorded_cell(cell, run.cell(cell), observer.note)
         if not force:
             # Timing rounds are made by this launcher, with cells that it has trained.
             others = set() if plan.timing_rounds else run.cell_names() - {cell.digest() for cell in plan.cells}
@@ -213,7 +213,7 @@ class RunningPlan:
         self._stored = self._stored.model_copy(update={"preflight": stored})
         self.run.write_plan(self._stored)
         if not self.done_records():
-            require_trainable(found)
+            require_any_trainable(found)
             if are_seeds_asked:
                 require_followed_seeds(found, self.plan.seeds)
         self._refused = {label: trial for label, trial in found.arms.items() if trial.error}
@@ -253,7 +253,7 @@ class RunningPlan:
         self._starts[cell.index] = record.started or cell.started  # it may have ended before it recorded its start
         self._replace({cell.index: record})
         if self.plan.timing_rounds or self.missing(self._every):
-            self.save_on_the_way()
+            self.write_report_on_the_way()
         self.observer.end(record, reused=False)
         if record.status == "interrupted":
             label = self.plan.labels[cell.index]
@@ -280,7 +280,7 @@ class RunningPlan:
         timed = run_timing_rounds(self.plan, block, self.records, folders, self.launcher, self.observer.note)
         self._replace(timed)
         if timed and self.missing(self._every):
-            self.save_on_the_way()
+            self.write_report_on_the_way()
 
     def save(self, *, test: bool = False) -> Comparison:
         """Sum up, and write the report and the order in which the cells have run; once for the same records.
@@ -311,7 +311,7 @@ class RunningPlan:
         self._saved = comparison
         return comparison
 
-    def save_on_the_way(self) -> None:
+    def write_report_on_the_way(self) -> None:
         """Write the order in which the cells have run, and the report, if there is one."""
         if self._write is None:
             self._write_order()
@@ -467,7 +467,7 @@ class CellRunner:
         if (refusal := self.running.refusal(index)) is not None:
             return FinishedCell(index, refusal, started)
         if device is not None and isinstance(self.running.launcher, LauncherPool):
-            record = self.running.launcher.launch_at(device, config, folder, on_progress)
+            record = self.running.launcher.launch_at_place(device, config, folder, on_progress)
         else:
             record = self.running.launcher.launch(config, folder, on_progress)
         return FinishedCell(index, record, started)

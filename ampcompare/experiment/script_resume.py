@@ -16,7 +16,7 @@ from ampcompare.base.environment.ranks import world_of
 from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, Sandbox, open_sandbox
 from ampcompare.base.processes.start import start_command
-from ampcompare.experiment.killed_saves import kills_in, kills_lines
+from ampcompare.experiment.killed_saves import kills_lines, read_kills
 from ampcompare.experiment.resume_comparison import (
     Answer,
     Resumption,
@@ -180,7 +180,7 @@ class _Runs:
             raise LaunchError(f"the script (killed) ended with exit code {code}: "
                               f"{error_of(requests[0].with_name(RECORD), text)}")  # fmt: skip
         is_first = not any(row["step"] < broken.stopped for row in whole.saves)
-        return kills_lines(kills_in(folder, requests[0].with_name(TRACE), whole, RECORD), is_first=is_first)
+        return kills_lines(read_kills(folder, requests[0].with_name(TRACE), whole, RECORD), is_first=is_first)
 
     def _start(
         self, given: Sequence[_Run], say: Callable[[str], None] = lambda line: None

@@ -127,9 +127,9 @@ def _train(options: RunOptions, launcher: Launcher, observer: Observer) -> RunRe
     run.make()
     launcher.on_note = observer.note
     if config.stack is not None:
-        from ampcompare.experiment.launch.script.stacks import take_up  # it imports torch
+        from ampcompare.experiment.launch.script.stacks import take_up_recorded_cell  # it imports torch
 
-        take_up(config, run.cell(config), observer.note)
+        take_up_recorded_cell(config, run.cell(config), observer.note)
     earlier = None if options.force else run.reusable(config)
     if earlier is not None and earlier.reason:
         observer.note(f"{config.arm} runs again: {earlier.reason}")

@@ -10,7 +10,7 @@ from typing import Any
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.formatting import parse_duration
-from ampcompare.experiment.matrix import Row, Vary, expand_matrix, find_setting, first_matching
+from ampcompare.experiment.matrix import Row, Vary, expand_matrix, find_setting, first_row_of_arm
 from ampcompare.experiment.plan import parse_seeds
 from ampcompare.results.analysis.pairing.comparability import changed_settings, settings
 from ampcompare.results.records.comparison import Published, PublishedRow
@@ -116,7 +116,7 @@ def collect_settings(request: SettingsRequest, reads: CommandReads, *, one_run: 
 def _first_row(matrix: Matrix, layers: Sequence[Layer]) -> list[Layer]:
     """Return the settings of the first row with the arm that layers ask for, and the first seed."""
     arms = [layer.values["arm"] for layer in layers if isinstance(layer.values.get("arm"), str)]
-    row = first_matching(matrix, arms[-1] if arms else None)
+    row = first_row_of_arm(matrix, arms[-1] if arms else None)
     values: dict[str, Any] = {}
     if row is not None:
         values["arm"] = row.arm

@@ -147,7 +147,7 @@ class ScriptAmp:
         """Return `half_function`, `float_function` or `promote_function`."""
         return lambda fn: _cast_arguments(fn, kind, self._casting.type_now)
 
-    def registrar(self, kind: str) -> Callable[[Any, str], None]:
+    def make_registrar(self, kind: str) -> Callable[[Any, str], None]:
         """Return `register_half_function`, `register_float_function` or `register_promote_function`."""
 
         def register(module: Any, name: str) -> None:
@@ -163,7 +163,7 @@ class ScriptAmp:
         named["init"] = functools.partial(refuse_init, self._arm)
         for kind in _KINDS:
             named[f"{kind}_function"] = self.decorator(kind)
-            named[f"register_{kind}_function"] = self.registrar(kind)
+            named[f"register_{kind}_function"] = self.make_registrar(kind)
         return named
 
 

@@ -72,7 +72,7 @@ def _diagnose(request: Request, rank: int) -> int:
     import torch
 
     from ampcompare.backends.arm import Arm
-    from ampcompare.diagnosis.diagnose import report_of
+    from ampcompare.diagnosis.diagnose import diagnosis_of_observation
     from ampcompare.diagnosis.observation import Observation
     from ampcompare.diagnosis.step_watch import StepWatch
     from ampcompare.script.observer import ScriptObserver
@@ -89,7 +89,9 @@ def _diagnose(request: Request, rank: int) -> int:
         compiled = "torch.compile was left out: it fuses the operations that are watched one by one"
         notes = [compiled] if observer.compiles else []
         arm = Arm.parse(str(request.settings["arm"]))
-        found = report_of(observation, arm, reference=reference, subject=request.settings["name"], notes=notes)
+        found = diagnosis_of_observation(
+            observation, arm, reference=reference, subject=request.settings["name"], notes=notes
+        )
         answer = {
             "diagnosis": found.model_dump(mode="json"),
             "functions": sorted(observation.functions),
@@ -216,10 +218,10 @@ def _run_with(request: ScriptRequest, install: Callable[[Recorder], None], *, re
     """Run the script of a request and return its exit code; `install` is called with its recorder before it begins."""
     from ampcompare.script.legacy.settings import ExecSettings
     from ampcompare.script.legacy.target import target_of
-    from ampcompare.script.prepare import prepare_script, run_script
+    from ampcompare.script.prepare import prepare_arm_process, run_script
 
     def prepare(given: ExecSettings) -> Prepared:
-        prepared = prepare_script(given)
+        prepared = prepare_arm_process(given)
         assert prepared.recorder is not None
         install(prepared.recorder)
         return prepared

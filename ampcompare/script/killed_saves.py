@@ -259,12 +259,12 @@ class KilledSaves:
         return self._seen[key]
 
 
-def lay_out(folder: Path) -> None:
+def lay_out_remains(folder: Path) -> None:
     """Put what a copy has left at its paths."""
     _lay_out(folder, 1)
 
 
-def put_back(folder: Path) -> None:
+def put_back_originals(folder: Path) -> None:
     """Put what was at these paths before the copies."""
     _lay_out(folder, 2)
 

@@ -115,11 +115,11 @@ class ScriptObserver:
         if not sites.is_inside:
             self._without_gradients = not torch.is_grad_enabled()
             if not self._without_gradients:
-                self._call_of(module)
+                self._note_training_call(module)
             self._set()
         sites.enter(module)
 
-    def _call_of(self, module: nn.Module) -> None:
+    def _note_training_call(self, module: nn.Module) -> None:
         """Note that the script calls a module to train it."""
         has_weights = next(module.parameters(), None) is not None
         is_new = not self._watch.sites.knows(bare_model(module))

@@ -59,14 +59,14 @@ def run_script(
     Args:
         target: the script or module with its arguments.
         settings: arm, seed, record, guards and what else `exec` takes.
-        prepare: makes the process ready; None for `prepare_script`.
+        prepare: makes the process ready; None for `prepare_arm_process`.
 
     Returns:
         The exit code of the script; 3 if it has ended well and trained nothing.
     """
     if CELL_FOLDER in os.environ:
         _end_with_parent()
-    status = execute(target, settings, prepare=prepare or prepare_script, explain=_explain_by_arm)
+    status = execute(target, settings, prepare=prepare or prepare_arm_process, explain=_explain_by_arm)
     # A child process that trains past the arm refuses to.
     if status == 0 and not _stand_ins[-1].has_acted() and not child_processes.num_started():
         under = "" if settings.arm == "script" else f" under {settings.arm}"
@@ -115,7 +115,7 @@ def _end_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepared:
+def prepare_arm_process(settings: ExecSettings, *, child: str | None = None) -> Prepared:
     """Prepare this process, or one that the script has started, for an arm; nothing is undone later."""
     assert settings.arm is not None
     if settings.record is not None:
@@ -201,4 +201,4 @@ def _cpu_half(arm: Arm, settings: ExecSettings) -> tuple[str | None, AbstractCon
 
 def prepare_child(values: dict[str, Any], name: str) -> None:
     """Prepare a process that the script has started by multiprocessing."""
-    prepare_script(ExecSettings(**values), child=name)
+    prepare_arm_process(ExecSettings(**values), child=name)

@@ -69,11 +69,11 @@ def _name_checkpoint(request: dict[str, Any], saved: str, states: str) -> None:
 def _start_from_each(folder: Path, rows: list[dict[str, Any]], template: Path) -> None:
     """Start the script from each set of files that killed copies have left, and write what came of it."""
     from ampcompare.script import prepare  # noqa: F401 - imports torch once for all of them
-    from ampcompare.script.killed_saves import lay_out, put_back
+    from ampcompare.script.killed_saves import lay_out_remains, put_back_originals
 
     attempts: dict[str, list[dict[str, Any]]] = {}
     for left in sorted({row["left"] for row in rows if row["kind"] == Row.KILLED}, key=int):
-        lay_out(folder / left)
+        lay_out_remains(folder / left)
         attempts[left] = []
         request = json.loads(template.read_text(encoding="utf-8"))
         found = [path for path in request["candidates"] if os.path.lexists(path)]
@@ -90,7 +90,7 @@ def _start_from_each(folder: Path, rows: list[dict[str, Any]], template: Path) -
             attempts[left].append({"saved": saved, "code": code, "place": str(place)})
             if not code and os.path.exists(own["trace"]):
                 break
-        put_back(folder / left)
+        put_back_originals(folder / left)
     (folder / ATTEMPTS).write_text(json.dumps(attempts), encoding="utf-8")
 
 

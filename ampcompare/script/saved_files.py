@@ -82,7 +82,7 @@ class SavedFiles:
         if self._inside:
             return inner(value, file, *args, **options)
         name = _name_of(file)
-        found = {"line": place_in_script(), "holds": sorted(set(parts_of(value)))}
+        found = {"line": place_in_script(), "holds": sorted(set(describe_parts(value)))}
         with self._within():
             if name is not None:
                 self._before_save(os.path.abspath(name))
@@ -155,7 +155,7 @@ class SavedFiles:
 
         def save(inner: Any, state: Any, *args: Any, **options: Any) -> Any:
             path = path_of(options, "storage_writer")
-            line, holds = place_in_script(), sorted(set(parts_of(state)))
+            line, holds = place_in_script(), sorted(set(describe_parts(state)))
             if path is not None:
                 self._before_save(path)
             with self._within():
@@ -198,7 +198,7 @@ def _name_of(file: Any) -> str | None:
     return os.fsdecode(name) if isinstance(name, kinds) else None
 
 
-def parts_of(value: Any, depth: int = DEPTH) -> Iterator[str]:
+def describe_parts(value: Any, depth: int = DEPTH) -> Iterator[str]:
     """Yield what a saved object holds, as far as its form tells: the state of an optimizer, a scaler, a generator."""
     if isinstance(value, dict):
         keys = set(value)
@@ -216,9 +216,9 @@ def parts_of(value: Any, depth: int = DEPTH) -> Iterator[str]:
             if any(str(key).endswith(STATISTICS) for key in keys):
                 yield "buffers"
         for one in value.values() if depth else ():
-            yield from parts_of(one, depth - 1)
+            yield from describe_parts(one, depth - 1)
     elif isinstance(value, (list, tuple)) and depth:
         for one in value:
-            yield from parts_of(one, depth - 1)
+            yield from describe_parts(one, depth - 1)
     elif isinstance(value, Tensor) and value.dtype is torch.uint8 and value.dim() == 1:
         yield "generator"

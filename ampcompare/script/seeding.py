@@ -73,8 +73,8 @@ class Seeding:
             wrap(owner, name, functools.partial(self._note, "state", f"{owner.__name__}.{name}"))
         if self._shifts is None:
             return
-        wrap(random.Random, "seed", self._python_generator)
-        wrap(np.random, "default_rng", self._default_rng)
+        wrap(random.Random, "seed", self._shift_new_python_generator)
+        wrap(np.random, "default_rng", self._shift_new_default_rng)
         self._follow_classes()
         for module, name in ((torch, "load"), (nn.Module, "load_state_dict")):
             wrap(module, name, functools.partial(self._note, "load", f"{module.__name__}.{name}"))
@@ -86,7 +86,7 @@ class Seeding:
             *((torch.cuda.random, name, f"torch.cuda.{name}") for name in CUDA),
         ):
             found = vars(owner)[name]
-            around = self._entropy if name == "seed" else self._around(told, shift_torch_seed)
+            around = self._note_entropy if name == "seed" else self._around(told, shift_torch_seed)
             self._events.wrap(owner, name, around)
             # The same object under both names: a process that is spawned gets functions by their name.
             parent = torch if owner is torch.random else torch.cuda
@@ -113,7 +113,7 @@ class Seeding:
 
         return around
 
-    def _entropy(self, inner: Any) -> Any:
+    def _note_entropy(self, inner: Any) -> Any:
         return self._seed(lambda _: inner(), None, "torch.seed", shift_torch_seed, "global", calling_frame())
 
     def _seed(
@@ -190,11 +190,11 @@ class Seeding:
         finally:
             self._know_torch()
 
-    def _python_generator(self, inner: Any, generator: Any, *args: Any, **kwargs: Any) -> Any:
+    def _shift_new_python_generator(self, inner: Any, generator: Any, *args: Any, **kwargs: Any) -> Any:
         around = self._around("random.Random", shift_python_seed, "own")
         return around(functools.partial(inner, generator), *args, **kwargs)
 
-    def _default_rng(self, inner: Any, *args: Any, **kwargs: Any) -> Any:
+    def _shift_new_default_rng(self, inner: Any, *args: Any, **kwargs: Any) -> Any:
         seed = kwargs.get("seed", args[0] if args else None)
         if not _are_numbers(seed):  # a generator, say
             return inner(*args, **kwargs)
@@ -203,12 +203,12 @@ class Seeding:
 
     def _follow_classes(self) -> None:
         """Let generators that are made from now on be seeded with the offset; what is made stays of its type."""
-        self._events.put(torch, "Generator", self._torch_generator(torch.Generator))
+        self._events.put(torch, "Generator", self._shifted_torch_generator_class(torch.Generator))
         for name, seeds in (("RandomState", NUMPY_SEEDS), *dict.fromkeys(("SeedSequence", *BIT_GENERATORS)).items()):
-            made = self._numpy_class(getattr(np.random, name), f"numpy.random.{name}", seeds)
+            made = self._shifted_numpy_class(getattr(np.random, name), f"numpy.random.{name}", seeds)
             self._events.put(np.random, name, made)
 
-    def _torch_generator(self, make: Any) -> Any:
+    def _shifted_torch_generator_class(self, make: Any) -> Any:
         """Return the class in the place of `torch.Generator`, or of what stands there and makes one by `make`."""
         base: Any = torch._C.Generator
 
@@ -227,7 +227,7 @@ class Seeding:
         # torch pickles a generator as one of `torch.Generator`.
         return _subclass(base, __module__="torch", __new__=new, manual_seed=manual_seed)
 
-    def _numpy_class(self, base: Any, function: str, seeds: int | None) -> Any:
+    def _shifted_numpy_class(self, base: Any, function: str, seeds: int | None) -> Any:
         first = "entropy" if function.endswith("SeedSequence") else "seed"
 
         def make(kind: Any, *args: Any, **kwargs: Any) -> Any:

@@ -33,7 +33,7 @@ from ampcompare.results.analysis.inference.effect import (
     interval,
     min_resolvable_spread,
     paired_effect,
-    two_stage,
+    two_stage_effect,
 )
 from ampcompare.results.analysis.inference.sample_size import stein_pairs
 from ampcompare.results.analysis.inference.verdict import decide
@@ -138,7 +138,7 @@ def _effects(values: Floats, case: Scenario, margin: AccuracyMargin, pilot: int 
     effects = []
     for arm in arms:
         if pilot:
-            effect = two_stage(arm, reference, early, floor, rounded=True)
+            effect = two_stage_effect(arm, reference, early, floor, rounded=True)
             moved = margin_error(arm[:pilot], reference[:pilot], margin.error_share) * math.sqrt(pilot / len(arm))
         else:
             effect = paired_effect(arm, reference, floor, rounded=True)
@@ -157,7 +157,7 @@ def _as_looks(rates: Sequence[float]) -> list[Look]:
 def _judge(values: Floats, case: Scenario, rate: float, after: float | None = None, pilot: int = 0) -> Outcome:
     margin = _margin(values, case)
     effects = _effects(values, case, margin, pilot)
-    return Outcome(decide(effects, margin.of_scores(), rate, after), effects, rate)
+    return Outcome(decide(effects, margin.margin_of_scores(), rate, after), effects, rate)
 
 
 def _look_once(draw: Draw, case: Scenario) -> Outcome:
@@ -189,7 +189,8 @@ def _auto(draw: Draw, case: Scenario) -> Outcome:
     margin = _margin(values, case)
     pilot = _effects(values, case, margin)
     needed = max(
-        stein_pairs(effect.spread, effect.freedom, margin.of_scores().size, rate / len(pilot)) for effect in pilot
+        stein_pairs(effect.spread, effect.freedom, margin.margin_of_scores().size, rate / len(pilot))
+        for effect in pilot
     )
     if needed > size:
         values = np.concatenate([values, draw(needed - size)], axis=1)

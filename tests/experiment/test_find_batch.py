@@ -11,7 +11,7 @@ import pytest
 from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.experiment.find_batch import GIB, STEPS, BatchSearch, configs_of, find_batches, largest_passing
 from ampcompare.experiment.launch.contract import Launcher
-from ampcompare.experiment.launch.worker.cell import failed_with
+from ampcompare.experiment.launch.worker.cell import record_of_failure
 from ampcompare.results.records.run import RunRecord, RunSummary
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.data import Data
@@ -48,7 +48,7 @@ def _on_cpu(config: RunConfig) -> RunRecord:
 def test_an_arm_that_cannot_train_is_named_before_the_search() -> None:
     """Each arm is tried once; the others would be searched for nothing."""
     launcher = Pretend(
-        lambda config: failed_with(config, KeyError("layer")) if config.arm == "half" else _on_cpu(config)
+        lambda config: record_of_failure(config, KeyError("layer")) if config.arm == "half" else _on_cpu(config)
     )
     with pytest.raises(LaunchError, match=r"half: KeyError: 'layer' \(nothing else was started"):
         find_batches(BatchSearch(configs_of(BASE, ["fp32", "half"]), 1.0), launcher)
@@ -87,7 +87,7 @@ def test_a_gpu_needs_no_limit() -> None:
     def answer(config: RunConfig) -> RunRecord:
         taken = config.recipe.batch_size * GIB // 100
         if taken > GIB:
-            return failed_with(config, MemoryError("cannot allocate"))
+            return record_of_failure(config, MemoryError("cannot allocate"))
         return _record(config, "cuda:0", peak_bytes=taken // 2, peak_reserved_bytes=taken)
 
     on_gpu = BASE.model_copy(update={"device": "auto"})
@@ -107,7 +107,7 @@ def test_the_data_bound_the_batch() -> None:
         try:
             Data.num_batches(few, config.recipe.batch_size)  # type: ignore[arg-type]
         except ConfigError as error:
-            return failed_with(config, error)
+            return record_of_failure(config, error)
         return _record(config, "cpu", peak_bytes=1)
 
     (limit,) = find_batches(BatchSearch(configs_of(BASE, ["fp32"]), 1.0), Pretend(answer))
@@ -134,7 +134,10 @@ def test_micro_batches_and_rates_follow() -> None:
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (lambda config: failed_with(config, KeyError("layer")), "failed for another reason than memory: KeyError"),
+        (
+            lambda config: record_of_failure(config, KeyError("layer")),
+            "failed for another reason than memory: KeyError",
+        ),
         (lambda config: _record(config, "cpu", skipped_steps=STEPS), "all 5 updates overflowed"),
     ],
 )

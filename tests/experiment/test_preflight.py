@@ -10,7 +10,7 @@ from ampcompare.base.errors import Advice, UnsupportedCombination
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.experiment.launch.contract import Launcher, failed_record
 from ampcompare.experiment.launch.script.rows import read_rows
-from ampcompare.experiment.preflight import check_arms
+from ampcompare.experiment.preflight import try_arms
 from ampcompare.results.records.run import RunRecord, dump_json
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import ScriptConfig
@@ -57,7 +57,7 @@ def test_advice_names_arms_that_were_seen_to_train(
 ) -> None:
     rows = {arm: RunConfig(arm=arm, script=ScriptConfig(name="train.py")) for arm in ("fp32", "native:bf16", "apex:O2")}
     launcher = ByArm(able, Advice(arms, "cast it"))
-    found = check_arms(rows, launcher, (0, 1), tmp_path)
+    found = try_arms(rows, launcher, (0, 1), tmp_path)
     assert launcher.asked == [*rows, *tried]
     assert found.arms["apex:O2"].error == SEEN + said
     assert found.arms.keys() == rows.keys()
@@ -65,7 +65,7 @@ def test_advice_names_arms_that_were_seen_to_train(
 
 def test_an_error_without_advice_stays_as_it_is(tmp_path: Path) -> None:
     rows = {arm: RunConfig(arm=arm, script=ScriptConfig(name="train.py")) for arm in ("fp32", "half")}
-    found = check_arms(rows, ByArm({"fp32"}, Advice()), (0, 1), tmp_path)
+    found = try_arms(rows, ByArm({"fp32"}, Advice()), (0, 1), tmp_path)
     assert found.arms["half"].error == "with all its arms"
 
 

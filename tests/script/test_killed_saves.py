@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from ampcompare.script.killed_saves import Change, ChangeWatch, KilledSaves, Point, choose_points, lay_out, put_back
+from ampcompare.script.killed_saves import (
+    Change,
+    ChangeWatch,
+    KilledSaves,
+    Point,
+    choose_points,
+    lay_out_remains,
+    put_back_originals,
+)
 
 pytestmark = pytest.mark.integration
 
@@ -45,12 +53,12 @@ def test_a_file_that_is_written_in_place_is_cut(tmp_path: Path) -> None:
     assert found[0]["point"] == "before it writes last.pt"
     sizes = []
     for one in found:
-        lay_out(tmp_path / "left" / one["left"])
+        lay_out_remains(tmp_path / "left" / one["left"])
         sizes.append(path.stat().st_size)
         if one is not found[0]:
             with pytest.raises((RuntimeError, EOFError, OSError)):
                 torch.load(path)
-        put_back(tmp_path / "left" / one["left"])
+        put_back_originals(tmp_path / "left" / one["left"])
     assert sizes[0] == len(before)
     assert sizes[1] == 0
     assert sizes[1:] == sorted(set(sizes[1:]))
@@ -74,9 +82,9 @@ def test_a_file_that_is_replaced_is_whole_after_every_kill(tmp_path: Path) -> No
     assert {one["state"] for one in found} == {"killed"}
     seen = set()
     for name in dict.fromkeys(one["left"] for one in found):
-        lay_out(tmp_path / "left" / name)
+        lay_out_remains(tmp_path / "left" / name)
         seen.add((next(iter(torch.load(path))), folder.exists(), (tmp_path / "new").exists()))
-        put_back(tmp_path / "left" / name)
+        put_back_originals(tmp_path / "left" / name)
     assert ("old", True, False) in seen
     assert ("a", True, True) in seen
     assert {name for name, exists, _ in seen if not exists} <= {"a"}

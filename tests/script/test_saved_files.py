@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ampcompare.base.patches import Layer, Subscriptions
-from ampcompare.script.saved_files import SavedFiles, parts_of
+from ampcompare.script.saved_files import SavedFiles, describe_parts
 from ampcompare.settings.resume_trace import Row, saved_files
 
 Rows = list[dict[str, Any]]
@@ -79,8 +79,8 @@ def test_safetensors_and_folders(rows: Rows, tmp_path: Path) -> None:
 
 
 def test_parts_are_known_by_their_form() -> None:
-    assert set(parts_of({"x": [state()]})) == {"model", "optimizer", "generator"}
-    assert list(parts_of({"lr": {"last_epoch": 3}, "amp": {"scale": 1.0, "growth_factor": 2.0}})) == [
+    assert set(describe_parts({"x": [state()]})) == {"model", "optimizer", "generator"}
+    assert list(describe_parts({"lr": {"last_epoch": 3}, "amp": {"scale": 1.0, "growth_factor": 2.0}})) == [
         "scheduler",
         "scaler",
     ]

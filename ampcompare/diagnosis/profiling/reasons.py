@@ -307,7 +307,7 @@ RULES: Sequence[Rule] = (
 )
 
 
-def with_reasons(arms: Sequence[ArmProfile]) -> list[ArmProfile]:
+def profiles_with_reasons(arms: Sequence[ArmProfile]) -> list[ArmProfile]:
     return [arm.model_copy(update={"reasons": find_reasons(arm, arms[0])}) for arm in arms]
 
 

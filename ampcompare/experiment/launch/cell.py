@@ -19,7 +19,7 @@ from ampcompare.base.processes.start import start_command
 from ampcompare.experiment.launch.cell_files import progress_writer, read_config
 from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.launch.local import ExternalLauncher, LocalLauncher
-from ampcompare.experiment.launch.stop_signal import end_signals, held_signals
+from ampcompare.experiment.launch.stop_signal import end_signals, hold_stop_signals
 from ampcompare.results.records.run import RunRecord, read_record
 
 
@@ -43,7 +43,7 @@ def train_here(folder: Path, where: str = "") -> None:
     """Train the cell of a folder on this machine, or as one of ranks that were started together; SIGTERM stops it."""
     world = world_of()
     launcher = LocalLauncher() if world is None else ExternalLauncher(world)
-    with launcher, _terminated_by_signal(launcher) if world is None else held_signals():
+    with launcher, _terminated_by_signal(launcher) if world is None else hold_stop_signals():
         record = train_cell(folder, launcher, where)
     if record.status == "interrupted":
         raise Ended("the command was asked to stop; the same command resumes the cell")

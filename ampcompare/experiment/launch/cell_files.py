@@ -151,7 +151,7 @@ def archive_previous(folder: Path) -> None:
     (folder / CellFile.LOADED).unlink(missing_ok=True)
 
 
-def without_written(record: RunRecord, folder: Path, written: Sequence[Written]) -> RunRecord:
+def record_without_written_files(record: RunRecord, folder: Path, written: Sequence[Written]) -> RunRecord:
     """Return the record of a cell, written again if files count as its code that it has made itself."""
     names = Names(code_folder(record.config))
     own = {names.of(one.path) for one in written}
@@ -167,7 +167,7 @@ def code_folder(config: RunConfig) -> Path:
     return Path.cwd() if config.script is None else config.script.folder
 
 
-def with_code(record: RunRecord, folder: Path) -> RunRecord:
+def record_with_code(record: RunRecord, folder: Path) -> RunRecord:
     """Return a record with the code that the processes of its cell have loaded."""
     loaded = read_loaded_code(folder)
     return record.model_copy(update={"code": loaded.files, "packages": {**record.packages, **loaded.packages}})
@@ -228,7 +228,7 @@ def progress_writer(folder: Path, place: str = "") -> Callable[[Progress], None]
     return write
 
 
-def fresh_progress(folder: Path, on_progress: Callable[[Progress], None] | None) -> Callable[[], None]:
+def fresh_progress_reader(folder: Path, on_progress: Callable[[Progress], None] | None) -> Callable[[], None]:
     """Return a `progress_reader` of a process that is about to start, to which nothing that is there now is news."""
     progress_writer(folder)(Progress(0, 0, 0, "starting"))
     path = folder / CellFile.PROGRESS

@@ -142,7 +142,7 @@ class LauncherClosed(Exception):
     """The launcher was closed by another thread, which wants no record of the cell."""
 
 
-class Stoppable(Generic[Process]):
+class StoppableProcess(Generic[Process]):
     """At most one process at a time, and none once this is closed.
 
     Attributes:

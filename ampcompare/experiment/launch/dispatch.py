@@ -74,9 +74,9 @@ class LauncherPool(Launcher):
     def launch(
         self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
     ) -> RunRecord:
-        return self.launch_at(0, config, folder, on_progress)
+        return self.launch_at_place(0, config, folder, on_progress)
 
-    def launch_at(
+    def launch_at_place(
         self, number: int, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
     ) -> RunRecord:
         """Train a cell at one of the places, by its number from 0."""

@@ -13,15 +13,21 @@ from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.processes.client import MAX_SERVERS, Fork, ProcessServer, ServerLost
 from ampcompare.base.processes.start import how_ended, isolated_environment
 from ampcompare.experiment.launch.cell_files import (
-    fresh_progress,
+    fresh_progress_reader,
     log_tail,
     make_cell_folder,
+    record_without_written_files,
     sandboxed_cell,
-    without_written,
     write_config,
     write_record,
 )
-from ampcompare.experiment.launch.contract import Launcher, Progress, Stoppable, failed_record, interrupted_record
+from ampcompare.experiment.launch.contract import (
+    Launcher,
+    Progress,
+    StoppableProcess,
+    failed_record,
+    interrupted_record,
+)
 from ampcompare.experiment.launch.places import ANYWHERE, Place
 from ampcompare.results.records.run import RunRecord, read_record
 from ampcompare.settings.config import RunConfig
@@ -52,7 +58,7 @@ class StoppableLauncher(Launcher, Generic[Process]):
 
     def __init__(self, place: Place, end: Callable[[Process], None]) -> None:
         self._place = place
-        self._process: Stoppable[Process] = Stoppable(end)
+        self._process: StoppableProcess[Process] = StoppableProcess(end)
 
     def _is_asked(self) -> bool:
         return self._process.is_asked or not self.may_start()
@@ -84,7 +90,7 @@ class ForkServerLauncher(StoppableLauncher[Fork]):
 
     def __init__(self, place: Place = ANYWHERE) -> None:
         super().__init__(place, Fork.kill)
-        self._server: Stoppable[ProcessServer] = Stoppable(ProcessServer.close)
+        self._server: StoppableProcess[ProcessServer] = StoppableProcess(ProcessServer.close)
 
     def _fork(self, start: Callable[[ProcessServer], Fork], environment: Mapping[str, str] | None = None) -> Fork:
         """Start the process of a cell by a server that is ready.
@@ -143,7 +149,7 @@ class ForkedLauncher(ForkServerLauncher):
             self._process.check()
         path = folder / CellFile.RECORD
         if code == 0 and path.exists():
-            return without_written(read_record(path), folder, sandbox.written)
+            return record_without_written_files(read_record(path), folder, sandbox.written)
         if self._is_asked() and -code in (signal.SIGTERM, signal.SIGKILL):
             record = interrupted_record(config)
         else:
@@ -160,7 +166,7 @@ class ForkedLauncher(ForkServerLauncher):
         on_progress: Callable[[Progress], None] | None,
     ) -> int:
         """Return the exit code of the cell."""
-        read = fresh_progress(folder, on_progress)
+        read = fresh_progress_reader(folder, on_progress)
         words, load = [str(folder.resolve())], _libraries_to_preload(config.recipe)
         with (folder / CellFile.LOG).open("wb") as log:
             options: dict[str, Any] = {"output": log.fileno(), "environment": environment, "load": load}

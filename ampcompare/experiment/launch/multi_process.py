@@ -14,13 +14,13 @@ from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.processes.sandbox import Sandbox
 from ampcompare.base.processes.start import how_ended, start_command
 from ampcompare.experiment.launch.cell_files import (
-    fresh_progress,
+    fresh_progress_reader,
     last_lines,
     log_tail,
     make_cell_folder,
+    record_without_written_files,
     remove_leftovers_of_cell,
     sandboxed_cell,
-    without_written,
     write_config,
     write_record,
 )
@@ -59,7 +59,7 @@ class MultiProcessLauncher(StoppableLauncher["subprocess.Popen[bytes]"]):
             code = self._run(request, folder, sandbox, on_progress)
             self._process.check()
         remove_leftovers_of_cell(folder)
-        return without_written(self._record(config, folder, code), folder, sandbox.written)
+        return record_without_written_files(self._record(config, folder, code), folder, sandbox.written)
 
     def _run(
         self,
@@ -71,7 +71,7 @@ class MultiProcessLauncher(StoppableLauncher["subprocess.Popen[bytes]"]):
         environment = {**worker_environment(self._place), **sandbox.environment}
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
             environment.pop(name, None)
-        report_progress = fresh_progress(folder, on_progress)
+        report_progress = fresh_progress_reader(folder, on_progress)
         with (folder / CellFile.LAUNCHER_LOG).open("wb") as log, self._place.on_its_cores():
             # In a new session, Ctrl-C in the terminal reaches only this process, which then ends the ranks.
             agent = self._process.start(

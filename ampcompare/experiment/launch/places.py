@@ -88,7 +88,7 @@ class Place:
 ANYWHERE = Place()
 
 
-def with_place(record: RunRecord) -> RunRecord:
+def record_with_place(record: RunRecord) -> RunRecord:
     """Return the record of a cell of this process with what `Place.mark` adds.
 
     The process that trains adds it too, so that no record lacks it where the command was killed.

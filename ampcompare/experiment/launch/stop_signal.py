@@ -30,7 +30,7 @@ class _Ask:
 
 
 @contextlib.contextmanager
-def held_signals() -> Iterator[None]:
+def hold_stop_signals() -> Iterator[None]:
     """Let `end_signals` that come before `stopped_by_signal` ask that run to stop: while it loads torch and its data.
 
     Only in the main thread.

@@ -11,7 +11,7 @@ from ampcompare.backends.arm import same_arm
 from ampcompare.base.errors import ConfigError, RecordError
 from ampcompare.base.formatting import few
 from ampcompare.results.analysis.inference.criteria import Criteria
-from ampcompare.results.analysis.pairing.scores import one_metric, step_of
+from ampcompare.results.analysis.pairing.scores import common_metric, step_of
 from ampcompare.results.analysis.results_table import Quantity, ResultsTable, Run, judge
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.verdict import KEPT, Verdict
@@ -77,7 +77,7 @@ def table_of_records(records: Sequence[RunRecord], name: str) -> ResultsTable:
     ended = [record for record in records if record.status in ("completed", "diverged")]
     if not ended:
         raise RecordError(f"{name} holds no run that was completed or diverged")
-    metric = one_metric(ended).model_copy(update={"difference": "points"})
+    metric = common_metric(ended).model_copy(update={"difference": "points"})
     step = step_of(ended) or FINEST
     runs: list[Run] = []
     for record in ended:

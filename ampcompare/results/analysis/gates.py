@@ -11,14 +11,14 @@ from ampcompare.results.analysis.effects.accuracy import accuracy_margin
 from ampcompare.results.analysis.effects.quantities import quantity_tests
 from ampcompare.results.analysis.effects.step_time import invalid_reason
 from ampcompare.results.analysis.inference.criteria import criteria_of
-from ampcompare.results.analysis.inference.verdict import Design
+from ampcompare.results.analysis.inference.verdict import SequentialDesign
 from ampcompare.results.analysis.pairing.comparability import (
     incomparable_accuracy,
     incomparable_memory,
     incomparable_time,
 )
 from ampcompare.results.analysis.pairing.learning import idle_verdict
-from ampcompare.results.analysis.pairing.pairs import Pairing, counterparts, pairs_by_seed, surviving_seeds
+from ampcompare.results.analysis.pairing.pairs import Pairing, pairs_by_seed, pairs_of_counterparts, surviving_seeds
 from ampcompare.results.analysis.pairing.scores import value_of
 from ampcompare.results.records.comparison import ArmSummary, Comparison, Quantity
 from ampcompare.results.records.metric import TOP1, TOP5, Metric
@@ -219,7 +219,9 @@ def _verdicts(measure: str, comparison: Comparison, baseline: Comparison | None)
     if baseline is None:
         return {row.arm: row.verdict(name) for row in comparison.arms}
     criteria = criteria_of(comparison)
-    design = Design(comparison.error_rate, comparison.error_rate)  # that of the look: a baseline is not a second chance
+    design = SequentialDesign(
+        comparison.error_rate, comparison.error_rate
+    )  # that of the look: a baseline is not a second chance
     pairings = {
         row.arm: Pairing.by_seed(by_arm[row.arm], base, same_software=False)
         for row in comparison.arms
@@ -269,7 +271,7 @@ def _measure_arm(
     if metric and (survivors := surviving_seeds(runs, base)):
         share = "{} of {} seeds".format(*survivors)
         return None, f"it is conditional on {share}, of which the others were not completed on the other side", False
-    pairs = counterparts(here, there)  # by seed where possible; a baseline of other seeds is still a baseline
+    pairs = pairs_of_counterparts(here, there)  # by seed where possible; a baseline of other seeds is still a baseline
     if pairs_by_seed(here, there):
         here, there = [arm for arm, _ in pairs], [other for _, other in pairs]
     pairing = Pairing(here, there, pairs, same_software)
@@ -321,7 +323,7 @@ def _measure_memory_ratio(runs: Sequence[RunRecord], base_runs: Sequence[RunReco
 def _value_text(gate: Gate, metric: Metric | None, value: float) -> str:
     if metric is None:
         return f"{gate.measure} {value:.3f}x" if gate.measure in RATIOS else f"{gate.measure} {value:g}"
-    difference = metric.with_sign(value)
+    difference = metric.signed_text(value)
     if gate.measure == ACCURACY:
         return f"{gate.measure} {difference} points"
     return f"{metric.name} {difference} {metric.difference_unit}".rstrip()

@@ -30,8 +30,8 @@ from ampcompare.results.analysis.inference.effect import (
     welch,
     wilson,
 )
-from ampcompare.results.analysis.inference.verdict import EMPTY, Design, Evidence
-from ampcompare.results.analysis.pairing.scores import grid_step, in_steps, rounding_spread
+from ampcompare.results.analysis.inference.verdict import EMPTY, Evidence, SequentialDesign
+from ampcompare.results.analysis.pairing.scores import effect_in_steps, grid_step, rounding_spread
 from ampcompare.results.analysis.summary import Line, conclude, decided_rows
 from ampcompare.results.records.comparison import ArmSummary, Comparison, JudgedTable
 from ampcompare.results.records.metric import MAX_NAME, TOP1, Metric
@@ -297,7 +297,7 @@ def _difference_of_arms(
         effect = Effect(ours.mean - theirs.mean, sd * math.sqrt(2), error, SPREAD_IS_KNOWN, min(counts))
     elif is_paired:
         least = max(floor, math.sqrt(sum(rounding)))
-        effect = in_steps(paired_effect([a for a, _ in pairs], [b for _, b in pairs], least, rounded=True), step)
+        effect = effect_in_steps(paired_effect([a for a, _ in pairs], [b for _, b in pairs], least, rounded=True), step)
     else:
         variances = [
             max(floor**2 / 2, rounded, sample.variance + sample.single * rounded)
@@ -350,7 +350,7 @@ def judge(
         if its is not base
     }
     lines = [_line_of_arm(its, base, metric, values.get(key)) for key, its in arms.items()]
-    rows = decided_rows(lines, margin, terms, Design())
+    rows = decided_rows(lines, margin, terms, SequentialDesign())
     uses_sd = any(value.uses_sd for value in values.values() if value)
     independent = [arms[key][0].arm for key, value in values.items() if value and value.by_welch]
     return conclude(
@@ -358,7 +358,7 @@ def judge(
         metric=metric,
         margin=margin,
         terms=terms,
-        design=Design(),
+        design=SequentialDesign(),
         command="",
         reference=base[0].arm,
         seeds=sorted({seed for row in rows for seed in row.seeds}),

@@ -26,23 +26,28 @@ from ampcompare.results.analysis.effects.step_time import (
 )
 from ampcompare.results.analysis.inference.criteria import AccuracyMargin, Criteria
 from ampcompare.results.analysis.inference.effect import MIN_PAIRS, wilson
-from ampcompare.results.analysis.inference.verdict import NOTHING, Design, Evidence, in_opposite_directions
+from ampcompare.results.analysis.inference.verdict import (
+    NOTHING,
+    Evidence,
+    SequentialDesign,
+    arms_in_opposite_directions,
+)
 from ampcompare.results.analysis.pairing.comparability import (
-    circumstances,
-    foreign_steps,
+    circumstance_lines,
+    foreign_steps_text,
     incomparable_memory,
     script_sentences,
 )
-from ampcompare.results.analysis.pairing.declared import not_as_declared, options_without_effect
+from ampcompare.results.analysis.pairing.declared import not_as_declared_verdict, options_without_effect
 from ampcompare.results.analysis.pairing.pairs import (
     Pair,
     Pairing,
-    counterparts,
     finished_runs,
     pairs_by_seed,
+    pairs_of_counterparts,
 )
 from ampcompare.results.analysis.pairing.record_checks import unique_runs
-from ampcompare.results.analysis.pairing.scores import metric_of, one_metric
+from ampcompare.results.analysis.pairing.scores import common_metric, metric_of
 from ampcompare.results.records.comparison import ArmSummary, Comparison, Published, Quantity, SampleComparison
 from ampcompare.results.records.metric import Metric
 from ampcompare.results.records.run import RunRecord
@@ -58,7 +63,7 @@ def summarize(
     command: str = "",
     order: Sequence[str] = (),
     terms: Criteria | None = None,
-    design: Design | None = None,
+    design: SequentialDesign | None = None,
     published: Published | None = None,
     excluded: Sequence[str] = (),
 ) -> Comparison:
@@ -74,8 +79,8 @@ def summarize(
         ConfigError: the records are of several tasks, or the margin does not apply to their metric.
     """
     require_stats()
-    terms, design = terms or Criteria(), design or Design()
-    metric = one_metric(records)
+    terms, design = terms or Criteria(), design or SequentialDesign()
+    metric = common_metric(records)
     records, copies = unique_runs(records)
     only_copies = bool(copies) and not excluded and all(copy.by_script for copy in copies)
     excluded = [*excluded, *(copy.text for copy in copies)]
@@ -123,7 +128,7 @@ def summarize(
                 *sample_sentences(rows, margin.points, metric, samples_noun(records)),
                 *_ineffective_option_lines(by_arm),
                 *script_sentences(records, reference),
-                *circumstances(records, reference),
+                *circumstance_lines(records, reference),
                 *filter(None, [rounds_sentence(records)]),
                 *look_sentences(comparison, design.next_error_rate),
                 *design.notes,
@@ -150,7 +155,9 @@ class Line:
     samples: Callable[[Verdict], SampleComparison | None] = lambda _: None
 
 
-def decided_rows(lines: Sequence[Line], margin: AccuracyMargin, terms: Criteria, design: Design) -> list[ArmSummary]:
+def decided_rows(
+    lines: Sequence[Line], margin: AccuracyMargin, terms: Criteria, design: SequentialDesign
+) -> list[ArmSummary]:
     """Return a row for each line; the tests of all lines on one quantity are a family, with one error rate."""
     decided: list[dict[str, Any]] = [{} for _ in lines]
     tests = quantity_tests(margin, terms, design)
@@ -162,7 +169,7 @@ def decided_rows(lines: Sequence[Line], margin: AccuracyMargin, terms: Criteria,
             if name == "quality":
                 decided[number]["samples"] = line.samples(verdict)
     if margin.metric.name != LOSS:
-        for number in in_opposite_directions(evidence["quality"], evidence["loss"], design.error_rate):
+        for number in arms_in_opposite_directions(evidence["quality"], evidence["loss"], design.error_rate):
             kinds = {decided[number][name].kind for name in ("quality", "loss")}
             decided[number]["loss_contradicts"] = kinds != {"equivalent"}
     return [ArmSummary.model_validate({**dict(line.row), **its}) for line, its in zip(lines, decided, strict=True)]
@@ -174,7 +181,7 @@ def conclude(
     metric: Metric,
     margin: AccuracyMargin,
     terms: Criteria,
-    design: Design,
+    design: SequentialDesign,
     answered: Sequence[ArmSummary] | None = None,
     **facts: Any,
 ) -> Comparison:
@@ -206,7 +213,7 @@ def conclude(
 def _line_of_reference(arm: str, records: Sequence[RunRecord]) -> Line:
     itself = Pairing.by_seed(records, records)
     effect = accuracy_effect(itself.pairs)
-    verdict = not_as_declared(records) or failure_verdict(records)
+    verdict = not_as_declared_verdict(records) or failure_verdict(records)
     quality = Evidence(untested=verdict, mean=None if effect is None else effect.mean)
     return Line(_untested_row(arm, itself), {"quality": quality, "time": Evidence(mean=time_evidence(itself).mean)})
 
@@ -215,14 +222,14 @@ def _line_of_arm(
     arm: str, pairing: Pairing, evidence: Mapping[Quantity, Callable[[Pairing], Evidence]], margin: AccuracyMargin
 ) -> Line:
     row, pairs = _untested_row(arm, pairing), pairing.pairs
-    if other := not_as_declared(pairing.arm):
+    if other := not_as_declared_verdict(pairing.arm):
         return Line(row, dict.fromkeys(evidence, Evidence(untested=other)))
     return Line(
         row.model_copy(update={"memory": _memory_verdict(pairing)}),
         {name: evidence_of(pairing) for name, evidence_of in evidence.items()},
         pairing.survivors,
         pairing.updates,
-        lambda verdict: compare_samples(pairs, accuracy_effect(pairs), verdict, margin.of_scores()),
+        lambda verdict: compare_samples(pairs, accuracy_effect(pairs), verdict, margin.margin_of_scores()),
     )
 
 
@@ -244,7 +251,7 @@ def _largest_peak(records: Iterable[RunRecord]) -> int | None:
 
 def _memory_verdict(pairing: Pairing) -> Verdict:
     """Return the difference of the largest peaks, or why there is none."""
-    pairs = counterparts(finished_runs(pairing.arm), finished_runs(pairing.reference))
+    pairs = pairs_of_counterparts(finished_runs(pairing.arm), finished_runs(pairing.reference))
     here, there = _largest_peak(arm for arm, _ in pairs), _largest_peak(other for _, other in pairs)
     verdict = incomparable_memory(replace(pairing, pairs=pairs))
     return verdict if verdict or here is None or there is None else Verdict(effect=here - there)
@@ -334,7 +341,7 @@ def _status_text(records: Sequence[RunRecord]) -> str:
             first_step = min(record.summary.diverged_step or 0 for record in matching)
             details = {"diverged": f" at step {first_step}", "failed": f": {matching[0].error}"}
             words.append(("ok" if status == "completed" else status) + share + details.get(status, ""))
-    mixed = list(filter(None, map(foreign_steps, records)))
+    mixed = list(filter(None, map(foreign_steps_text, records)))
     words += [f"{text} {mixed.count(text)}/{len(records)}" for text in dict.fromkeys(mixed)]
     return "; ".join(words)
 
@@ -359,7 +366,7 @@ def _floor_sentence(
     if effect is None:
         return ""
     metric = comparison.metric
-    floor = abs(metric.difference_of(math.hypot(effect.mean, effect.spread)))
+    floor = abs(metric.difference_of_scores(math.hypot(effect.mean, effect.spread)))
     below = [
         row.arm
         for row in comparison.arms

@@ -113,13 +113,13 @@ class Metric(FrozenRecord):
             value = math.log(value) if value > 0 else math.nan
         return value if self.better == "higher" else -value
 
-    def difference_of(self, scores: float) -> float:
+    def difference_of_scores(self, scores: float) -> float:
         """Return a difference as `differ` gives it, from a difference of scores."""
         signed = scores if self.better == "higher" else -scores
         return math.expm1(signed) if self.difference == "ratio" else signed
 
-    def scores_of(self, difference: float) -> float:
-        """Return a difference of scores, from one as `differ` gives it; the inverse of `difference_of`."""
+    def score_difference(self, difference: float) -> float:
+        """Return a difference of scores, from one as `differ` gives it; the inverse of `difference_of_scores`."""
         signed = math.log1p(difference) if self.difference == "ratio" else difference
         return signed if self.better == "higher" else -signed
 
@@ -161,13 +161,13 @@ class Metric(FrozenRecord):
 
     def difference_text(self, difference: float) -> str:
         """Return a difference, as `differ` gives it, without its unit, such as +0.09."""
-        return self.with_sign(self.shown_difference(difference))
+        return self.signed_text(self.shown_difference(difference))
 
     def difference_with_unit(self, difference: float) -> str:
         """Return a difference, as `differ` gives it, with its unit, such as `+0.09 pp`."""
         return f"{self.difference_text(difference)}{self.difference_suffix}"
 
-    def with_sign(self, shown: float) -> str:
+    def signed_text(self, shown: float) -> str:
         """Return a difference that is in the shown unit already, without its unit, such as +0.09."""
         return format_decimal(shown, self.difference_decimals, "+")
 

@@ -59,7 +59,7 @@ def of_arm(text: Callable[[ArmSummary], str], applies: Callable[[Comparison], bo
     return ArmColumn(cell=lambda row, comparison: Cell(text(row)), applies=applies)
 
 
-def over_runs(
+def column_of_run_means(
     value: Callable[[RunRecord], float | None],
     form: Callable[[float], str],
     applies: Callable[[Comparison], bool] = _always,
@@ -207,7 +207,9 @@ def _metric_columns(comparison: Comparison) -> dict[str, ArmColumn]:
 def _other_metrics(comparison: Comparison) -> dict[str, ArmColumn]:
     """Return the final values of the other metrics; the CSV alone has top-5."""
     others = comparison.records[0].metrics[1:] if comparison.records else []
-    means = {one.head: over_runs(partial(value_of, name=one.name), partial(metric_text, one)) for one in others}
+    means = {
+        one.head: column_of_run_means(partial(value_of, name=one.name), partial(metric_text, one)) for one in others
+    }
     return {head: replace(column, of_run=None) for head, column in means.items() if head != TOP5.head}
 
 
@@ -230,7 +232,7 @@ def _energy(comparison: Comparison) -> dict[str, ArmColumn]:
         return None if one is None else 1000 * one
 
     known = any(joules(record) is not None for record in comparison.records)
-    return {f"J/1000 {unit}": over_runs(joules, lambda mean: f"{mean:.3g}")} if known else {}
+    return {f"J/1000 {unit}": column_of_run_means(joules, lambda mean: f"{mean:.3g}")} if known else {}
 
 
 def _waits_for_data(comparison: Comparison) -> bool:
@@ -268,7 +270,7 @@ COLUMNS: dict[str, ArmColumn | ColumnsOf] = {
     "throughput": _throughput,
     "energy": _energy,
     "rel. time": of_arm(lambda row: _number(row.valid_time_ratio, ".2f")),
-    "tail loss": over_runs(lambda record: record.summary.loss_tail, "{:.4g}".format, _keeps_loss),
+    "tail loss": column_of_run_means(lambda record: record.summary.loss_tail, "{:.4g}".format, _keeps_loss),
     "final loss scale": of_arm(lambda row: _number(row.final_loss_scale, "g")),
     "skipped steps": of_arm(_skipped_steps),
     "status": ArmColumn(cell=lambda row, comparison: status_cell(row, comparison.records)),
@@ -312,7 +314,7 @@ def _memory_cell(row: ArmSummary, comparison: Comparison) -> Cell:
 
 def verdict_cell(verdict: Verdict, longest: int = 60) -> Cell:
     """Return a cell of a verdict in its words, in characters at most."""
-    return Cell(printable(str(verdict), longest) or "-", tone_of(verdict), badge=bool(verdict))
+    return Cell(printable(str(verdict), longest) or "-", verdict_tone(verdict), badge=bool(verdict))
 
 
 def state_cell(state: str) -> Cell:
@@ -331,7 +333,7 @@ def columns(comparison: Comparison) -> dict[str, ArmColumn]:
     return shown
 
 
-def table_of(
+def table_of_columns(
     shown: Mapping[str, ArmColumn], comparison: Comparison, rows: Sequence[ArmSummary] | None = None, **options: Any
 ) -> Table:
     """Return a table of these columns, for all arms or some; options are those of `Table.of`."""
@@ -382,7 +384,7 @@ def verdict_detail(verdict: Verdict) -> str:
     return verdict.after if verdict.kind in ("equivalent", "non-inferior") else printable(verdict.detail, 200)
 
 
-def tone_of(verdict: Verdict) -> Tone:
+def verdict_tone(verdict: Verdict) -> Tone:
     """Return the color of a verdict."""
     return next((tone for tone, kinds in _TONES if verdict.kind in kinds), "")
 

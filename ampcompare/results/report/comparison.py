@@ -5,11 +5,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ampcompare.base.formatting import format_duration, format_mebibytes, format_percent, printable
-from ampcompare.results.analysis.conclusions.phrases import sentence_start
+from ampcompare.results.analysis.conclusions.phrases import capitalize_sentence
 from ampcompare.results.analysis.effects.samples import samples_noun
 from ampcompare.results.analysis.effects.step_time import invalid_reason
 from ampcompare.results.analysis.inference.effect import MIN_PAIRS
-from ampcompare.results.analysis.inference.sample_size import two_digits
+from ampcompare.results.analysis.inference.sample_size import round_to_two_digits
 from ampcompare.results.analysis.pairing.comparability import are_pairs
 from ampcompare.results.records.comparison import ArmSummary, Comparison, PublishedRow, SampleComparison
 from ampcompare.results.records.evaluation import PrecisionRow, emulated_type
@@ -23,7 +23,7 @@ from ampcompare.results.report.columns import (
     effect_text,
     metric_text,
     status_cell,
-    table_of,
+    table_of_columns,
     verdict_columns,
 )
 from ampcompare.results.report.document import Cell, Code, Document, Facts, Items, Section, Step, Table, Text
@@ -66,14 +66,14 @@ def comparison_document(comparison: Comparison, logs: Mapping[str, str] | None =
     below = [*first.legend, *_overview_legend(comparison, first.heads)]
     first = replace(first, legend=below, caption="Summary, one row per arm")
     others = [row for row in comparison.arms if row.arm != comparison.reference]
-    verdicts = table_of(
+    verdicts = table_of_columns(
         verdict_columns(comparison),
         comparison,
         others,
         legend=verdict_legend(comparison),
         caption="Table of verdicts, one row per arm",
     )
-    measured = table_of(
+    measured = table_of_columns(
         columns(comparison), comparison, legend=legend(comparison), caption="All measurements, one row per arm"
     )
     weights, published = precision_table(comparison), published_table(comparison)
@@ -132,7 +132,7 @@ def _overview_legend(comparison: Comparison, shown: Collection[str]) -> list[str
     if comparison.look is not None and comparison.look > 1:
         rate = f"look {comparison.look} at these runs, {rate}"
     spread = f"; published sd {table.sd:g} {unit}".rstrip() if table and table.sd is not None else ""
-    direction = "" if metric.quality == "accuracy" else f" {sentence_start(quality)}: {metric.better} is better."
+    direction = "" if metric.quality == "accuracy" else f" {capitalize_sentence(quality)}: {metric.better} is better."
     against = f"against {printable(comparison.reference, 60)}, {_pairing_text(comparison)}"
     lines = [
         f"Δ and verdict: {against}; {interval}{rate}.{direction} "
@@ -251,7 +251,7 @@ def sample_sections(comparison: Comparison) -> Iterable[Section]:
 def _new_samples(row: ArmSummary, its: SampleComparison, comparison: Comparison) -> list[str]:
     needed = "more seeds first"
     if its.needed is not None:
-        needed = "enough" if its.needed <= its.samples else f"about {two_digits(its.needed):,}"
+        needed = "enough" if its.needed <= its.samples else f"about {round_to_two_digits(its.needed):,}"
     disagreeing = statistics.fmean(pair.arm_only + pair.reference_only for pair in its.models) if its.models else 0.0
     return [
         printable(row.arm, 60),

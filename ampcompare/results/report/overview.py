@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.formatting import MIB, few, format_bytes, format_decimal, printable
-from ampcompare.results.analysis.pairing.declared import own_types
+from ampcompare.results.analysis.pairing.declared import own_type_sentences
 from ampcompare.results.records.comparison import ArmSummary, Comparison
 from ampcompare.results.records.evaluation import emulated_type
 from ampcompare.results.records.metric import Metric
@@ -24,8 +24,8 @@ from ampcompare.results.report.columns import (
     status_cell,
     step_cell,
     time_words,
-    tone_of,
     verdict_detail,
+    verdict_tone,
 )
 from ampcompare.results.report.document import Cell, Table
 
@@ -66,14 +66,14 @@ def _verdict_cell(row: ArmSummary, comparison: Comparison) -> Cell:
             return Cell("reference", "muted")
         return Cell("not run", "muted", badge=True) if row.status == "not run" else Cell()
     text = f"{word} ({detail})" if detail and (row.quality.kind in OPEN or row.quality.updates) else word
-    return Cell(text, tone_of(row.quality), short=word, note=detail if text != word else "", badge=True)
+    return Cell(text, verdict_tone(row.quality), short=word, note=detail if text != word else "", badge=True)
 
 
 def _loss_cell(row: ArmSummary, comparison: Comparison) -> Cell:
     if row.loss.effect is None or is_reference(row, comparison):
         return Cell()
     words = [format_decimal(100 * row.loss.effect, 2, "+"), row.loss.word, f"({row.loss.after})" * bool(row.loss.after)]
-    return Cell(" ".join(filter(None, words)), tone_of(row.loss))
+    return Cell(" ".join(filter(None, words)), verdict_tone(row.loss))
 
 
 def _ratio_cell(row: ArmSummary, comparison: Comparison) -> Cell:
@@ -87,7 +87,7 @@ def _ratio_cell(row: ArmSummary, comparison: Comparison) -> Cell:
         shown = INVALID if row.time.kind == "invalid" else Cell(row.time.word, "muted", badge=True)
         return replace(shown, short="-")
     text = effect_text(row, "time", comparison)
-    tone = "" if row.time.kind in OPEN else tone_of(row.time)
+    tone = "" if row.time.kind in OPEN else verdict_tone(row.time)
     return Cell(text, tone, short=format_decimal(row.time.effect, 2))
 
 
@@ -199,7 +199,7 @@ def _notes_of_row(row: ArmSummary, comparison: Comparison) -> list[str]:
         note
         for record in comparison.records
         if record.arm == row.arm and record.ledger is not None
-        for note in own_types(record.config.parsed_arm.roles, record.ledger)
+        for note in own_type_sentences(record.config.parsed_arm.roles, record.ledger)
     ]
     return [_status_text(row), reason, time, *its, memory, *ran]
 

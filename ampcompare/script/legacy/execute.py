@@ -30,9 +30,9 @@ from ampcompare.script.legacy.stderr import point_at_migrate, say
 from ampcompare.script.legacy.target import (
     NEEDED_LATER,
     Target,
-    first_entry_last,
-    forget_shadowed,
+    forget_shadowed_modules,
     import_without_first_entry,
+    search_first_entry_last,
 )
 
 if TYPE_CHECKING:
@@ -74,9 +74,9 @@ def execute(
     if settings.imports_torch:
         import_without_first_entry(NEEDED_LATER)
     target.set_paths()
-    with first_entry_last():
+    with search_first_entry_last():
         prepared = prepare(settings)
-    forget_shadowed()
+    forget_shadowed_modules()
     code: CodeType | None = None
     ending = Ending()
     try:

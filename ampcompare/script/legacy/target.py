@@ -61,7 +61,7 @@ def import_without_first_entry(names: Iterable[str]) -> None:
 
 
 @contextlib.contextmanager
-def first_entry_last() -> Iterator[None]:
+def search_first_entry_last() -> Iterator[None]:
     """Look into the first entry of `sys.path`, a folder of the user, behind all others in a block."""
     if sys.flags.safe_path:
         yield
@@ -75,7 +75,7 @@ def first_entry_last() -> Iterator[None]:
         sys.path.insert(0, folder)
 
 
-def forget_shadowed() -> None:
+def forget_shadowed_modules() -> None:
     """Let the script find the files of its folder, also those with names of modules that this process has loaded."""
     if not sys.flags.safe_path:
         _forget_modules_of_folder(sys.path[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 
 from ampcompare.script.legacy.settings import ExecSettings
-from ampcompare.script.prepare import prepare_script, present_stand_in
+from ampcompare.script.prepare import prepare_arm_process, present_stand_in
 from ampcompare.script.replay.one_step import Arm
 from ampcompare.script.stand_in import StandIn
 from ampcompare.training.precision.base import half_dtype_of
@@ -36,5 +36,5 @@ class ReplayedArm(Arm):
 
 def prepare_arm(settings: ExecSettings) -> Arm:
     """Prepare this process for the arm of some settings, and return that as a replay uses it."""
-    prepare_script(settings)
+    prepare_arm_process(settings)
     return ReplayedArm(present_stand_in())

@@ -29,7 +29,7 @@ SCALER = inspect.signature(torch.amp.GradScaler)
 SETTINGS = ("growth_factor", "backoff_factor", "growth_interval")
 
 
-class Casting:
+class OpenCasts:
     """One autocast block that stays open, and the parts of a script without it.
 
     The block is left and made again, not nested: only at the outermost exit does torch drop the casts of weights that
@@ -185,7 +185,7 @@ class TorchAmp(TorchAmpStandIn):
 
     def _use_scaled(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
         if self.script.in_step is None and not self._scalers.get(scaler, True) and scaler.is_enabled():
-            raise not_scaled(self._arm)
+            raise not_scaled_error(self._arm)
         return original(scaler, *args, **kwargs)
 
     def _step(self, original: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -231,7 +231,7 @@ class TorchAmp(TorchAmpStandIn):
         if self.script.acts and not self._casts:
             raise without_autocast(self._arm)
         if self.script.acts and not self._scales and self._dtype is torch.float16:
-            raise missing_scale(self._arm)
+            raise missing_scale_error(self._arm)
 
 
 def acts_if_off(arm: Arm) -> bool:
@@ -251,7 +251,7 @@ def scaler_settings(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str,
     return {**settings, "device": present(settings["device"])}
 
 
-def missing_scale(arm: Arm | str) -> ScalingError:
+def missing_scale_error(arm: Arm | str) -> ScalingError:
     """Return the error for a script that steps in fp16 without a scaled loss."""
     return ScalingError.advising(
         here(f"the script uses autocast without a GradScaler, and {arm} needs a scaled loss"),
@@ -265,7 +265,7 @@ def forget_steps(scaler: Any) -> None:
     scaler._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)
 
 
-def not_scaled(arm: Arm | str) -> ScalingError:
+def not_scaled_error(arm: Arm | str) -> ScalingError:
     """Return the error for a scaler that is to unscale gradients of a loss that it has not scaled."""
     return ScalingError(
         here(

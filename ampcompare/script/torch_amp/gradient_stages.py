@@ -410,7 +410,7 @@ class GradientStages:
             self.is_applied = False
             with GRADIENT_READS.pause():
                 if self._has_overflow:
-                    self._mark_overflow(optimizer)
+                    self._note_overflow_used_by_script(optimizer)
                 if stage is _Stage.SCALED and (true := self._true_gradients(optimizer)):
                     self._multiply(optimizer, self.scale(), only=true)
                 self._scaler.step(optimizer, **options)
@@ -470,7 +470,7 @@ class GradientStages:
         optimizer._opt_called = True
         return result[0] if result else None
 
-    def be_ignored(self, rows: Rows | None, ignored: bool) -> None:
+    def set_ignored(self, rows: Rows | None, ignored: bool) -> None:
         """Let losses of a step be recorded no longer, or again."""
         if rows is not None and self._scaler is not None:
             (rows.ignored.add if ignored else rows.ignored.discard)(self._scaler)
@@ -498,7 +498,7 @@ class GradientStages:
         """Return whether the gradients of an optimizer that were unscaled last are not finite; waits for the device."""
         return any(map(bool, self._scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values()))
 
-    def _mark_overflow(self, optimizer: Any) -> None:
+    def _note_overflow_used_by_script(self, optimizer: Any) -> None:
         """Let a step be skipped if the script has made its gradients of ones that overflowed, and cleared those."""
         self._has_overflow = False
         if _is_any_true(~grad.isfinite().all() for grad in self._grads(optimizer)):

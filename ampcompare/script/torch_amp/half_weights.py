@@ -50,9 +50,9 @@ from ampcompare.base.tensors.tree import map_tree, tensors_in
 from ampcompare.script.gradient_mirror import GradientMirror, Pairs
 from ampcompare.script.keep_fp32 import WRAPPERS, bare_model
 from ampcompare.script.lifted_weights import HALF, follow_averages, live_modules
-from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmp, missing_scale, without_autocast
+from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmp, missing_scale_error, without_autocast
 from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers
-from ampcompare.script.torch_amp.protocol import losses_on_copies
+from ampcompare.script.torch_amp.protocol import refuse_losses_on_copies
 from ampcompare.script.torch_amp.script_scaler import ScriptScaler
 from ampcompare.training.precision.base import make_precision, owned_params
 from ampcompare.training.precision.half import Half
@@ -374,7 +374,7 @@ class HalfWeights(TorchAmp):
 
     def step_as_written(self, optimizer: Any, step: Any) -> Any:
         if self.copies_in_steps:
-            raise losses_on_copies(optimizer, self._arm)
+            raise refuse_losses_on_copies(optimizer, self._arm)
         # Before the weights are kept, so that nothing that the arm makes is undone.
         self._found.look_for_all()
         if any(optimizer is one for one in self._optimizers):
@@ -489,7 +489,7 @@ class HalfWeights(TorchAmp):
         if not self.script.steps_on_behalf and not self._casts:
             raise self._lacks_autocast()
         if not self.script.steps_on_behalf and self._scaling.needs_scaler:
-            raise missing_scale(self._arm)
+            raise missing_scale_error(self._arm)
         self._follow_writes(optimizer)
         self._gradients.hide(master for _, master in self.masters(optimizer))  # a second step has none, as in Apex
 

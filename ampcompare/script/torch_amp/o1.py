@@ -16,7 +16,7 @@ from ampcompare.apex.amp.scaler import LossScaler
 from ampcompare.backends.apex_levels import apex_level
 from ampcompare.backends.arm import Arm
 from ampcompare.base.patches import Points, Subscriptions
-from ampcompare.script.torch_amp.autocast_and_scaler import is_own, missing_scale, present, without_autocast
+from ampcompare.script.torch_amp.autocast_and_scaler import is_own, missing_scale_error, present, without_autocast
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
 from ampcompare.script.torch_amp.script_scaler import ScriptScaler
 from ampcompare.training.precision.base import owned_params
@@ -89,7 +89,7 @@ class O1BehindTorch(TorchAmpStandIn):
     def _before_step(self, optimizer: Any, *_arguments: Any) -> None:
         self.script.refuse_off()
         if self.script.acts and not self._scaler.scales and not self.script.steps_on_behalf:
-            raise missing_scale(self._name)
+            raise missing_scale_error(self._name)
 
     def optimizer_made(self) -> None:
         """Patch torch before the first forward pass: a call looks up a loss function before its arguments."""

@@ -40,9 +40,9 @@ from ampcompare.base.tensors.bits import bit_sum
 from ampcompare.base.tensors.tree import cast_floating, map_tree
 from ampcompare.script.lifted_weights import HALF, LiftedWeights
 from ampcompare.script.recording.recorder import Rows, value_of
-from ampcompare.script.torch_amp.autocast_and_scaler import Casting
+from ampcompare.script.torch_amp.autocast_and_scaler import OpenCasts
 from ampcompare.script.torch_amp.gradient_stages import GradientStages, ScriptOptimizers
-from ampcompare.script.torch_amp.protocol import TorchAmpStandIn, losses_on_copies
+from ampcompare.script.torch_amp.protocol import TorchAmpStandIn, refuse_losses_on_copies
 from ampcompare.training.precision.base import owned_params, refuse_wrapped
 
 GRADIENTS_ONLY = ("torch.", "ampcompare.", "apex.")  # modules of steps that compute with gradients, and of what
@@ -94,7 +94,7 @@ class PlainScript:
         self._stand_in = stand_in
         self._given = given
         self._has_begun = False
-        self.casting = Casting()
+        self.casting = OpenCasts()
         self._lifted = lifted
         self._for_cuda = for_cuda
         self._rows = rows
@@ -311,7 +311,7 @@ class PlainScript:
             return original(module, *args, **kwargs)
         mode = self._decide()
         if self._stepping and self._copied is not None and not self._backwards:
-            raise losses_on_copies(self._copied, self._arm)
+            raise refuse_losses_on_copies(self._copied, self._arm)
         if self._lifted.types:  # by now
             args, kwargs = self._fitting(module, args, kwargs)
         if self._backwards:  # a checkpoint computes again what it did in the forward pass
@@ -655,7 +655,7 @@ class PlainScript:
             try:
                 return step(*args, **kwargs)
             finally:
-                self.stages.be_ignored(self._rows, False)
+                self.stages.set_ignored(self._rows, False)
 
         with self._without_casts():
             self._stepping = True
@@ -680,7 +680,7 @@ class PlainScript:
                 return function(*args, **kwargs)
             finally:
                 self._repeats = True
-                self.stages.be_ignored(self._rows, True)
+                self.stages.set_ignored(self._rows, True)
                 self._close_casts()
 
         return closure
@@ -768,7 +768,7 @@ class _EvaluatedClosure:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         weights, gradients = self._sums()
         if self._is_called or args or kwargs or weights != self._at_start[0]:
-            raise losses_on_copies(self._optimizer, self._arm)
+            raise refuse_losses_on_copies(self._optimizer, self._arm)
         if gradients != self._at_start[1]:
             raise self._refusal("changes gradients before it calls its closure")
         self._is_called = True

@@ -123,7 +123,7 @@ class TorchAmpStandIn:
         """End an update of an optimizer without a step."""
 
 
-def losses_on_copies(optimizer: Any, arm: Arm) -> UnsupportedCombination:
+def refuse_losses_on_copies(optimizer: Any, arm: Arm) -> UnsupportedCombination:
     """Return the refusal of a step that evaluates losses by itself under an arm that makes copies for each step."""
     return UnsupportedCombination(
         here(

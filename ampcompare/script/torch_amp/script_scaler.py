@@ -18,7 +18,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.patches import Points, Subscriptions
 from ampcompare.script.torch_amp.autocast_and_scaler import (
     forget_steps,
-    not_scaled,
+    not_scaled_error,
     refuse_closure,
     scaler_settings,
 )
@@ -87,7 +87,7 @@ class ScriptScaler:
         state = scaler._per_optimizer_states[id(optimizer)]
         self._gradients.check_unscale(optimizer)
         if scaler not in self._has_scaled:
-            raise not_scaled(self._arm)
+            raise not_scaled_error(self._arm)
         if state["stage"] is not OptState.READY:
             raise RuntimeError("unscale_() has already been called on this optimizer since the last update().")
         overflow = self._gradients.unscale(optimizer, scale)

@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from ampcompare.base.patches import Subscriptions
-from ampcompare.script.legacy.target import Target, forget_shadowed
+from ampcompare.script.legacy.target import Target, forget_shadowed_modules
 from ampcompare.script.metrics import log_numbers
 from ampcompare.script.trainers.arm import Follow, TrainerContext
 
@@ -84,7 +84,7 @@ def _follow_launch(name: str, context: TrainerContext, events: Subscriptions) ->
 def _run_as_main(target: Target) -> None:
     """Run a script to its end as `__main__` of this process."""
     target.set_paths()
-    forget_shadowed()
+    forget_shadowed_modules()
     code, main = target.load()
     sys.modules["__main__"] = main
     exec(code, main.__dict__)

@@ -141,7 +141,9 @@ def test_one_process_talks_as_several_would(
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
     config = RunConfig.model_validate({"device": "cuda", "parallel": {"kind": "ddp", "backend": backend}})
-    monkeypatch.setattr(worker, "train_cell", lambda config, *_: worker.failed_with(config, ValueError("trained")))
+    monkeypatch.setattr(
+        worker, "train_cell", lambda config, *_: worker.record_of_failure(config, ValueError("trained"))
+    )
     record = worker.run_cell(config, tmp_path)
     assert record.error == "ValueError: trained"
     assert asked == [("set_device", gpu), (chosen, gpu if chosen == "nccl" else None)]

@@ -8,7 +8,7 @@ import pytest
 from ampcompare.base.errors import ConfigError
 from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.launch.local import LocalLauncher
-from ampcompare.results.analysis.pairing.declared import not_as_declared
+from ampcompare.results.analysis.pairing.declared import not_as_declared_verdict
 from ampcompare.results.records.run import RunRecord, RunSummary, read_record
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.validation import validate
@@ -46,7 +46,7 @@ def test_the_next_arm_trains_until_one_holds(tmp_path: Path) -> None:
     assert (record.cell, record.arm, record.config) == (config.digest(), "half", config)
     assert record.fell_back is not None
     assert (record.fell_back.arm, record.fell_back.diverged) == ("native:bf16", {"half": 5, "native:fp16": 5})
-    assert not_as_declared([record]).why == "half diverged at step 5, and native:bf16 trained instead"
+    assert not_as_declared_verdict([record]).why == "half diverged at step 5, and native:bf16 trained instead"
     assert read_record(tmp_path / "record.json") == record
 
 

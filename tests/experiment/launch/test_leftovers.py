@@ -13,7 +13,7 @@ import pytest
 
 from ampcompare.experiment.launch.cell_files import remove_leftovers
 from ampcompare.experiment.launch.worker import cell
-from ampcompare.experiment.launch.worker.cell import LineFile, failed_with
+from ampcompare.experiment.launch.worker.cell import LineFile, record_of_failure
 from ampcompare.results.records.run import StepRecord
 from ampcompare.settings.config import RunConfig
 
@@ -85,7 +85,7 @@ def test_steps_that_are_taken_in_parts(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_a_full_disk_elsewhere(make_config: MakeConfig, number: int) -> None:
     """A write of a user's code, or of torch, that finds no room has the same exit code and remedy."""
-    record = failed_with(make_config(), OSError(number, os.strerror(number), "/data/x"))
+    record = record_of_failure(make_config(), OSError(number, os.strerror(number), "/data/x"))
     assert record.environment["exit_code"] == 4
     assert record.error == "no space is left on the disk for /data/x; free some or choose another --output-dir"
 

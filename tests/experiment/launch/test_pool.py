@@ -10,7 +10,7 @@ from ampcompare.base.environment.variables import PLACE
 from ampcompare.experiment.launch.contract import failed_record
 from ampcompare.experiment.launch.dispatch import LauncherPool
 from ampcompare.experiment.launch.forked import worker_environment
-from ampcompare.experiment.launch.places import Place, with_place
+from ampcompare.experiment.launch.places import Place, record_with_place
 from ampcompare.settings.config import RunConfig
 from tests.experiment.pretend import Pretend
 
@@ -62,9 +62,9 @@ def test_a_record_knows_its_place_from_the_process_that_trains(monkeypatch: pyte
     record = failed_record(RunConfig(), "it ended")
     for name, value in Place(cores=(3,), cells=2).environment.items():
         monkeypatch.setenv(name, value)
-    placed = with_place(record)
+    placed = record_with_place(record)
     assert placed == Place(cores=(3,), cells=2).mark(record)
     assert (placed.jobs, placed.placement and placed.placement.cores) == (2, [3])
     assert PLACE not in worker_environment(), "of a cell that runs this command"
     monkeypatch.delenv(PLACE)
-    assert with_place(record) == record
+    assert record_with_place(record) == record

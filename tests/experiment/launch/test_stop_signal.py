@@ -8,9 +8,9 @@ import pytest
 from ampcompare.base.errors import Ended
 from ampcompare.cli.launching import save_at_signals
 from ampcompare.experiment import run_plan as run
-from ampcompare.experiment.launch.contract import Launcher, LauncherClosed, Stoppable, failed_record
+from ampcompare.experiment.launch.contract import Launcher, LauncherClosed, StoppableProcess, failed_record
 from ampcompare.experiment.launch.dispatch import DispatchingLauncher, LauncherPool
-from ampcompare.experiment.launch.stop_signal import held_signals, stopped_by_signal
+from ampcompare.experiment.launch.stop_signal import hold_stop_signals, stopped_by_signal
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
@@ -54,7 +54,7 @@ def test_a_signal_does_not_cut_off_what_is_saved(
 def test_a_signal_before_a_run_asks_it_to_stop() -> None:
     """SIGTERM while torch and data are loaded is known to the run that follows; both handlers are as they were."""
     before, stop = signal.getsignal(signal.SIGTERM), StopRequest()
-    with held_signals():
+    with hold_stop_signals():
         signal.raise_signal(signal.SIGTERM)
         with stopped_by_signal(stop):
             assert stop.asked
@@ -94,7 +94,7 @@ def test_another_error_that_a_library_makes_of_a_signal() -> None:
 def test_nothing_starts_after_the_end() -> None:
     """Closing ends the process once, and a thread that comes later gets an error instead of a process."""
     ended: list[str] = []
-    held = Stoppable(ended.append)
+    held = StoppableProcess(ended.append)
     assert held.start(lambda: "first") == "first"
     held.drop()
     held.start(lambda: "second")

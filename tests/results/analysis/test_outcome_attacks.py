@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ampcompare.results.analysis.gates import check_gates, parse_gate
-from ampcompare.results.analysis.inference.verdict import Design
+from ampcompare.results.analysis.inference.verdict import SequentialDesign
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import ArmSummary, Comparison
 from ampcompare.results.records.run import RunRecord, TimingRound
@@ -230,6 +230,6 @@ def test_rounds_of_one_seed_stand_for_no_other(others: int, verdict: str) -> Non
 
 def test_nothing_tested_is_not_called_not_shown() -> None:
     """Where nothing was tested the headline says so, and no arm is said not to be shown as good."""
-    comparison = summarize(_records(), arms=["fp32", "half"], reference="fp32", design=Design(error_rate=0.0))
+    comparison = summarize(_records(), arms=["fp32", "half"], reference="fp32", design=SequentialDesign(error_rate=0.0))
     assert comparison.headline[0] == "No verdicts: nothing was tested; the details have the reason."
     assert not any("recommended" in line for line in comparison.reading)

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.report.base import FORMATS, Format, Reporter, write_reports
-from ampcompare.results.report.columns import COLUMNS, over_runs
+from ampcompare.results.report.columns import COLUMNS, column_of_run_means
 from ampcompare.results.report.document import Document, Table
 from ampcompare.results.report.terminal import Terminal
 
@@ -31,7 +31,7 @@ def test_a_new_column_is_in_every_format(
 ) -> None:
     """A line in `COLUMNS` shows a mean over runs in every table, and the value of each run in the CSV."""
     comparison = make_comparison(["fp32", "half"], seeds=3)
-    column = over_runs(lambda record: record.config.recipe.seed + 0.25, "{:.3f}".format)
+    column = column_of_run_means(lambda record: record.config.recipe.seed + 0.25, "{:.3f}".format)
     monkeypatch.setitem(COLUMNS, "seed and a quarter", column)
 
     for name, form in FORMATS.items():

@@ -21,7 +21,7 @@ from ampcompare.results.records.comparison import (
 )
 from ampcompare.results.records.run import EngineInfo, ProcessFacts, RunRecord, SystemReadings
 from ampcompare.results.report.base import FORMATS, MAX_LINE, write_reports
-from ampcompare.results.report.columns import columns, table_of, verdict_columns
+from ampcompare.results.report.columns import columns, table_of_columns, verdict_columns
 from ampcompare.results.report.comparison import published_legend, published_table
 from ampcompare.results.report.overview import make_overview
 from ampcompare.results.report.terminal import Terminal
@@ -60,7 +60,7 @@ def _row(**values: Any) -> ArmSummary:
 def test_a_table_shows_what_was_measured(make_comparison: MakeComparison) -> None:
     """Every arm is a line with accuracy, time, memory, loss scale, skipped steps and engine in agreed units."""
     comparison = make_comparison(["fp32", "half"])
-    shown = dict(zip(columns(comparison), table_of(columns(comparison), comparison).texts[1], strict=True))
+    shown = dict(zip(columns(comparison), table_of_columns(columns(comparison), comparison).texts[1], strict=True))
     assert shown["arm"] == "half"
     assert shown["top-1 %"] == "51.00 ± 0.00"
     assert shown["epoch (s)"] == "1.1 ± 0.1"
@@ -100,13 +100,13 @@ def test_columns_of_some_comparisons(make_comparison: MakeComparison) -> None:
     with_energy = comparison.model_copy(update={"records": counted})
     assert list(columns(with_energy)).index("J/1000 samples") == list(columns(with_energy)).index("samples/s") + 1
     place = list(columns(with_energy)).index("J/1000 samples")
-    assert [row[place] for row in table_of(columns(with_energy), with_energy).texts] == ["2.5", "-"]
+    assert [row[place] for row in table_of_columns(columns(with_energy), with_energy).texts] == ["2.5", "-"]
     waits = first.summary.model_copy(update={"step_seconds_median": 0.1, "data_seconds_median": 0.006})
     used = SystemReadings(timed_steps=30, device_bytes=3 * 2**20)
     waiting = first.model_copy(update={"summary": waits, "readings": used})
     shown = comparison.model_copy(update={"records": [waiting, *comparison.records[1:]]})
     heads = list(columns(shown))
-    values = dict(zip(heads, table_of(columns(shown), shown).texts[0], strict=True))
+    values = dict(zip(heads, table_of_columns(columns(shown), shown).texts[0], strict=True))
     assert heads.index("data (ms)") == heads.index("step (ms)") + 1
     assert values["data (ms)"] == "6.00"
     (line,) = _csv(FORMATS["csv"].reporter().render(comparison.model_copy(update={"records": [waiting]})))
@@ -116,8 +116,8 @@ def test_columns_of_some_comparisons(make_comparison: MakeComparison) -> None:
     other = first.model_copy(update={"config": first.config.model_copy(update={"workers": 2})})
     row = comparison.arms[0].model_copy(update={"start_seconds": 1.25, "loader_start_seconds": 0.5})
     started = comparison.model_copy(update={"records": [other, *comparison.records], "arms": [row, comparison.arms[1]]})
-    assert table_of(columns(started), started).texts[0][-2:] == ["1.25", "0.5"]
-    assert table_of(columns(started), started).texts[1][-2:] == ["-", "-"]
+    assert table_of_columns(columns(started), started).texts[0][-2:] == ["1.25", "0.5"]
+    assert table_of_columns(columns(started), started).texts[1][-2:] == ["-", "-"]
     facts = ProcessFacts(
         world_size=2, nodes=1, global_batch_size=32, backend="gloo", wrapper="x.DDP", launcher="spawn",
         allreduce_share=0.25,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ampcompare.results.analysis.effects.step_time import ratio_of
+from ampcompare.results.analysis.effects.step_time import time_ratio_of_log
 from ampcompare.results.analysis.inference.effect import Effect
 from ampcompare.results.analysis.inference.verdict import Margin, decide
 from ampcompare.results.analysis.summary import summarize
@@ -76,9 +76,9 @@ def _row(arm: str, accuracy: Verdict, mean: float, time: Verdict, time_mean: flo
         metric_mean=0.9, quality=accuracy.model_copy(update={"effect": mean}),
         time=time.model_copy(
             update={
-                "effect": ratio_of(-time_mean),
-                "low": None if time.high is None else ratio_of(-time.high),
-                "high": None if time.low is None else ratio_of(-time.low),
+                "effect": time_ratio_of_log(-time_mean),
+                "low": None if time.high is None else time_ratio_of_log(-time.high),
+                "high": None if time.low is None else time_ratio_of_log(-time.low),
             }
         ),
     )  # fmt: skip

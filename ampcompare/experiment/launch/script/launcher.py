@@ -29,10 +29,10 @@ from ampcompare.experiment.launch.cell_files import (
     files_of_other_cells,
     last_lines,
     make_cell_folder,
+    record_with_code,
+    record_without_written_files,
     sandboxed_cell,
     watch_earlier_files,
-    with_code,
-    without_written,
     write_config,
     write_record,
 )
@@ -42,10 +42,10 @@ from ampcompare.experiment.launch.places import ANYWHERE, Place
 from ampcompare.experiment.launch.script.output import OutputReader, Printed
 from ampcompare.experiment.launch.script.rows import (
     ScriptRows,
-    error_of_children,
-    of_training_process,
+    first_error_of_children,
     read_rows,
-    training_children,
+    rows_of_training_children,
+    rows_of_training_process,
 )
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.metric import metrics_of
@@ -99,20 +99,20 @@ class ScriptLauncher(ForkServerLauncher):
                 code, output = self._run(config, config.script, folder, sandbox, on_progress)
             self._process.check()
         wall = time.perf_counter() - begin
-        rows = of_training_process(folder)
+        rows = rows_of_training_process(folder)
         (folder / CellFile.STEPS).write_text("".join(dump_json(step, indent=None) + "\n" for step in rows.steps))
         if self._is_asked():
-            record = failed_script(config, "asked to stop", started=started).model_copy(
+            record = failed_script_record(config, "asked to stop", started=started).model_copy(
                 update={"status": "interrupted"}
             )
         elif error := self._stuck or _failure_reason(config.script, code, rows, folder):
-            record = failed_script(config, error, exit_code=_exit_code_for_script(code, rows), started=started)
+            record = failed_script_record(config, error, exit_code=_exit_code_for_script(code, rows), started=started)
         else:
             assert output is not None
             record = script_record(
                 config, rows, output.values, wall_seconds=wall, started=started, faults=output.part_faults()
             )
-        record = self._place.mark(with_code(record, folder))
+        record = self._place.mark(record_with_code(record, folder))
         written = sandbox.written[:MAX_FILES]
         files = {"files": [one.path for one in written], "resumed": files_read()}
         facts = record.script or rows.facts()
@@ -120,7 +120,7 @@ class ScriptLauncher(ForkServerLauncher):
             files["notes"] = [*facts.notes, f"{few(others)} is of another cell, which this one could read"]
         record = record.model_copy(update={"script": facts.model_copy(update=files)})
         write_record(record, folder)
-        return without_written(record, folder, sandbox.written)
+        return record_without_written_files(record, folder, sandbox.written)
 
     def _run(
         self,
@@ -273,10 +273,10 @@ def _failure_reason(script: ScriptConfig, code: int, rows: ScriptRows, folder: P
         return "the script reads from standard input, but a cell has none; pass the answer as an option of the script"
     if code != 0 and (error := ended.get("error")):
         if str(error).startswith("ChildFailedError"):  # of torchrun, which quotes no rank
-            error = error_of_children(folder) or error
+            error = first_error_of_children(folder) or error
         hint = f". {COMPAT_HINT[0].upper()}{COMPAT_HINT[1:]}"
         return f"{error}{hint if not script.compat_torch and is_of_old_script(str(error)) else ''}"
-    if not rows.steps and (children := len(training_children(folder))):
+    if not rows.steps and (children := len(rows_of_training_children(folder))):
         return (
             f"the script trains in {children} child processes, which are not the ranks of one process group. Let "
             f"torchrun start all training processes: remove multiprocessing from the script, or use the script's "
@@ -344,7 +344,7 @@ class _StepCounter:
         return True
 
 
-def failed_script(config: RunConfig, error: str, *, exit_code: int = 3, **facts: Any) -> RunRecord:
+def failed_script_record(config: RunConfig, error: str, *, exit_code: int = 3, **facts: Any) -> RunRecord:
     """Return the record of a script that gave no result."""
     record = failed_record(config, mask(error, of_script=True), **fingerprint(), exit_code=exit_code)
     return record.model_copy(update={"host": host_name(), **facts})
@@ -375,10 +375,10 @@ def script_record(
     for metric in script.metrics:
         found = list(printed[metric.name] if metric.pattern is not None else rows.scalars.get(metric.name, []))
         if not found:
-            return failed_script(config, _why_metric_unseen(metric, rows), started=started)
+            return failed_script_record(config, _why_metric_unseen(metric, rows), started=started)
         found, fault, note = _values_of_one_rank(metric.name, found, is_alone=rows.rank is None or rows.rank[1] == 1)
         if fault := fault or (faults or {}).get(metric.name, ""):
-            return failed_script(config, fault, started=started)
+            return failed_script_record(config, fault, started=started)
         notes += [note] if note else []
         seen[metric.name] = sum(not getattr(value, "passing", False) for value in found)
         values[metric.name] = pick_value(metric, found)

@@ -188,12 +188,12 @@ def _step_record(update: _Update, number: int) -> StepRecord:
     )
 
 
-def training_children(folder: Path) -> list[ScriptRows]:
+def rows_of_training_children(folder: Path) -> list[ScriptRows]:
     """Return what the processes that the script has started, spawned or forked, have recorded, if they made a step."""
     return [rows for rows in _rows_of_children(folder) if rows.steps]
 
 
-def error_of_children(folder: Path) -> str:
+def first_error_of_children(folder: Path) -> str:
     """Return why the first of these processes failed that says so; "" if none does."""
     errors = [str(rows.ended["error"]) for rows in _rows_of_children(folder) if rows.ended and rows.ended.get("error")]
     return errors[0] if errors else ""
@@ -204,7 +204,7 @@ def _rows_of_children(folder: Path) -> list[ScriptRows]:
     return [read_rows(path) for path in sorted(folder.glob(CellFile.SCRIPTS)) if path not in others]
 
 
-def of_training_process(folder: Path) -> ScriptRows:
+def rows_of_training_process(folder: Path) -> ScriptRows:
     """Return the rows that stand for a cell: those of its process, or of rank 0 of the processes that it has started.
 
     They do where the first process made no step and raised no error, and the others are all ranks of one process group,
@@ -213,7 +213,7 @@ def of_training_process(folder: Path) -> ScriptRows:
     rows = read_rows(folder / CellFile.SCRIPT)
     if rows.steps or (rows.ended or {}).get("error"):
         return rows
-    children = training_children(folder)
+    children = rows_of_training_children(folder)
     if not children or not _is_group(children):
         return rows
     first = min(children, key=lambda one: one.rank or (0, 1))

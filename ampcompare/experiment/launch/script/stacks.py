@@ -1,7 +1,7 @@
 """Run a cell in another environment of Python and torch: by the ampcompare that is there, or under one recorder file.
 
 The recorder (`script/recording/recorder.py.txt`) is copied into the folder of the cell and needs torch alone, so that
-it can be run by hand where this command cannot reach: `take_up` makes a record of what it has written.
+it can be run by hand where this command cannot reach: `take_up_recorded_cell` makes a record of what it has written.
 """
 
 import contextlib
@@ -30,25 +30,25 @@ from ampcompare.base.secrets import hide, mask
 from ampcompare.base.version import __version__
 from ampcompare.experiment.launch.cell_files import (
     announce_cell,
-    fresh_progress,
+    fresh_progress_reader,
     last_lines,
     make_cell_folder,
     write_config,
     write_record,
 )
-from ampcompare.experiment.launch.contract import Progress, Stoppable, interrupted_record
+from ampcompare.experiment.launch.contract import Progress, StoppableProcess, interrupted_record
 from ampcompare.experiment.launch.places import ANYWHERE, Place
 from ampcompare.experiment.launch.script.launcher import (
     POLL_SECONDS,
     ScriptLauncher,
     cell_environment,
-    failed_script,
+    failed_script_record,
     first_weights_config,
     first_weights_folder,
     script_record,
 )
 from ampcompare.experiment.launch.script.output import OutputReader
-from ampcompare.experiment.launch.script.rows import ScriptRows, of_training_process
+from ampcompare.experiment.launch.script.rows import ScriptRows, rows_of_training_process
 from ampcompare.results.records.run import EngineInfo, RunRecord, dump_json, read_record
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import ScriptConfig
@@ -133,7 +133,7 @@ def look_at(stack: StackConfig, folder: Path) -> Stack:
     return found
 
 
-def facts_now(config: RunConfig) -> dict[str, Any]:
+def current_stack_facts(config: RunConfig) -> dict[str, Any]:
     """Return what the stack of a cell has now; nothing where it cannot be started."""
     assert config.stack is not None
     with tempfile.TemporaryDirectory(prefix=".stack.") as place:
@@ -210,7 +210,7 @@ class StackLauncher(ScriptLauncher):
 
     def __init__(self, place: Place = ANYWHERE) -> None:
         super().__init__(place)
-        self._process: Stoppable[Any] = Stoppable(lambda process: process.kill())
+        self._process: StoppableProcess[Any] = StoppableProcess(lambda process: process.kill())
         self._changed: tuple[object, float] = ((), 0.0)
 
     def launch(
@@ -228,13 +228,13 @@ class StackLauncher(ScriptLauncher):
         fault = stack.fault or ("" if own else _why_recorder_cannot(config, stack))
         if fault:
             by_hand = f"; {CellFile.BY_HAND} in {folder} says how to record it by hand" if config.script else ""
-            record = failed_script(config, fault + by_hand * (not stack.facts), started=started)
+            record = failed_script_record(config, fault + by_hand * (not stack.facts), started=started)
         elif own:
             return self._launch_inside(config, folder, stack, on_progress)
         else:
             self._changed = ((), time.monotonic())
             record = super().launch(config, folder, on_progress)
-            record = with_stack(record, of_training_process(folder), stack.facts)
+            record = record_with_stack(record, rows_of_training_process(folder), stack.facts)
         write_record(record, folder)
         return record
 
@@ -298,7 +298,7 @@ class StackLauncher(ScriptLauncher):
         """Train a cell by the ampcompare of its stack, as a scheduler would."""
         assert config.stack is not None
         announce_cell(config.model_copy(update={"stack": None}), folder)
-        read = fresh_progress(folder, on_progress)
+        read = fresh_progress_reader(folder, on_progress)
         (folder / CellFile.PROGRESS).unlink(missing_ok=True)  # else the cell would count as one that was lost
         words = [*config.stack.words(folder), "-m", "ampcompare.experiment.launch.cell", str(folder.resolve())]
         environment = {**outside_environment(), **self._place.environment}
@@ -319,7 +319,7 @@ class StackLauncher(ScriptLauncher):
             record = interrupted_record(config)
         else:
             said = "".join(last_lines(folder / CellFile.LAUNCHER_LOG, 1))
-            record = failed_script(config, f"the stack {stack.name} ended with exit code {code}: {said}")
+            record = failed_script_record(config, f"the stack {stack.name} ended with exit code {code}: {said}")
         record = record.model_copy(update={"cell": config.digest(), "config": config})
         write_config(config, folder)
         write_record(record, folder)
@@ -356,7 +356,7 @@ class WeightsLauncher(StackLauncher):
         if self._is_asked():
             return interrupted_record(config)
         why = f"there are no first weights of the stack {config.script.first_weights.name}: {record.error}"
-        found = failed_script(config, why, started=started)
+        found = failed_script_record(config, why, started=started)
         write_record(found, folder)
         return found
 
@@ -460,7 +460,7 @@ def _rank_words(facts: Mapping[str, Any], processes: int) -> list[str]:
     return ["-m", OLD_LAUNCHER, f"--nproc_per_node={processes}", "--use_env"]
 
 
-def with_stack(record: RunRecord, rows: ScriptRows, facts: Mapping[str, Any] | None = None) -> RunRecord:
+def record_with_stack(record: RunRecord, rows: ScriptRows, facts: Mapping[str, Any] | None = None) -> RunRecord:
     """Return the record of a cell that the recorder has written, with the versions of its stack."""
     header = rows.header.get("environment") or facts or {}
     code = {name: record.environment[name] for name in ("exit_code",) if name in record.environment}
@@ -490,11 +490,11 @@ def _write_command(config: RunConfig, folder: Path) -> None:
     write_atomically(folder / CellFile.BY_HAND, mask(text))
 
 
-def take_up(config: RunConfig, folder: Path, say: Callable[[str], Any] = lambda text: None) -> None:
+def take_up_recorded_cell(config: RunConfig, folder: Path, say: Callable[[str], Any] = lambda text: None) -> None:
     """Make a record of a cell that the recorder has finished, by hand or for a command that was killed since."""
     if config.stack is None or config.script is None or not (folder / CellFile.SCRIPT).exists():
         return
-    rows = of_training_process(folder)
+    rows = rows_of_training_process(folder)
     run = rows.header.get("run")
     if run is None or rows.ended is None or rows.ended.get("exit_code") != 0 or not rows.steps:
         return
@@ -537,4 +537,4 @@ def record_of_folder(config: RunConfig, folder: Path, rows: ScriptRows) -> RunRe
     seconds = sum(step.seconds for step in rows.steps)
     started = datetime.fromtimestamp((folder / CellFile.SCRIPT).stat().st_mtime, UTC).isoformat(timespec="milliseconds")
     record = script_record(config, rows, values, wall_seconds=seconds, started=started, faults=faults)
-    return with_stack(record, rows)
+    return record_with_stack(record, rows)

@@ -39,12 +39,12 @@ from ampcompare.experiment.launch.cell_files import (
     continue_steps,
     progress_writer,
     read_config,
-    with_code,
+    record_with_code,
     write_config,
     write_record,
 )
 from ampcompare.experiment.launch.contract import Phase, Progress, failed_record
-from ampcompare.experiment.launch.places import with_place
+from ampcompare.experiment.launch.places import record_with_place
 from ampcompare.experiment.launch.stop_signal import stopped_by_signal
 from ampcompare.experiment.launch.worker.monitor import SystemMonitor
 from ampcompare.results.records.evaluation import EpochResult, emulated_type
@@ -89,9 +89,9 @@ def run_cell(
     except Exception as error:  # a failed arm is a row of the table, and the other arms run
         with contextlib.suppress(OSError):  # the disk may be full
             traceback.print_exc()
-        result = failed_with(config, error)
+        result = record_of_failure(config, error)
     code.end()
-    result = with_place(with_code(result, folder))
+    result = record_with_place(record_with_code(result, folder))
     write_record(result, folder)
     return result
 
@@ -507,7 +507,7 @@ def _prepare_files(folder: Path, point: _ResumePoint | None, attempt: int) -> No
         point.resumption.notes.append(f"{CellFile.STEPS} begins with step {step}")
 
 
-def failed_with(config: RunConfig, error: Exception, process: str = "") -> RunRecord:
+def record_of_failure(config: RunConfig, error: Exception, process: str = "") -> RunRecord:
     """Return the record of a cell that an exception ended, with the exit code of the command."""
     exit_code = ARM_FAILED
     error = missing_torch_name(error) or error

@@ -30,14 +30,14 @@ from ampcompare.base.files.run_files import log_name
 from ampcompare.experiment.launch.cell_files import (
     progress_writer,
     read_config,
+    record_with_code,
     send_output_to,
-    with_code,
     write_record,
 )
 from ampcompare.experiment.launch.contract import Progress
-from ampcompare.experiment.launch.places import with_place
+from ampcompare.experiment.launch.places import record_with_place
 from ampcompare.experiment.launch.stop_signal import stopped_by_signal
-from ampcompare.experiment.launch.worker.cell import end_with_parent, failed_with, train_cell
+from ampcompare.experiment.launch.worker.cell import end_with_parent, record_of_failure, train_cell
 from ampcompare.experiment.launch.worker.stall import Roll, is_timeout, show_stack_on_signal
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
@@ -104,14 +104,14 @@ def run_rank(
             with contextlib.suppress(OSError):  # the disk may be full
                 with log.open("w", encoding="utf-8") if log else contextlib.nullcontext() as file:
                     traceback.print_exc(file=file)
-            record = failed_with(config, error, process=f"rank {world.rank}")
+            record = record_of_failure(config, error, process=f"rank {world.rank}")
             if not _is_first_to_fail(roll, world, error):
                 with stopped_by_signal(StopRequest()):  # which torchrun sends to the other ranks
                     _wait_for_record(roll)
                 return record, False
             if roll is not None and is_timeout(error.__cause__ or error):
-                record = failed_with(config, LaunchError(roll.find_stalled(config.stall_timeout)))
-            record = with_place(record)
+                record = record_of_failure(config, LaunchError(roll.find_stalled(config.stall_timeout)))
+            record = record_with_place(record)
             write_record(record, folder)
             if roll is not None:
                 with contextlib.suppress(RuntimeError):  # the process that hosted the store is gone
@@ -119,7 +119,7 @@ def run_rank(
             return record, True
     code.end()
     if world.rank == 0:
-        record = with_place(with_code(record, folder))
+        record = record_with_place(record_with_code(record, folder))
         write_record(record, folder)
     return record, world.rank == 0
 

@@ -3,11 +3,11 @@
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from ampcompare.results.analysis.conclusions.phrases import sentence_start
+from ampcompare.results.analysis.conclusions.phrases import capitalize_sentence
 from ampcompare.results.analysis.conclusions.recommendation import why_none_recommended
 from ampcompare.results.analysis.inference.effect import ERROR_RATE, MIN_PAIRS
-from ampcompare.results.analysis.pairing.learning import idle_verdict, too_wide
-from ampcompare.results.analysis.pairing.pairs import are_identical, equal_losses, other_weights, pairs_by_seed
+from ampcompare.results.analysis.pairing.learning import idle_verdict, why_margin_too_wide
+from ampcompare.results.analysis.pairing.pairs import are_identical, have_equal_losses, other_weights, pairs_by_seed
 from ampcompare.results.records.comparison import ArmSummary, Comparison
 from ampcompare.results.records.metric import Metric
 from ampcompare.results.records.run import RunRecord, RunSummary
@@ -38,7 +38,7 @@ def details(comparison: Comparison) -> Iterable[str]:
     by_arm = {arm: known.get(arm, []) for arm in [reference, *(row.arm for row in rows)]}
     enough = max((row.completed for row in rows), default=0) >= MIN_PAIRS
     untested = comparison.error_rate == 0
-    blocked = untested or idle_verdict(by_arm[reference]) or too_wide(by_arm[reference], reference, margin)
+    blocked = untested or idle_verdict(by_arm[reference]) or why_margin_too_wide(by_arm[reference], reference, margin)
     if enough and not blocked:
         yield from why_none_recommended(rows, reference, comparison.prefer, metric)
     diverged = [row for row in rows if row.diverged]
@@ -128,7 +128,7 @@ def _correlation_sentences(rows: Sequence[ArmSummary], reference: str, metric: M
 def _equal_loss_sentences(by_arm: Mapping[str, Sequence[RunRecord]], reference: str) -> Iterable[str]:
     """Yield which arms had the losses of the reference, and weights that differ or are not known."""
     pairs = {arm: pairs_by_seed(runs, by_arm[reference]) for arm, runs in by_arm.items() if arm != reference}
-    alike = [arm for arm, its in pairs.items() if equal_losses(its) and not are_identical(its)]
+    alike = [arm for arm, its in pairs.items() if have_equal_losses(its) and not are_identical(its)]
     apart = [arm for arm in alike if other_weights(pairs[arm])]
     unknown = [arm for arm in alike if arm not in apart]
     for arms, weights in (
@@ -150,5 +150,5 @@ def _averaged_weights_sentences(by_arm: Mapping[str, Sequence[RunRecord]], metri
         if known := [value for value in reached if value is not None]:
             shown.append(f"{arm} {metric.text(statistics.fmean(known))}")
     if shown:
-        name = sentence_start(metric.name)
+        name = capitalize_sentence(metric.name)
         yield f"{name} of the averaged weights (EMA) after the last epoch: {', '.join(shown)}."

@@ -3,26 +3,26 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from ampcompare.base.formatting import printable
-from ampcompare.results.analysis.conclusions.phrases import ArmNames, count_of, names_of
+from ampcompare.results.analysis.conclusions.phrases import ArmNames, names_of, number_word
 from ampcompare.results.analysis.conclusions.recommendation import (
     MIN_SAVING,
     difference_with_interval,
     memory_saving,
+    memory_saving_text,
     on_device,
     on_these_samples,
     recommended_arms,
-    saving_text,
     step_time_ratio,
     use_sentence,
 )
 from ampcompare.results.analysis.inference.effect import MIN_PAIRS
-from ampcompare.results.analysis.pairing.declared import not_as_declared
+from ampcompare.results.analysis.pairing.declared import not_as_declared_verdict
 from ampcompare.results.analysis.pairing.learning import (
     divergence_cause,
-    first_divergence,
-    idle_some,
+    first_divergence_phrase,
     idle_verdict,
-    too_wide,
+    partly_idle_sentences,
+    why_margin_too_wide,
 )
 from ampcompare.results.analysis.pairing.seeding import why_alike
 from ampcompare.results.records.comparison import SEEDS_ITSELF, ArmSummary, Comparison
@@ -82,10 +82,10 @@ def _answer_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[RunR
         yield from outcomes
         yield from _speed_sentences(comparison, rows, everyone)
         return
-    yield from idle_some(by_arm)
+    yield from partly_idle_sentences(by_arm)
     if comparison.error_rate == 0 and comparison.look != 0:
         yield _why_untested(comparison)
-    wide = too_wide(by_arm.get(comparison.reference, []), comparison.reference, comparison.margin)
+    wide = why_margin_too_wide(by_arm.get(comparison.reference, []), comparison.reference, comparison.margin)
     chosen = [] if wide else recommended_arms(rows, comparison.prefer, comparison.metric)[:1]
     rest = [row for row in rows if row not in chosen]
     yield from _contradiction_sentences(rows, comparison.metric)
@@ -120,7 +120,7 @@ def _why_nothing_to_compare(comparison: Comparison, by_arm: Mapping[str, Sequenc
     """Return why there is nothing to compare; "" if there is."""
     reference = comparison.reference
     records = by_arm.get(reference, [])
-    if other := not_as_declared(records):
+    if other := not_as_declared_verdict(records):
         return f"Nothing to compare: {reference} is {other}."
     if idle := idle_verdict(records):
         return f"Nothing to compare: {reference} {idle}."
@@ -136,7 +136,7 @@ def _sentence_on_one_arm(comparison: Comparison, by_arm: Mapping[str, Sequence[R
     row = comparison.arms[0]
     if row.metric_mean is None or not by_arm.get(row.arm):
         return
-    seeds = f"{count_of(row.completed)} seed{'s' if row.completed > 1 else ''}"
+    seeds = f"{number_word(row.completed)} seed{'s' if row.completed > 1 else ''}"
     metric = comparison.metric
     reached = f"{metric.text(row.metric_mean)} {metric.name}"
     yield f"{row.arm} reached {reached} in {seeds}; there is no other arm to compare it with."
@@ -276,7 +276,7 @@ def _sentences_on_open(rows: Sequence[ArmSummary], comparison: Comparison, names
         whose = names.name([row.arm for row in few])
         whose = "between arms" if len(few) == len(names.everyone) else f"of {whose}"
         what = "run" if comparison.judged else "seed"
-        noun = f"One {what}" if seeds == 1 else f"{count_of(seeds).capitalize()} {what}s"
+        noun = f"One {what}" if seeds == 1 else f"{number_word(seeds).capitalize()} {what}s"
         yield f"{noun}: differences {whose} cannot be distinguished from run-to-run noise."
     tested = [row for row in rows if row not in few and row.quality.low is not None]
     if tested:
@@ -312,7 +312,7 @@ def _outcome_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[Run
                 share = f"{count} of {total} {'seed' if records else 'run'}{'s' if total > 1 else ''}"
                 groups.setdefault((share, why), []).append(row.arm)
         for (share, why), arms in groups.items():
-            first = first_divergence([record for arm in arms for record in by_arm.get(arm, [])])
+            first = first_divergence_phrase([record for arm in arms for record in by_arm.get(arm, [])])
             where = first if status == "diverged" else ""
             yield f"{ArmNames(names).begin(arms, one, several)} in {share}{where}{f': {why}' if why else ''}."
 
@@ -369,6 +369,6 @@ def _memory_sentence(comparison: Comparison, rows: Sequence[ArmSummary]) -> str:
     if on_device(comparison) and comparison.records:
         return ""
     apart = sorted((row for row in rows if abs(memory_saving(row)) >= MIN_SAVING), key=memory_saving, reverse=True)
-    parts = [f"{row.arm} {saving_text(row)}" for row in apart[:MAX_NAMED]]
+    parts = [f"{row.arm} {memory_saving_text(row)}" for row in apart[:MAX_NAMED]]
     more = f" and {len(apart) - MAX_NAMED} more" if len(apart) > MAX_NAMED else ""
     return f"Peak memory: {', '.join(parts)} than {comparison.reference}{more}." if parts else ""

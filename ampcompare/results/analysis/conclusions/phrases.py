@@ -40,21 +40,21 @@ def names_of(arms: Sequence[str]) -> str:
 def _words_for_many(arms: Sequence[str], everyone: Sequence[str], said: Collection[str]) -> str:
     """Return `all five arms`, `all but a` or `the other five arms` of many; "" where they are to be named."""
     if len(arms) > 2 and set(arms) == set(everyone):
-        return f"all {count_of(len(arms))} arms"
+        return f"all {number_word(len(arms))} arms"
     left = [arm for arm in everyone if arm not in arms]
     if len(arms) > MAX_NAMED and left:
         if set(left) <= set(said):
-            return f"the other {count_of(len(arms))} arms"
+            return f"the other {number_word(len(arms))} arms"
         if len(left) <= MAX_LEFT and not set(left) & set(said):
             return f"all but {names_of(left)}"
     return ""
 
 
-def sentence_start(words: str) -> str:
+def capitalize_sentence(words: str) -> str:
     """Return words with a capital letter, unless a later letter is one, as in mAP."""
     return words if any(letter.isupper() for letter in words) else words[:1].upper() + words[1:]
 
 
-def count_of(number: int) -> str:
+def number_word(number: int) -> str:
     """Return a small number as a word."""
     return NUMBERS[number] if 0 < number < len(NUMBERS) else str(number)

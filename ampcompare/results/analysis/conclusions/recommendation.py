@@ -19,7 +19,7 @@ def recommended_arms(rows: Sequence[ArmSummary], prefer: str, metric: Metric) ->
     """
     if prefer == "accuracy":
         better = [row for row in rows if row.quality.kind == "better"]
-        return sorted(better, key=lambda row: -metric.scores_of(row.quality.effect or 0))
+        return sorted(better, key=lambda row: -metric.score_difference(row.quality.effect or 0))
     keeps = _rows_that_keep_quality(rows)
     if prefer == "time":
         return sorted((row for row in keeps if row.time.kind == "better"), key=lambda row: row.time.effect or 1)
@@ -67,7 +67,7 @@ def use_sentence(row: ArmSummary, comparison: Comparison) -> str:
     if row.time.kind == "better":
         gains.append(f"{step_time_ratio(row)} its step time{on_device(comparison)}")
     if memory_saving(row) >= MIN_SAVING and (comparison.prefer == "memory" or not on_device(comparison)):
-        gains.append(f"{saving_text(row)} peak memory")
+        gains.append(f"{memory_saving_text(row)} peak memory")
     if comparison.prefer == "memory":
         gains.reverse()
     return f"Use {row.arm}: {', '.join([kept, *gains])}."
@@ -111,7 +111,7 @@ def memory_saving(row: ArmSummary) -> float:
     return 0.0 if more is None or peak is None or peak <= more else -more / (peak - more)
 
 
-def saving_text(row: ArmSummary) -> str:
+def memory_saving_text(row: ArmSummary) -> str:
     """Return how much less, or more, memory an arm needs."""
     saving = memory_saving(row)
     return f"{100 * abs(saving):.0f} % {'less' if saving > 0 else 'more'}"

@@ -13,12 +13,18 @@ from ampcompare.results.analysis.inference.effect import (
     Effect,
     interval,
     paired_effect,
-    two_stage,
+    two_stage_effect,
     unpaired_effect,
 )
 from ampcompare.results.analysis.inference.verdict import Evidence
-from ampcompare.results.analysis.pairing.comparability import began_apart
-from ampcompare.results.analysis.pairing.learning import idle_pairs, idle_verdict, no_number, no_ratio, untested_verdict
+from ampcompare.results.analysis.pairing.comparability import start_difference_reason
+from ampcompare.results.analysis.pairing.learning import (
+    idle_pairs_verdict,
+    idle_verdict,
+    no_number_verdict,
+    no_ratio_verdict,
+    untested_verdict,
+)
 from ampcompare.results.analysis.pairing.pairs import (
     IDENTICAL,
     Pair,
@@ -28,8 +34,8 @@ from ampcompare.results.analysis.pairing.pairs import (
     pairs_by_seed,
 )
 from ampcompare.results.analysis.pairing.scores import (
+    effect_in_steps,
     has_score,
-    in_steps,
     metric_of,
     spread_floor,
     step_of,
@@ -100,13 +106,13 @@ def accuracy_effect(pairs: Sequence[Pair], error_share: float = 0.0, pilot: Coll
     step = step_of_scores(step_of(runs), metric, values)
     floor = spread_floor(metric, min(samples), [*arm, *reference], step)
     early = [not pilot or seed in pilot for seed in seeds]
-    if not pilot and any(began_apart(*pair) for pair in pairs):
+    if not pilot and any(start_difference_reason(*pair) for pair in pairs):
         return unpaired_effect(arm, reference, floor, rounded=True)
     if not any(early):
         return None
-    effect = two_stage(arm, reference, early, floor, rounded=True)
+    effect = two_stage_effect(arm, reference, early, floor, rounded=True)
     if not metric.counts:
-        return in_steps(effect, step)
+        return effect_in_steps(effect, step)
     ours, theirs = ([value for value, first in zip(side, early, strict=True) if first] for side in (arm, reference))
     moved = margin_error(ours, theirs, error_share) * sqrt(sum(early) / len(early))
     return replace(effect, margin_error=moved, step=step)
@@ -116,9 +122,9 @@ def accuracy_evidence(pairing: Pairing, margin: AccuracyMargin, pilot: Collectio
     """Return what pairs say of the metric, and the verdict of an arm that needs no test."""
     pairs = pairing.pairs
     untested = (
-        untested_verdict(pairing, no_ratio([*pairing.arm, *(reference for _, reference in pairs)]))
-        or no_number(pairs)
-        or idle_pairs(pairs)
+        untested_verdict(pairing, no_ratio_verdict([*pairing.arm, *(reference for _, reference in pairs)]))
+        or no_number_verdict(pairs)
+        or idle_pairs_verdict(pairs)
         or (IDENTICAL if are_identical(pairs) else Verdict())
     )
     shown = accuracy_effect(pairs)
@@ -205,7 +211,7 @@ def _difference_interval(
     here, there = ([metric.score(value) for value in side] for side in (values, owns))
     effect = paired_effect(here, there, spread_floor(metric, samples, [*here, *there]), rounded=metric.counts)
     bounds = interval(effect, 1 - ERROR_RATE)
-    return [None, None] if bounds is None else [*sorted(map(metric.difference_of, bounds))]
+    return [None, None] if bounds is None else [*sorted(map(metric.difference_of_scores, bounds))]
 
 
 def _value_in_own_precision(record: RunRecord, *, averaged: bool) -> float | None:

@@ -9,11 +9,16 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from ampcompare.results.analysis.inference.effect import float_spread, paired_effect, two_stage, unpaired_effect
+from ampcompare.results.analysis.inference.effect import (
+    min_float_spread,
+    paired_effect,
+    two_stage_effect,
+    unpaired_effect,
+)
 from ampcompare.results.analysis.inference.verdict import Evidence
-from ampcompare.results.analysis.pairing.comparability import began_apart
-from ampcompare.results.analysis.pairing.learning import idle_pairs, untested_verdict
-from ampcompare.results.analysis.pairing.pairs import IDENTICAL, Pair, Pairing, equal_losses
+from ampcompare.results.analysis.pairing.comparability import start_difference_reason
+from ampcompare.results.analysis.pairing.learning import idle_pairs_verdict, untested_verdict
+from ampcompare.results.analysis.pairing.pairs import IDENTICAL, Pair, Pairing, have_equal_losses
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.verdict import Verdict
 
@@ -34,12 +39,14 @@ def tail_loss(pairs: Sequence[Pair], pilot: Collection[int] = ()) -> Evidence:
         return _incomparable_evidence("a mean loss is not a number above 0")
     # The logarithm of a loss, negative so that larger is better.
     here, there = ([-math.log(loss) for loss in side] for side in zip(*losses, strict=True))
-    floor = float_spread([1.0])
-    whole = (unpaired_effect if any(began_apart(*pair) for pair in known) else paired_effect)(here, there, floor)
+    floor = min_float_spread([1.0])
+    whole = (unpaired_effect if any(start_difference_reason(*pair) for pair in known) else paired_effect)(
+        here, there, floor
+    )
     if not pilot:
         return Evidence(whole, mean=whole.mean)
     early = [reference.config.recipe.seed in pilot for _, reference in known]
-    return Evidence(two_stage(here, there, early, floor) if any(early) else None, mean=whole.mean)
+    return Evidence(two_stage_effect(here, there, early, floor) if any(early) else None, mean=whole.mean)
 
 
 def loss_evidence(pairing: Pairing, pilot: Collection[int] = ()) -> Evidence:
@@ -49,8 +56,8 @@ def loss_evidence(pairing: Pairing, pilot: Collection[int] = ()) -> Evidence:
         return tail
     untested = (
         untested_verdict(pairing, tail.untested)
-        or idle_pairs(pairing.pairs)
-        or (IDENTICAL if equal_losses(pairing.pairs) else Verdict())
+        or idle_pairs_verdict(pairing.pairs)
+        or (IDENTICAL if have_equal_losses(pairing.pairs) else Verdict())
     )
     return replace(tail, untested=untested)
 

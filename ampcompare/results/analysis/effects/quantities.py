@@ -7,9 +7,9 @@ from typing import TypeVar
 
 from ampcompare.results.analysis.effects.accuracy import accuracy_evidence
 from ampcompare.results.analysis.effects.loss_tail import loss_evidence
-from ampcompare.results.analysis.effects.step_time import ratio_of, time_evidence
+from ampcompare.results.analysis.effects.step_time import time_evidence, time_ratio_of_log
 from ampcompare.results.analysis.inference.criteria import AccuracyMargin, Criteria
-from ampcompare.results.analysis.inference.verdict import Design, Evidence, Margin, verdicts_on
+from ampcompare.results.analysis.inference.verdict import Evidence, Margin, SequentialDesign, verdicts_on
 from ampcompare.results.analysis.pairing.pairs import Pairing
 from ampcompare.results.records.comparison import Quantity
 from ampcompare.results.records.verdict import Verdict
@@ -33,11 +33,11 @@ class QuantityTest:
     on_rows: Callable[[float], float]
     of_training: bool = True
 
-    def verdicts(self, evidence: Mapping[Key, Evidence], design: Design) -> dict[Key, Verdict]:
+    def verdicts(self, evidence: Mapping[Key, Evidence], design: SequentialDesign) -> dict[Key, Verdict]:
         """Return the verdict on each arm of a family of tests, with effect and interval in the unit of rows."""
-        return {key: self._on_rows(verdict) for key, verdict in verdicts_on(evidence, self.margin, design).items()}
+        return {key: self._in_row_unit(verdict) for key, verdict in verdicts_on(evidence, self.margin, design).items()}
 
-    def _on_rows(self, verdict: Verdict) -> Verdict:
+    def _in_row_unit(self, verdict: Verdict) -> Verdict:
         effect = None if verdict.effect is None else self.on_rows(verdict.effect)
         bounds = sorted(self.on_rows(bound) for bound in (verdict.low, verdict.high) if bound is not None)
         low, high = bounds if bounds else (None, None)
@@ -58,15 +58,15 @@ class QuantityTest:
         return verdict.after_updates(updates, self.margin.shown).among_survivors(survivors)
 
 
-def quantity_tests(margin: AccuracyMargin, terms: Criteria, design: Design) -> dict[Quantity, QuantityTest]:
+def quantity_tests(margin: AccuracyMargin, terms: Criteria, design: SequentialDesign) -> dict[Quantity, QuantityTest]:
     """Return what is tested, under the terms of a comparison."""
     return {
         "quality": QuantityTest(
             lambda pairing: accuracy_evidence(pairing, margin, design.pilot),
-            margin.of_scores(),
-            margin.metric.difference_of,
+            margin.margin_of_scores(),
+            margin.metric.difference_of_scores,
         ),
-        "time": QuantityTest(time_evidence, terms.time(), lambda speed: ratio_of(-speed), of_training=False),
+        "time": QuantityTest(time_evidence, terms.time(), lambda speed: time_ratio_of_log(-speed), of_training=False),
         "loss": QuantityTest(
             lambda pairing: loss_evidence(pairing, design.pilot), terms.loss(), lambda gain: math.expm1(-gain)
         ),

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from ampcompare.base.errors import RecordError
 from ampcompare.results.analysis.inference.effect import ERROR_RATE, MIN_PAIRS, Effect, interval, min_resolvable_spread
-from ampcompare.results.analysis.inference.sample_size import POWER, two_digits
+from ampcompare.results.analysis.inference.sample_size import POWER, round_to_two_digits
 from ampcompare.results.analysis.inference.verdict import Margin
 from ampcompare.results.analysis.pairing.pairs import Pair
 from ampcompare.results.analysis.pairing.scores import metric_of, spread_floor
@@ -71,7 +71,7 @@ def compare_samples(
     squares = mean_squares(differences, floor)
     error, freedom = (float(value) for value in new_samples_error(squares))
     bounds = _wider_interval(effect, Effect(effect.mean, effect.spread, error, freedom, len(pairs)), verdict.confidence)
-    low, high = sorted(map(metric.difference_of, bounds))
+    low, high = sorted(map(metric.difference_of_scores, bounds))
     return result.model_copy(
         update={
             "low": low,
@@ -150,10 +150,12 @@ def _model_pair(pair: Pair, arm: NDArray[Any], reference: NDArray[Any]) -> Model
         reference: the same, of the reference.
     """
     only, others = int((arm & ~reference).sum()), int((reference & ~arm).sum())
-    return ModelPair(seed=pair[0].config.recipe.seed, arm_only=only, reference_only=others, p=mcnemar(only, others))
+    return ModelPair(
+        seed=pair[0].config.recipe.seed, arm_only=only, reference_only=others, p=mcnemar_p_value(only, others)
+    )
 
 
-def mcnemar(one_only: int, other_only: int) -> float:
+def mcnemar_p_value(one_only: int, other_only: int) -> float:
     """Return the p value of McNemar's exact test of two models, by the samples that only one of them has right.
 
     It says nothing about what trained them: another seed of the same arm often differs as much.
@@ -177,7 +179,7 @@ def sample_sentences(rows: Sequence[ArmSummary], margin: float, metric: Metric, 
             bounds = f"{metric.difference_text(its.low)} to {metric.difference_text(its.high)}{unit}"
             settled = "more seeds are needed first"
             if its.needed is not None:
-                settled = f"about {two_digits(its.needed):,} {noun} would settle ±{margin:g}{unit}"
+                settled = f"about {round_to_two_digits(its.needed):,} {noun} would settle ±{margin:g}{unit}"
             doubtful.append(f"{row.arm} ({row.quality.word} here, {bounds} for new ones; {settled})")
     if doubtful:
         more = f" and {len(doubtful) - MAX_NAMED} more" if len(doubtful) > MAX_NAMED else ""

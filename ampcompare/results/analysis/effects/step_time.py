@@ -170,7 +170,7 @@ def rounds_sentence(records: Sequence[RunRecord]) -> str:
     )
 
 
-def ratio_of(logarithm: float) -> float:
+def time_ratio_of_log(logarithm: float) -> float:
     """Return a ratio of times by its logarithm, which an absurd record may have beyond what a float can hold."""
     return math.exp(logarithm) if logarithm < MAX_LOGARITHM else math.inf
 

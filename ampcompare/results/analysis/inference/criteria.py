@@ -120,7 +120,7 @@ class AccuracyMargin:
     error_share: float = 0.0
     metric: Metric = TOP1
 
-    def of_scores(self) -> Margin:
+    def margin_of_scores(self) -> Margin:
         """Return the margin of differences of scores, which are tested."""
         return Margin(self.metric.score_margin(self.points), self.metric.margin_text(self.points))
 

@@ -69,7 +69,7 @@ def min_resolvable_spread(samples: int) -> float:
     return 1 / (samples * math.sqrt(6))
 
 
-def float_spread(values: Sequence[float]) -> float:
+def min_float_spread(values: Sequence[float]) -> float:
     """Return the smallest plausible spread of differences of these values: the rounding of float32."""
     largest = max((abs(value) for value in values), default=0.0)
     return max(largest, TINY) * FLOAT32_STEP / math.sqrt(6)
@@ -90,7 +90,7 @@ def paired_effect(arm: Sequence[float], reference: Sequence[float], floor: float
     return Effect(statistics.fmean(differences), spread, spread / math.sqrt(count), count - 1, count)
 
 
-def two_stage(
+def two_stage_effect(
     arm: Sequence[float], reference: Sequence[float], pilot: Sequence[bool], floor: float, *, rounded: bool = False
 ) -> Effect:
     """Return the effect over all pairs with the spread and the degrees of freedom of a pilot that set their number.
@@ -170,7 +170,7 @@ def _probability_of_few_counts(effect: Effect, margin: float, net: int) -> float
     return float(gammaincc(max(0, net) + 1, effect.pairs * margin / effect.step))
 
 
-def margin_bounds(effect: Effect, confidence: float) -> tuple[float, float]:
+def margin_test_interval(effect: Effect, confidence: float) -> tuple[float, float]:
     """Return the interval of the tests against the margin: that of t, widened to that of the Poisson total."""
     from scipy.special import gammainccinv
 

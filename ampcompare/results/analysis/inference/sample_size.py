@@ -96,7 +96,7 @@ def stein_pairs(spread: float, freedom: float, distance: float, alpha: float) ->
     return min(MAX_PAIRS, math.ceil((quantiles * spread / distance) ** 2))
 
 
-def two_digits(count: int) -> int:
+def round_to_two_digits(count: int) -> int:
     """Return an estimated number without the digits that it does not have."""
     return round(count, 2 - len(str(count))) if count > 100 else count
 

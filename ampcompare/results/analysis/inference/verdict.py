@@ -11,10 +11,10 @@ from ampcompare.results.analysis.inference.effect import (
     Effect,
     PValues,
     bounds,
-    margin_bounds,
+    margin_test_interval,
     p_values,
 )
-from ampcompare.results.analysis.inference.sample_size import pairs_to_settle, two_digits
+from ampcompare.results.analysis.inference.sample_size import pairs_to_settle, round_to_two_digits
 from ampcompare.results.records.comparison import Look
 from ampcompare.results.records.verdict import OPEN, Kind, Verdict
 
@@ -35,7 +35,7 @@ class Margin:
 
 
 @dataclass(frozen=True)
-class Design:
+class SequentialDesign:
     """The error rates at which a comparison is tested, and the notes about them.
 
     Attributes:
@@ -73,7 +73,7 @@ class Evidence:
 NOTHING = Evidence()
 
 
-def verdicts_on(evidence: Mapping[Key, Evidence], margin: Margin, design: Design) -> dict[Key, Verdict]:
+def verdicts_on(evidence: Mapping[Key, Evidence], margin: Margin, design: SequentialDesign) -> dict[Key, Verdict]:
     """Return the verdict on each arm of a family of tests, with its effect and interval in the unit of effects.
 
     One that needs no test takes no share of the error rate.
@@ -91,7 +91,7 @@ def _verdict_with_effect(evidence: Evidence, verdict: Verdict) -> Verdict:
     return verdict.model_copy(update=update)
 
 
-def in_opposite_directions(
+def arms_in_opposite_directions(
     one: Mapping[Key, Evidence], other: Mapping[Key, Evidence], alpha: float = ERROR_RATE
 ) -> list[Key]:
     """Return the arms that are shown to be better than the reference in one of two quantities and worse in the other.
@@ -190,7 +190,7 @@ def _test_claim_by_holm(
         if holding:
             level = alpha / (len(effects) - rank)
         confidence = 1 - level * 2 / claim.sides
-        of_claim = bounds if claim is DIFFERENT else margin_bounds
+        of_claim = bounds if claim is DIFFERENT else margin_test_interval
         low, high = of_claim(effects[number], confidence)
         holding = holding and claim.holds(low, high, margin)
         steps[number] = _HolmStep(holding, low, high, confidence)
@@ -236,4 +236,4 @@ def _more_seeds(effect: Effect, margin: Margin, alpha: float) -> int | None:
     )
     if needed is None:
         return None
-    return two_digits(max(1, needed - effect.pairs))
+    return round_to_two_digits(max(1, needed - effect.pairs))

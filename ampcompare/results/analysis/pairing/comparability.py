@@ -14,8 +14,8 @@ from ampcompare.base.files.loaded_code import differing_files
 from ampcompare.base.formatting import few
 from ampcompare.results.analysis.pairing.declared import why_not_as_declared
 from ampcompare.results.analysis.pairing.pairs import Pair, Pairing, finished_runs
-from ampcompare.results.analysis.pairing.scores import other_metric
-from ampcompare.results.analysis.pairing.seeding import seed_sentences, unlike_seeds
+from ampcompare.results.analysis.pairing.scores import other_metric_reason
+from ampcompare.results.analysis.pairing.seeding import seed_sentences, unlike_seed_line
 from ampcompare.results.records.evaluation import emulated_type
 from ampcompare.results.records.run import RunRecord, RunSummary
 from ampcompare.results.records.verdict import Verdict
@@ -92,9 +92,9 @@ def accuracy_incomparable_reason(arm: RunRecord, reference: RunRecord, *, same_s
     """Return how the work of two runs differs, so that their accuracies cannot be compared; "" if they can."""
     same_software = same_software and arm.config.stack == reference.config.stack
     return (
-        other_metric(arm, reference)
-        or foreign_steps(arm)
-        or foreign_steps(reference)
+        other_metric_reason(arm, reference)
+        or foreign_steps_text(arm)
+        or foreign_steps_text(reference)
         or _recipe_reason(arm, reference)
         or _script_reason(arm, reference)
         or _undeclared_reference_reason(reference)
@@ -152,8 +152,8 @@ def _machine_reason(arm: RunRecord, reference: RunRecord, *, same_software: bool
         or _environment_reason(HARDWARE, arm, reference)
         or (_environment_reason(SOFTWARE, arm, reference) if same_software else "")
         or _unnamed_difference_reason(SPEED, arm, reference)
-        or resumed_elsewhere(arm)
-        or resumed_elsewhere(reference)
+        or resume_changes_text(arm)
+        or resume_changes_text(reference)
     )
 
 
@@ -162,7 +162,7 @@ def device_kind(record: RunRecord) -> str:
     return str(record.environment.get("device", "cpu")).partition(":")[0]
 
 
-def foreign_steps(record: RunRecord) -> str:
+def foreign_steps_text(record: RunRecord) -> str:
     """Return which other arm trained a run, and for how many steps, before its own arm resumed it."""
     parts, before, own = [], 0, record.config.arm
     for resumption in record.resumed:
@@ -173,7 +173,7 @@ def foreign_steps(record: RunRecord) -> str:
     return " and ".join(parts)
 
 
-def resumed_elsewhere(record: RunRecord) -> str:
+def resume_changes_text(record: RunRecord) -> str:
     """Return the changes of the machine at a resume from a checkpoint."""
     notes = dict.fromkeys(note for resumption in record.resumed for note in resumption.machine)
     return "; ".join(f"resumed with {note}" for note in notes)
@@ -343,7 +343,7 @@ DIFFERENCES: dict[str, Callable[[RunRecord], object]] = {
 }
 
 
-def circumstances(records: Sequence[RunRecord], reference: str) -> Iterator[str]:
+def circumstance_lines(records: Sequence[RunRecord], reference: str) -> Iterator[str]:
     """Yield a line for each difference between the cells of a comparison, except arm, seed and settings."""
     rows: dict[str, list[RunRecord]] = {}
     for record in sorted(finished_runs(records), key=lambda record: record.arm != reference):
@@ -359,8 +359,8 @@ def circumstances(records: Sequence[RunRecord], reference: str) -> Iterator[str]
             yield f"Cells ran with different {what}: {'; '.join(shown)}."
     for arm, runs in rows.items():
         for text_of, end in (
-            (foreign_steps, f", so its results are not those of {arm} alone"),
-            (resumed_elsewhere, ""),
+            (foreign_steps_text, f", so its results are not those of {arm} alone"),
+            (resume_changes_text, ""),
         ):
             texts = list(filter(None, map(text_of, runs)))
             for text in dict.fromkeys(texts):
@@ -379,7 +379,8 @@ def _has_unread_gpu(record: RunRecord) -> bool:
 def are_pairs(records: Sequence[RunRecord], reference: str) -> bool:
     """Return whether no runs of one seed are known to have started apart, or to be of other code."""
     return not any(
-        began_apart(*pair) or _other_code_reason(*pair) for pair in _pairs_with_reference(records, reference)
+        start_difference_reason(*pair) or _other_code_reason(*pair)
+        for pair in _pairs_with_reference(records, reference)
     )
 
 
@@ -392,7 +393,7 @@ def _pairs_with_reference(records: Sequence[RunRecord], reference: str) -> list[
     ]
 
 
-def began_apart(arm: RunRecord, reference: RunRecord) -> str:
+def start_difference_reason(arm: RunRecord, reference: RunRecord) -> str:
     """Return how the starts of two runs of one seed differ, so that they are no pair; "" if no difference was seen."""
     here, there = arm.script, reference.script
     if here is None or there is None:
@@ -412,9 +413,9 @@ def script_sentences(records: Sequence[RunRecord], reference: str) -> Iterator[s
     pairs = _pairs_with_reference(ran, reference)
     apart: dict[tuple[str, bool, str], list[str]] = {}
     for record, other in pairs:
-        if reason := began_apart(record, other):
+        if reason := start_difference_reason(record, other):
             is_resumed = any(run.script and run.script.resumed for run in (record, other))
-            apart.setdefault((reason, is_resumed, unlike_seeds(record, other)), []).append(
+            apart.setdefault((reason, is_resumed, unlike_seed_line(record, other)), []).append(
                 f"{record.arm}, seed {record.config.recipe.seed}"
             )
     for (reason, is_resumed, seeds), cells in apart.items():

@@ -66,7 +66,7 @@ def why_not_as_declared(records: Iterable[RunRecord]) -> str:
         roles = record.config.parsed_arm.roles
         if roles is None or record.ledger is None:
             continue
-        parts = [role.difference for role in roles_next_to(roles, record.ledger) if role.differs]
+        parts = [role.difference for role in compare_roles(roles, record.ledger) if role.differs]
         if parts:
             return "; ".join(dict.fromkeys(parts))
     return ""
@@ -97,18 +97,18 @@ def options_without_effect(arm: Arm, ledger: Ledger) -> list[str]:
     if not ledger.groups or _is_all_skipped(ledger):
         return []
     for word, (less, changed) in update_options(arm).items():
-        found = roles_next_to(arm.roles, ledger)
+        found = compare_roles(arm.roles, ledger)
         strict = replace(less, asks_state=True)  # what runs without the option is what it declares
-        if not any(role.differs for role in (*found, *roles_next_to(strict, ledger))):
+        if not any(role.differs for role in (*found, *compare_roles(strict, ledger))):
             remarks = {role.name: role.remark for role in found if not role.observed}
             part = OF_UPDATES[next(iter(changed))] if len(changed) == 1 else ""
             sentences.append(f"{word} has no effect on this training: {remarks.get(part) or 'every weight is fp32'}")
     return sentences
 
 
-def own_types(roles: Roles | None, ledger: Ledger) -> list[str]:
+def own_type_sentences(roles: Roles | None, ledger: Ledger) -> list[str]:
     """Return in words what a training computes or keeps by itself in other types than the arm, and what hid them."""
-    found = {role.name: role for role in roles_next_to(roles, ledger)}
+    found = {role.name: role for role in compare_roles(roles, ledger)}
     notes = []
     for name, part in (("forward products", ledger.forward), ("backward products", ledger.backward)):
         if roles is not None and name in found and found[name].departs:
@@ -123,12 +123,12 @@ def own_types(roles: Roles | None, ledger: Ledger) -> list[str]:
     return notes
 
 
-def not_as_declared(records: Iterable[RunRecord]) -> Verdict:
+def not_as_declared_verdict(records: Iterable[RunRecord]) -> Verdict:
     """Return the verdict on an arm that did not run as it declares; an empty one if it did."""
     return Verdict.because("not as declared", why_not_as_declared(records))
 
 
-def roles_next_to(roles: Roles | None, ledger: Ledger) -> list[Role]:
+def compare_roles(roles: Roles | None, ledger: Ledger) -> list[Role]:
     """Return each part of a step, those that differ first; a script as it is written has no declared roles."""
     if roles is None:
         return [

@@ -103,7 +103,7 @@ def untested_verdict(pairing: Pairing, no_effect: Verdict) -> Verdict:
     )
 
 
-def no_ratio(runs: Iterable[RunRecord]) -> Verdict:
+def no_ratio_verdict(runs: Iterable[RunRecord]) -> Verdict:
     """Return the verdict where a script's metric has no ratio to others in one of some runs."""
     found = next(filter(_has_no_ratio, runs), None)
     if found is None:
@@ -114,7 +114,7 @@ def no_ratio(runs: Iterable[RunRecord]) -> Verdict:
     return Verdict(kind="not comparable", why=why)
 
 
-def no_number(pairs: Sequence[Pair]) -> Verdict:
+def no_number_verdict(pairs: Sequence[Pair]) -> Verdict:
     """Return the verdict where the metric of a run in these pairs is there and not a number."""
     arm, reference = ([run for pair in pairs if _has_metric_without_number(run := pair[side])] for side in (0, 1))
     for runs in filter(None, (arm, reference)):
@@ -131,7 +131,7 @@ def _has_metric_without_number(record: RunRecord) -> bool:
     return value is not None and not has_score(value, record.metric)
 
 
-def idle_pairs(pairs: Sequence[Pair]) -> Verdict:
+def idle_pairs_verdict(pairs: Sequence[Pair]) -> Verdict:
     """Return the verdict where in some pairs neither run learned anything: such pairs agree whatever the arm does."""
     reasons = [reason for arm, other in pairs if (reason := why_idle(arm)) and why_idle(other)]
     if not reasons:
@@ -139,7 +139,7 @@ def idle_pairs(pairs: Sequence[Pair]) -> Verdict:
     return Verdict(kind="learned nothing", share=(len(reasons), len(pairs)), why=statistics.mode(reasons))
 
 
-def too_wide(runs: Sequence[RunRecord], reference: str, margin: float) -> str:
+def why_margin_too_wide(runs: Sequence[RunRecord], reference: str, margin: float) -> str:
     """Return that an arm which only guesses would be equivalent, so that no verdict by the margin means anything."""
     metric = metric_of(runs)
     last = [run.summary.epochs[-1] for run in runs if run.status == "completed" and run.summary.epochs]
@@ -155,7 +155,7 @@ def too_wide(runs: Sequence[RunRecord], reference: str, margin: float) -> str:
     mean = statistics.fmean(gains)
     unit = metric.difference_suffix
     decimals = 1 if metric.difference_unit in ("pp", "%") else metric.difference_decimals
-    shown = f"{abs(metric.shown_difference(metric.difference_of(mean))):.{decimals}f}{unit}"
+    shown = f"{abs(metric.shown_difference(metric.difference_of_scores(mean))):.{decimals}f}{unit}"
     gain = f"only {shown} better than" if mean > 0 else "on average no better than"
     return (
         f"No verdict counts at a margin of ±{margin:g}{unit}: {reference} is {gain} guessing, so an arm that learned "
@@ -163,7 +163,7 @@ def too_wide(runs: Sequence[RunRecord], reference: str, margin: float) -> str:
     )
 
 
-def idle_some(by_arm: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
+def partly_idle_sentences(by_arm: Mapping[str, Sequence[RunRecord]]) -> Iterator[str]:
     """Yield which arms learned nothing in some of their runs, though not in all."""
     idle = {
         arm: [bool(why_idle(record)) for record in records if record.status == "completed"]
@@ -211,7 +211,7 @@ def _rank_deviate(early: Sequence[float], late: Sequence[float]) -> float:
     return (above - product / 2) / math.sqrt(product * (len(early) + len(late) + 1) / 12)
 
 
-def first_divergence(records: Sequence[RunRecord]) -> str:
+def first_divergence_phrase(records: Sequence[RunRecord]) -> str:
     """Return the end of a sentence on the step at which diverged runs went bad, the first of several; "" if unknown."""
     known = [record.summary.diverged_step for record in records if record.status == "diverged"]
     steps = sorted(step for step in known if step is not None)

@@ -65,7 +65,7 @@ def pairs_by_seed(arm: Sequence[RunRecord], reference: Sequence[RunRecord]) -> l
     ]
 
 
-def counterparts(arm: Sequence[RunRecord], reference: Sequence[RunRecord]) -> list[Pair]:
+def pairs_of_counterparts(arm: Sequence[RunRecord], reference: Sequence[RunRecord]) -> list[Pair]:
     """Return pairs by seed or, where no seed is in common, every run with the first of the other side.
 
     That is enough to see whether all of them did the same work, because equality is transitive.
@@ -109,7 +109,7 @@ def are_identical(pairs: Sequence[Pair]) -> bool:
     return bool(pairs) and all(_have_same_losses(*pair) and _have_same_weights(*pair) for pair in pairs)
 
 
-def equal_losses(pairs: Sequence[Pair]) -> bool:
+def have_equal_losses(pairs: Sequence[Pair]) -> bool:
     """Return whether all pairs had the same losses bit for bit, and skipped the same number of steps.
 
     Their final weights are not known to be the same: a skipped step may leave every recorded loss as it would be.

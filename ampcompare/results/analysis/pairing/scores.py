@@ -13,7 +13,7 @@ from decimal import Decimal
 from typing import TypeGuard
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.results.analysis.inference.effect import FLOAT32_STEP, Effect, float_spread, min_resolvable_spread
+from ampcompare.results.analysis.inference.effect import FLOAT32_STEP, Effect, min_float_spread, min_resolvable_spread
 from ampcompare.results.records.metric import TOP1, Metric
 from ampcompare.results.records.run import RunRecord
 
@@ -30,14 +30,14 @@ def metric_of(records: Iterable[RunRecord]) -> Metric:
     return next((record.metric for record in records), TOP1)
 
 
-def one_metric(records: Sequence[RunRecord]) -> Metric:
+def common_metric(records: Sequence[RunRecord]) -> Metric:
     """Return the metric that all of these runs are measured by.
 
     Raises:
         ConfigError: they are measured by several, and thus runs of several tasks.
     """
     for record in records:
-        if different := other_metric(record, records[0]):
+        if different := other_metric_reason(record, records[0]):
             raise ConfigError(
                 f"{record.arm}, seed {record.config.recipe.seed}, is {different}: runs of another task are another "
                 "comparison"
@@ -45,7 +45,7 @@ def one_metric(records: Sequence[RunRecord]) -> Metric:
     return metric_of(records)
 
 
-def other_metric(record: RunRecord, other: RunRecord) -> str:
+def other_metric_reason(record: RunRecord, other: RunRecord) -> str:
     """Return that two runs are measured by different metrics; "" if by one."""
     here, there = record.metric, other.metric
     if here.name != there.name:
@@ -94,7 +94,7 @@ def _printed_step(record: RunRecord, value: float, name: str) -> float:
     known = record.script.printed.get(name) if record.script is not None else None
     if known is not None:
         return known
-    return digit_step(value) if value else 0.0
+    return last_digit_step(value) if value else 0.0
 
 
 def step_of_scores(step: float, metric: Metric, values: Iterable[float]) -> float:
@@ -109,10 +109,10 @@ def spread_floor(metric: Metric, samples: int, scores: Sequence[float], step: fl
     """Return the smallest plausible spread of differences of scores, by samples or by the step between two scores."""
     if metric.counts:
         return min_resolvable_spread(samples)
-    return math.hypot(float_spread(scores if metric.difference == "points" else [1.0]), rounding_spread(step, step))
+    return math.hypot(min_float_spread(scores if metric.difference == "points" else [1.0]), rounding_spread(step, step))
 
 
-def digit_step(value: float) -> float:
+def last_digit_step(value: float) -> float:
     """Return the step of the last digit of a finite number as Python prints it: 0.01 of 76.25, 1 of 76.0."""
     exponent = Decimal(repr(value)).normalize().as_tuple().exponent
     return 10.0 ** min(0, int(exponent))
@@ -176,6 +176,6 @@ def rounding_spread(*steps: float) -> float:
     return math.sqrt(sum(step**2 for step in steps) / 12)
 
 
-def in_steps(effect: Effect, step: float) -> Effect:
+def effect_in_steps(effect: Effect, step: float) -> Effect:
     """Return an effect whose tests against the margin count steps, if these are not small against the spread."""
     return replace(effect, step=step) if effect.spread < COARSE * step else effect

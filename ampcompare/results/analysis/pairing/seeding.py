@@ -8,7 +8,7 @@ from ampcompare.results.records.run import RunRecord, ScriptFacts, SeedCall
 from ampcompare.settings.script import SEED_STRIDE, ScriptConfig
 
 
-def start_of(facts: ScriptFacts) -> tuple[object, ...]:
+def start_key(facts: ScriptFacts) -> tuple[object, ...]:
     """Return what two runs have in common that began alike: first weights, batches, and what dropout drew there.
 
     Later draws are left out: how many numbers a layer draws may depend on its type.
@@ -36,13 +36,13 @@ def why_alike(script: ScriptConfig, facts: ScriptFacts | None, seed_option: str 
                 f"the script seeds no global generator, so its first weights and batches come from {_any_of(sources)}; "
                 f"or {pass_on}"
             )
-        return f"the script seeds {few(lines_of_seeds(fixed))}: --shift-seeds shifts that for each seed, or {pass_on}"
+        return f"the script seeds {few(seed_line_texts(fixed))}: --shift-seeds shifts that for each seed, or {pass_on}"
     own = [call for call in calls if call.kind == "own"]
     if own and script.shift_seeds == "global":
-        return f"the script seeds generators of its own, {few(lines_of_seeds(own))}, which --shift-seeds all shifts"
+        return f"the script seeds generators of its own, {few(seed_line_texts(own))}, which --shift-seeds all shifts"
     loaded = [f"{call.function} in {call.place}" for call in calls if call.kind == "load"]
     shifted = [call for call in calls if call.used] or fixed
-    said = f"{few(lines_of_seeds(shifted))} decides" if shifted else "the script seeds no generator that decides"
+    said = f"{few(seed_line_texts(shifted))} decides" if shifted else "the script seeds no generator that decides"
     files = f"files ({few(loaded)})" if loaded else "files"
     neither = "neither first weights nor batches" if shifted else "first weights or batches"
     return f"{said} {neither}, which come from {_any_of([*_states(calls), files, 'fixed numbers in a fixed order'])}"
@@ -81,16 +81,16 @@ def seed_sentences(records: Sequence[RunRecord]) -> Iterator[str]:
     shifted = [call for call in fixed if call.kind == "global" or is_all]
     if shifted:
         yield (
-            f"Shifted seeds: seed k adds {SEED_STRIDE} k to {few(lines_of_seeds(shifted))}; seed 0 is the script as "
+            f"Shifted seeds: seed k adds {SEED_STRIDE} k to {few(seed_line_texts(shifted))}; seed 0 is the script as "
             "written."
         )
     else:
         yield "Shifted seeds: the script seeds nothing that could be shifted."
     if left := [call for call in fixed if call not in shifted]:
-        yield f"Not shifted, in all seeds as written: {few(lines_of_seeds(left))}; --shift-seeds all shifts them too."
+        yield f"Not shifted, in all seeds as written: {few(seed_line_texts(left))}; --shift-seeds all shifts them too."
 
 
-def unlike_seeds(arm: RunRecord, reference: RunRecord) -> str:
+def unlike_seed_line(arm: RunRecord, reference: RunRecord) -> str:
     """Return which line seeds two runs of one seed with different numbers, as by the time; "" if none does."""
     if arm.script is None or reference.script is None:
         return ""
@@ -111,7 +111,7 @@ def _distinct_calls(calls: Iterable[SeedCall]) -> list[SeedCall]:
     return list(found.values())
 
 
-def lines_of_seeds(calls: Sequence[SeedCall]) -> list[str]:
+def seed_line_texts(calls: Sequence[SeedCall]) -> list[str]:
     """Return lines with what each of them seeds: functions that get one number together, as `set_seed` calls them."""
     groups: dict[tuple[str, str, str], list[str]] = {}
     for call in calls:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from ampcompare.base.formatting import MIB, format_seconds, printable
-from ampcompare.results.analysis.conclusions.phrases import sentence_start
+from ampcompare.results.analysis.conclusions.phrases import capitalize_sentence
 from ampcompare.results.records.metric import Metric
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.report.columns import INVALID
@@ -112,7 +112,7 @@ def _time_to_accuracy(arms: Sequence[ArmRuns], reference: str, most: int) -> Cha
     return Chart(
         "time-to-accuracy",
         f"Time to {printable(metric.quality)}",
-        f"{sentence_start(printable(metric.name))} over seconds of training, evaluation left out.{meaning}",
+        f"{capitalize_sentence(printable(metric.name))} over seconds of training, evaluation left out.{meaning}",
         "seconds of training",
         [
             View(
@@ -194,7 +194,7 @@ def _accuracy_against_time(arms: Sequence[ArmRuns]) -> Chart:
     drawn = {one["a"] for one in series}
     return Chart(
         "pareto",
-        f"{sentence_start(printable(metric.quality))} vs. time",
+        f"{capitalize_sentence(printable(metric.quality))} vs. time",
         f"Final {printable(metric.name)} and seconds of training: mean, and range over seeds."
         f"{undrawn_sentences(arms, drawn, _why_not_drawn)}",
         "seconds of training",

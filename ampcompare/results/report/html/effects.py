@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from ampcompare.base.formatting import format_decimal, printable
-from ampcompare.results.analysis.conclusions.phrases import sentence_start
+from ampcompare.results.analysis.conclusions.phrases import capitalize_sentence
 from ampcompare.results.analysis.pairing.pairs import pairs_by_seed
 from ampcompare.results.analysis.pairing.scores import has_score
 from ampcompare.results.records.comparison import Comparison, Quantity
@@ -38,7 +38,7 @@ def accuracy_effects(comparison: Comparison, arms: Sequence[ArmRuns]) -> TrackPl
     drawn = any(track.mean is not None for track in tracks)
     return TrackPlot(
         "differences",
-        f"{sentence_start(printable(metric.quality))} against {printable(comparison.reference, 40)}",
+        f"{capitalize_sentence(printable(metric.quality))} against {printable(comparison.reference, 40)}",
         f"Difference of {printable(metric.name)}{_in_units(metric)}, paired by seed: a dot per seed, a diamond at the "
         f"mean, and the interval of the test that decided the verdict{confidence}. The band is the margin of "
         f"±{comparison.margin:g}{f' {unit}' if unit else ''}.{bend}{better}",
@@ -51,7 +51,7 @@ def accuracy_effects(comparison: Comparison, arms: Sequence[ArmRuns]) -> TrackPl
     )
 
 
-def time_effects(comparison: Comparison, arms: Sequence[ArmRuns]) -> TrackPlot:
+def time_effect_plot(comparison: Comparison, arms: Sequence[ArmRuns]) -> TrackPlot:
     """Return ratios of step times, paired by seed; arms whose times do not count are named with the reason."""
     rows = [arm for arm in arms if arm.row.arm != comparison.reference and arm.row.time.effect is not None]
     valid = [arm for arm in rows if arm.row.time.kind not in UNJUDGED]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ampcompare.base.formatting import printable
-from ampcompare.results.analysis.conclusions.phrases import sentence_start
+from ampcompare.results.analysis.conclusions.phrases import capitalize_sentence
 from ampcompare.results.analysis.pairing.scores import metric_of
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.metric import Metric
@@ -150,7 +150,7 @@ def _metric_chart(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
     return Chart(
         "accuracy",
         f"Validation {metric.quality}",
-        f"{sentence_start(name)} after each epoch, paired by seed."
+        f"{capitalize_sentence(name)} after each epoch, paired by seed."
         f"{undrawn_sentences(arms, _arms_in(views), why_no_epoch)}{same}",
         "epoch",
         views,

@@ -27,7 +27,7 @@ from ampcompare.results.report.html.charts import (
     stops_of,
 )
 from ampcompare.results.report.html.costs import memory_plot, step_time_plot, time_charts
-from ampcompare.results.report.html.effects import accuracy_effects, time_effects
+from ampcompare.results.report.html.effects import accuracy_effects, time_effect_plot
 from ampcompare.results.report.html.learning_curves import NO_TRACE, learning_charts, trace_curve
 from ampcompare.results.report.html.runs import (
     ArmRuns,
@@ -110,7 +110,7 @@ def page_sections(comparison: Comparison, logs: Mapping[str, str]) -> list[Secti
     number = format_count(len(records), "run")
     return [
         Section("differences", lambda: effects(accuracy_effects)),
-        Section("ratios", lambda: effects(time_effects)),
+        Section("ratios", lambda: effects(time_effect_plot)),
         Section("curves", [Figure("curves", curves)], "Curves"),
         Section("costs", [Figure("costs", costs)], "Memory and time"),
         Section("pictures", pictures, "Curves"),

@@ -75,7 +75,7 @@ optimizer.step()
     ),
     needs=("scale_loss",),
 )
-def inside_the_block(module: LintModule) -> Iterator[Finding]:
+def misuse_inside_scale_loss(module: LintModule) -> Iterator[Finding]:
     """Clipping, stepping, and the wrong loss, inside a `scale_loss` block."""
     for trace, _, event in module.events(Kind.CLIP, Kind.STEP, Kind.BACKWARD):
         block = event.apex_block()
@@ -224,7 +224,7 @@ with block as scaled_loss:  # right
     ),
     needs=("apex", "scale_loss"),
 )
-def without_with(module: LintModule) -> Iterator[Finding]:
+def scale_loss_without_with(module: LintModule) -> Iterator[Finding]:
     """`scale_loss` whose result is used as if it were the loss."""
     for call in module.calls_of("apex.amp.scale_loss"):
         parent = module.parents[call]
@@ -261,7 +261,7 @@ for batch in loader:
     ),
     needs=("apex", "scale_loss", "step"),
 )
-def scaled_by_another(module: LintModule) -> Iterator[Finding]:
+def steps_scaled_by_another(module: LintModule) -> Iterator[Finding]:
     """Steps with gradients that a `scale_loss` of other optimizers has left scaled."""
     for trace in module.traces:
         models = {
@@ -404,7 +404,7 @@ for batch in loader:
     ),
     needs=("apex", "scale_loss", "step"),
 )
-def without_step(module: LintModule) -> Iterator[Finding]:
+def scale_loss_without_step(module: LintModule) -> Iterator[Finding]:
     """A branch with `scale_loss` but without a step, next to one that steps the same optimizer."""
     for call in module.calls_of("apex.amp.scale_loss"):
         met = [(trace, event) for trace in module.traces for event in trace if event.call is call]

@@ -120,7 +120,7 @@ def _full_optimizers(parts: CheckpointContents, result: Conversion) -> None:
             result.changed.append(f"{count} {kind} tensors of {'.'.join(place)} become fp32")
             result.lost.append(f"the last bits of the state of {'.'.join(place)}: it was saved in {kind}")
         unflatten(optimizer, ".".join(place), parts, result)
-        unfuse(optimizer, ".".join(place), result)
+        unfuse_optimizer_state(optimizer, ".".join(place), result)
         complete_adagrad(optimizer, ".".join(place), result)
 
 
@@ -216,7 +216,7 @@ def _cut_flat_state(entry: Mapping[str, Any], shapes: list[torch.Size]) -> list[
     return pieces
 
 
-def unfuse(optimizer: dict[str, Any], name: str, result: Conversion) -> None:
+def unfuse_optimizer_state(optimizer: dict[str, Any], name: str, result: Conversion) -> None:
     """Give the state of `apex.optimizers.FusedAdam` the step counts that torch keeps with each parameter.
 
     The other fused optimizers with a step count in the group, and `FusedAdam` without bias correction, have no

@@ -8,7 +8,7 @@ import torch
 
 from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.experiment.launch.forked import ForkedLauncher
-from ampcompare.experiment.launch.worker.cell import device_facts, failed_with
+from ampcompare.experiment.launch.worker.cell import device_facts, record_of_failure
 from ampcompare.settings.config import RunConfig
 from ampcompare.training.device import resolve_device
 
@@ -98,11 +98,11 @@ def test_a_cpu_without_memory_is_out_of_memory(size: int) -> None:
     """What torch's CPU allocator raises is called by the words that a GPU's error has; other errors keep their name."""
     with pytest.raises(RuntimeError) as refused:
         torch.empty(size)
-    record = failed_with(RunConfig(), refused.value)
+    record = record_of_failure(RunConfig(), refused.value)
     assert record.error is not None
     assert record.error.startswith("out of memory: [enforce fail at alloc_cpu.cpp")
-    assert (failed_with(RunConfig(), MemoryError()).error or "").startswith("out of memory")
-    assert (failed_with(RunConfig(), RuntimeError("shapes")).error or "") == "RuntimeError: shapes"
+    assert (record_of_failure(RunConfig(), MemoryError()).error or "").startswith("out of memory")
+    assert (record_of_failure(RunConfig(), RuntimeError("shapes")).error or "") == "RuntimeError: shapes"
 
 
 def test_tf32_is_refused_on_a_cpu(launcher: ForkedLauncher, make_config: MakeConfig, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from ampcompare.results.analysis.conclusions.headline import warnings_and_answer
 from ampcompare.results.analysis.inference.criteria import Criteria
-from ampcompare.results.analysis.inference.verdict import Design
+from ampcompare.results.analysis.inference.verdict import SequentialDesign
 from ampcompare.results.analysis.results_table import judge, read_table
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import Comparison, Look
@@ -157,7 +157,7 @@ def test_missing_cells(runs: Any) -> None:
     """A matrix that is not complete was not tested: nothing is claimed, and the same command continues."""
     order = [f"{arm}@{seed}" for seed in range(5) for arm in ("fp32", "half")]
     comparison = compare(
-        runs("fp32", FP32), runs("half", WORSE[:3]), order=order, design=Design(0.0, 0.0), command=COMMAND
+        runs("fp32", FP32), runs("half", WORSE[:3]), order=order, design=SequentialDesign(0.0, 0.0), command=COMMAND
     )
     assert comparison.headline[0] == "No verdicts yet: 2 of 10 runs are missing."
     assert not any("Use" in line or "keep" in line or "accurate" in line for line in comparison.headline)
@@ -172,7 +172,7 @@ def test_what_weakens_the_rest_stands_first(runs: Any) -> None:
         number=2, error_rate=0.005, reference="fp32", arms=["fp32", "half"], seeds=[0], cells={}, margin=3,
         time_margin=0.02, changes=[change],
     )  # fmt: skip
-    design = Design(look=2, looks=(look,))
+    design = SequentialDesign(look=2, looks=(look,))
     comparison = compare(runs("fp32", FP32), runs("half", EQUAL, seconds=0.005), design=design, excluded=["a: bad"])
     assert comparison.headline[:2] == [
         f"Changed after runs were seen: {change}.",

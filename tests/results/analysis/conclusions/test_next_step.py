@@ -9,9 +9,9 @@ import pytest
 from ampcompare.cli.compare_command import command as compare
 from ampcompare.cli.doctor_command import command as doctor
 from ampcompare.cli.explain_command import command as explain
-from ampcompare.experiment.launch.script.launcher import failed_script
+from ampcompare.experiment.launch.script.launcher import failed_script_record
 from ampcompare.results.analysis.conclusions.next_step import TypedCommand
-from ampcompare.results.analysis.inference.verdict import Design
+from ampcompare.results.analysis.inference.verdict import SequentialDesign
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import Comparison, NextStep
 from ampcompare.results.records.run import RunRecord
@@ -30,7 +30,11 @@ def compared() -> Callable[..., Comparison]:
     """Sum up fp32 and half over some seeds, with other values for half."""
 
     def build(
-        correct: Sequence[int], command: str = TYPED, design: Design | None = None, device: str = "cuda:0", **half: Any
+        correct: Sequence[int],
+        command: str = TYPED,
+        design: SequentialDesign | None = None,
+        device: str = "cuda:0",
+        **half: Any,
     ) -> Comparison:
         records = [make_record("fp32", seed, top1=FP32[seed] / 1000, device=device) for seed in range(len(correct))]
         records += [
@@ -51,7 +55,7 @@ def works(step: NextStep) -> bool:
 def of_script(arm: str, seed: int, error: str, exit_code: int) -> RunRecord:
     config = RunConfig(arm=arm, device="cpu", script=ScriptConfig(name="train.py", arguments=("-x", "{seed}")))
     recipe = config.recipe.model_copy(update={"seed": seed})
-    return failed_script(config.model_copy(update={"recipe": recipe}), error, exit_code=exit_code)
+    return failed_script_record(config.model_copy(update={"recipe": recipe}), error, exit_code=exit_code)
 
 
 def test_a_script_that_failed_is_run_in_the_foreground(compared: Any) -> None:
@@ -72,7 +76,7 @@ CASES: list[dict[str, Any]] = [
     {"correct": FP32, "status": "failed", "error": "e"},
     {"correct": FP32, "status": "diverged"},
     {"correct": FP32, "seconds": 0.005},
-    {"correct": OPEN, "design": Design(0.04, 0.0, look=1)},
+    {"correct": OPEN, "design": SequentialDesign(0.04, 0.0, look=1)},
 ]
 
 
@@ -91,7 +95,7 @@ def test_few_seeds_become_five(compared: Any) -> None:
 
 def test_no_look_is_left(compared: Any) -> None:
     """Where no look is left more seeds here cannot be tested, so other seeds are a new comparison elsewhere."""
-    (step, *_) = compared(OPEN, design=Design(0.04, 0.0, look=1)).next_steps
+    (step, *_) = compared(OPEN, design=SequentialDesign(0.04, 0.0, look=1)).next_steps
     assert step.command == "ampcompare compare --arm fp32 --arm half --seeds 5-14 --margin 0.5 -o r-again"
     assert step.why.startswith("no look is left at these runs")
 

@@ -12,7 +12,7 @@ from ampcompare.results.analysis.gates import check_gates, parse_gate
 from ampcompare.results.analysis.inference.criteria import Criteria, criteria_of
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import Comparison
-from ampcompare.results.report.columns import columns, table_of, verdict_columns
+from ampcompare.results.report.columns import columns, table_of_columns, verdict_columns
 from ampcompare.results.report.overview import make_overview
 from ampcompare.testing import make_record
 
@@ -91,7 +91,9 @@ def test_tables_and_gates_know_the_loss() -> None:
     assert [row[place].text for row in overview.rows] == ["-", "+5.00 worse"]
     assert "tail loss" in columns(comparison)
     rows = dict(
-        zip(verdict_columns(comparison), table_of(verdict_columns(comparison), comparison).texts[1], strict=True)
+        zip(
+            verdict_columns(comparison), table_of_columns(verdict_columns(comparison), comparison).texts[1], strict=True
+        )
     )
     assert rows["tail loss verdict"] == "worse"
     assert rows["Δ tail loss (%)"].startswith("+5.00 [")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from ampcompare.results.analysis.inference.sample_size import two_digits
+from ampcompare.results.analysis.inference.sample_size import round_to_two_digits
 from ampcompare.results.records.comparison import ArmSummary, Comparison
 from ampcompare.results.records.evaluation import pack_right
 from ampcompare.results.records.run import RunRecord
@@ -80,7 +80,7 @@ def test_a_verdict_that_new_images_may_not_confirm_is_said(run: Any) -> None:
     assert len(said) == 1
     assert "half (equivalent here, -0." in said[0]
     assert "half keeps fp32's accuracy on these 1,000 images, not shown for new ones (Δ " in comparison.headline[0]
-    assert f"about {two_digits(row.samples.needed):,} images would settle ±0.5" in said[0]
+    assert f"about {round_to_two_digits(row.samples.needed):,} images would settle ±0.5" in said[0]
     assert "on new images" not in Terminal().render(comparison)
     for reporter in (Markdown(), Html(), Terminal(details=True)):
         text = reporter.render(comparison)

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from ampcompare.results.analysis.effects.step_time import ratio_of, time_evidence
+from ampcompare.results.analysis.effects.step_time import time_evidence, time_ratio_of_log
 from ampcompare.results.analysis.inference.verdict import Evidence
 from ampcompare.results.analysis.pairing.pairs import Pair, Pairing
 from ampcompare.results.records.comparison import ArmSummary, Comparison
 from ampcompare.results.records.run import RunRecord, SystemReadings, TimingRound
 from ampcompare.results.report.base import FORMATS
-from ampcompare.results.report.columns import columns, table_of
+from ampcompare.results.report.columns import columns, table_of_columns
 from ampcompare.results.report.terminal import Terminal
 from ampcompare.testing import make_comparison, make_record
 
@@ -43,7 +43,7 @@ def _evidence(*pairs: Pair) -> Evidence:
 
 def _ratio(times: Evidence) -> float:
     assert times.mean is not None
-    return ratio_of(-times.mean)
+    return time_ratio_of_log(-times.mean)
 
 
 def test_rounds_are_paired_by_their_number() -> None:
@@ -86,7 +86,7 @@ def unpaired() -> Comparison:
 def test_no_format_shows_an_invalid_time(name: str, unpaired: Comparison) -> None:
     """An arm whose pairs are invalid shows a word in place of its step time, throughput and time of an epoch."""
     assert str(unpaired.arms[1].time).startswith("invalid measurement")
-    shown = dict(zip(columns(unpaired), table_of(columns(unpaired), unpaired).texts[1], strict=True))
+    shown = dict(zip(columns(unpaired), table_of_columns(columns(unpaired), unpaired).texts[1], strict=True))
     assert (shown["step (ms)"], shown["epoch (s)"], shown["samples/s"]) == ("invalid", "invalid", "-")
     reporter = Terminal(details=True) if name == "table" else FORMATS[name].reporter()
     text = reporter.render(unpaired)

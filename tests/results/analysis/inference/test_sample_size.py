@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ampcompare.results.analysis.inference.effect import Effect, paired_effect, two_stage
+from ampcompare.results.analysis.inference.effect import Effect, paired_effect, two_stage_effect
 from ampcompare.results.analysis.inference.sample_size import pairs_to_settle, spread_limit, stein_pairs
 from ampcompare.results.analysis.inference.verdict import Margin, decide
 
@@ -82,13 +82,13 @@ def test_steins_number_keeps_level_and_power(arms: int) -> None:
         others = iter(generator.normal(truth, 0.8, sum(counts)).tolist())
         for pilot, count in zip(pilots.tolist(), counts, strict=True):
             whole = [*pilot, *itertools.islice(others, count - 5)]
-            effect = two_stage(whole, [0.0] * count, [True] * 5 + [False] * (count - 5), 1e-9)
+            effect = two_stage_effect(whole, [0.0] * count, [True] * 5 + [False] * (count - 5), 1e-9)
             right += effect.mean - quantile * effect.error > -0.5
         assert low < right / runs < high
 
 
 def test_two_stages_by_hand() -> None:
     """The mean is that of all pairs; spread and degrees of freedom are those of the pilot."""
-    effect = two_stage([1.0, 3.0, 2.0, 8.0], [0.0] * 4, [True, True, True, False], 1e-9)
+    effect = two_stage_effect([1.0, 3.0, 2.0, 8.0], [0.0] * 4, [True, True, True, False], 1e-9)
     assert (effect.mean, effect.spread, effect.error, effect.freedom, effect.pairs) == (3.5, 1.0, 0.5, 2, 4)
-    assert not two_stage([1.0, 3.0, 2.0], [0.0] * 3, [True, True, False], 1e-9).testable
+    assert not two_stage_effect([1.0, 3.0, 2.0], [0.0] * 3, [True, True, False], 1e-9).testable

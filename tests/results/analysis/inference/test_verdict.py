@@ -15,7 +15,7 @@ from ampcompare.results.analysis.inference.effect import (
     unpaired_effect,
 )
 from ampcompare.results.analysis.inference.sample_size import pairs_needed
-from ampcompare.results.analysis.inference.verdict import Evidence, Margin, decide, in_opposite_directions
+from ampcompare.results.analysis.inference.verdict import Evidence, Margin, arms_in_opposite_directions, decide
 from ampcompare.results.records.verdict import Verdict
 
 FLOOR = 1e-9
@@ -204,6 +204,6 @@ def test_opposite_directions_by_chance() -> None:
             {arm: Evidence(paired_effect(list(generator.normal(mean, size=5)), zeros, FLOOR)) for arm in range(3)}
             for mean in (0.0, -40.0)
         )
-        wrong += bool(in_opposite_directions(metric, loss))
+        wrong += bool(arms_in_opposite_directions(metric, loss))
     assert stats.binomtest(wrong, runs, 0.05, alternative="greater").pvalue > 0.01
     assert wrong > 0

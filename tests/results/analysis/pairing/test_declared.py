@@ -5,7 +5,12 @@ from typing import Any
 import pytest
 
 from ampcompare.backends.arm import Arm
-from ampcompare.results.analysis.pairing.declared import observed_text, options_without_effect, own_types, roles_next_to
+from ampcompare.results.analysis.pairing.declared import (
+    compare_roles,
+    observed_text,
+    options_without_effect,
+    own_type_sentences,
+)
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.ledger import GroupTypes, Ledger
@@ -99,7 +104,7 @@ def test_nothing_is_compared_with_a_reference_that_ran_as_another() -> None:
 )
 def test_which_parts_differ(arm: str, seen: Ledger, differing: list[str]) -> None:
     """What a model, an optimizer or a device sets by itself is no difference; what the arm sets is."""
-    found = roles_next_to(Arm.parse(arm).roles, seen)
+    found = compare_roles(Arm.parse(arm).roles, seen)
     assert sorted(role.name for role in found if role.differs) == sorted(differing)
     assert [role.differs for role in found] == sorted((role.differs for role in found), reverse=True)
 
@@ -161,7 +166,7 @@ def test_which_options_have_no_effect(arm: str, seen: Ledger, texts: list[str]) 
     ],
 )
 def test_what_an_arm_leaves_to_the_training_is_named(arm: str, seen: Ledger, notes: list[str]) -> None:
-    assert own_types(Arm.parse(arm).roles, seen) == notes
+    assert own_type_sentences(Arm.parse(arm).roles, seen) == notes
 
 
 def test_frozen_16_bit_weights_stand_in_the_row_and_in_parentheses() -> None:
@@ -201,7 +206,7 @@ def test_a_gradient_times_the_scale_is_compared_with_fp16(
 ) -> None:
     """Only where fp16 holds it."""
     seen = ledger(types, types, types, largest_gradient=largest, loss_scale=scale, zero_denominators=0.03)
-    found = {role.name: role for role in roles_next_to(None, seen)}
+    found = {role.name: role for role in compare_roles(None, seen)}
     assert "largest gradient" in found or not text
     if text:
         assert (found["largest gradient"].observed, found["largest gradient"].remark) == (text, remark)

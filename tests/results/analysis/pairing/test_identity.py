@@ -7,7 +7,7 @@ import pytest
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.run import ProcessFacts, RunRecord
-from ampcompare.results.report.columns import tone_of
+from ampcompare.results.report.columns import verdict_tone
 from ampcompare.testing import make_record
 
 TOP1 = [0.50, 0.52, 0.49, 0.51, 0.50]
@@ -61,7 +61,7 @@ def test_identical_keeps_the_accuracy() -> None:
     fast = _runs("apex:O0", 5, seconds=0.005)
     comparison = _compare(_runs("fp32", 5), fast)
     assert comparison.headline[0] == "Use apex:O0: identical to fp32, 0.50x (0.50 to 0.50) its step time on this CPU."
-    assert tone_of(comparison.arms[1].quality) == "good"
+    assert verdict_tone(comparison.arms[1].quality) == "good"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.results.analysis.gates import check_gates, parse_gate
 from ampcompare.results.analysis.inference.criteria import Criteria
 from ampcompare.results.analysis.inference.effect import Effect
-from ampcompare.results.analysis.pairing.scores import grid_step, in_steps
+from ampcompare.results.analysis.pairing.scores import effect_in_steps, grid_step
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import ArmSummary, Comparison
 from ampcompare.results.records.evaluation import EpochResult, pack_values
@@ -217,5 +217,5 @@ def test_values_that_scatter_have_no_coarse_step() -> None:
 
 
 def test_steps_count_where_they_are_coarse() -> None:
-    assert in_steps(Effect(0.0, 1.0, 0.5, 2, 3), 0.5).step == 0.5
-    assert in_steps(Effect(0.0, 1.0, 0.5, 2, 3), 0.1).step is None
+    assert effect_in_steps(Effect(0.0, 1.0, 0.5, 2, 3), 0.5).step == 0.5
+    assert effect_in_steps(Effect(0.0, 1.0, 0.5, 2, 3), 0.1).step is None

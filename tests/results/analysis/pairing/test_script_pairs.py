@@ -7,8 +7,8 @@ import pytest
 from ampcompare.results.analysis.pairing.comparability import (
     accuracy_incomparable_reason,
     are_pairs,
-    began_apart,
     script_sentences,
+    start_difference_reason,
 )
 from ampcompare.results.analysis.pairing.record_checks import unique_runs
 from ampcompare.results.records.evaluation import EpochResult
@@ -29,9 +29,9 @@ def record(arm: str, weights: str = "w", batches: tuple[str, ...] = ("b",), **mo
 
 def test_other_weights_or_batches_part_a_pair() -> None:
     """Batches count as far as both have seen them."""
-    assert began_apart(record("fp32"), record("half", weights="v")) == "began from other weights"
-    assert began_apart(record("fp32"), record("half", batches=("c",))) == "saw other first batches"
-    assert began_apart(record("fp32"), record("half", batches=("b", "c"))) == ""
+    assert start_difference_reason(record("fp32"), record("half", weights="v")) == "began from other weights"
+    assert start_difference_reason(record("fp32"), record("half", batches=("c",))) == "saw other first batches"
+    assert start_difference_reason(record("fp32"), record("half", batches=("b", "c"))) == ""
 
 
 def test_the_report_says_whether_runs_are_paired() -> None:
@@ -45,7 +45,7 @@ def test_the_report_says_whether_runs_are_paired() -> None:
 def test_a_resumed_cell_is_no_pair() -> None:
     """Its first weights and batches may be those of any step."""
     resumed = record("half", resumed=["/cell/ck.pt"])
-    assert began_apart(record("fp32"), resumed) == "resumed from ck.pt of its own earlier attempt"
+    assert start_difference_reason(record("fp32"), resumed) == "resumed from ck.pt of its own earlier attempt"
     (sentence,) = script_sentences([record("fp32"), resumed], "fp32")
     assert sentence.startswith("Not paired: half, seed 0 resumed from ck.pt of its own earlier attempt, so")
     comparison = make_comparison([record("fp32"), resumed], arms=["fp32", "half"])
