@@ -8,7 +8,7 @@ from ampcompare.source.amp_names import AUTOCASTS
 from ampcompare.source.edits import Edits
 from ampcompare.source.index import Function as Called
 from ampcompare.source.index import Index, choices_of
-from ampcompare.source.migrate.core.scalers import Scaler
+from ampcompare.source.migrate.core.scalers import LOOPS, Scaler, conditions_of
 from ampcompare.source.migrate.finding import NOTE, Finding
 from ampcompare.source.migrate.read.forward import Forward
 from ampcompare.source.migrate.read.names import Names
@@ -96,13 +96,19 @@ class Core:
 
     def runs_before(self, statement: ast.stmt) -> bool:
         """Return whether a statement runs before `amp.initialize` alone, so that Apex casts nothing in it."""
-        module = self.module
-        if any(isinstance(each, (ast.For, ast.AsyncFor, ast.While)) for each in module.within_function(statement)):
-            return False
-        function = module.function(statement)
-        return any(
-            each.function is function and each.statement.lineno > statement.lineno for each in self.sites.initializes
+        module, function = self.module, self.module.function(statement)
+        later = [each.statement for each in self.sites.initializes if each.function is function]
+        loops = {each for each in module.within_function(statement) if isinstance(each, LOOPS)}
+        return bool(later) and all(
+            statement.lineno < each.lineno and loops.isdisjoint(module.within_function(each)) for each in later
         )
+
+    def _is_above_scaler(self, node: ast.AST) -> bool:
+        """Return whether a node stands above all that makes the scaler in its function."""
+        line, function = self.module.statement(node).lineno, self.module.function(node)
+        made = [each for each in self.sites.initializes if each.function is function]
+        first = [[each.statement, *conditions_of(self.module, each)][-1] for each in made]  # which has the default
+        return bool(first) and all(line < each.lineno for each in first)
 
     def note(self, node: ast.AST, message: str) -> None:
         """Add a note on the line of a node."""
@@ -134,10 +140,14 @@ class Core:
         return any(each.statement in above and node in walk(each.loss) for each in self.forward.inline)
 
     def reaches_scaler(self, node: ast.AST) -> bool:
-        """Return whether the scaler is in scope, where autocast asks it."""
-        if self.always or self.planned.home == "module":
-            return True
+        """Return whether the scaler is in scope, and made, where autocast asks it."""
         function = self.module.function(node)
+        if self.always or (self.planned.home == "module" and function is not None):
+            return True
+        if self._is_above_scaler(node):
+            return False
+        if self.planned.home == "module":
+            return True
         if self.planned.home == "self":
             return function is not None and [each.arg for each in function.args.args[:1]] == ["self"]
         created = {each.function for each in self.sites.initializes}
