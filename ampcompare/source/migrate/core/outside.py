@@ -93,7 +93,7 @@ def _cast_evaluation(core: Core) -> set[ast.AST]:
             continue
         if any(outer in wrapped for outer in core.module.ancestors(node)) or not core.reaches_scaler(node):
             continue
-        if core.is_without_casts(node):
+        if core.is_without_casts(node) or core.runs_before(node):
             continue
         wrapped.add(node)
         header = core.autocast.removeprefix("with ").removesuffix(":")
