@@ -121,7 +121,7 @@ def profile(
 
     if loop is not None and script is not None:
         raise ConfigError("profile takes either a loop or a script, but both were given; leave one out")
-    names, reads = _names_of(arms), PROFILE if loop is None else PROFILE_LOOP
+    names, reads = _distinct_arm_texts(arms), PROFILE if loop is None else PROFILE_LOOP
     configs = []
     for name in names:
         request = settings_request(recipe, size, config_file, with_script({**settings, "arm": name}, script, ()))
@@ -171,7 +171,7 @@ def look_ahead(
 
     given = with_script({**settings, "arm": "fp32"}, script, ())
     config = collect_settings(settings_request(recipe, size, config_file, given), AHEAD, one_run=True).config
-    judged = [Arm.parse(name) for name in _names_of(arms)]
+    judged = [Arm.parse(name) for name in _distinct_arm_texts(arms)]
     return _look_ahead(AheadOptions(config, judged, prefix, steps, twin))
 
 
@@ -211,11 +211,11 @@ def find_batch(
     from ampcompare.experiment.run_options import settings_request
 
     config = collect_settings(settings_request(recipe, size, config_file, settings), FIND_BATCH, one_run=True).config
-    configs = configs_of(config, _names_of(arms))
+    configs = configs_of(config, _distinct_arm_texts(arms))
     return search_batches(BatchSearch(configs, memory_limit, margin / 100, note, preflight), gpus)
 
 
-def _names_of(arms: Sequence[Arm | str] | str) -> list[str]:
+def _distinct_arm_texts(arms: Sequence[Arm | str] | str) -> list[str]:
     """Return the texts of arms, each once; a text may name several, separated by commas."""
     listed = [arms] if isinstance(arms, str) else arms
     return list(

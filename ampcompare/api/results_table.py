@@ -76,11 +76,11 @@ def judge_against(
         ExtraMissing: the extra `stats` is not installed.
     """
     require_one_of((None, *get_args(Better)), "better", better)
-    tables = [_read_side(side, metric, better) for side in (new, old)]
+    tables = [_read_results(side, metric, better) for side in (new, old)]
     return judge_new(*tables, arm=arm, sd=sd, terms=Criteria(margin))
 
 
-def _read_side(source: str | Path | TextIO, metric: str | None, better: Better | None) -> ResultsTable:
+def _read_results(source: str | Path | TextIO, metric: str | None, better: Better | None) -> ResultsTable:
     path = Path(source) if isinstance(source, (str, Path)) else None
     if path is None or not (path.is_dir() or path.suffix == ".json"):
         return read_table(path or source, metric=metric, better=better)

@@ -5,26 +5,26 @@ from ampcompare.backends.options import INNER_ARM
 from ampcompare.backends.spec import BackendSpec, ContractArm, Options
 
 
-def _bits(text: str) -> int:
+def _parse_bits(text: str) -> int:
     if text not in ("2", "4", "8"):
         raise ValueError("expected 2, 4 or 8")
     return int(text)
 
 
-def _group_size(text: str) -> int:
+def _parse_group_size(text: str) -> int:
     number = int(text)
     if number < 8 or number % 4:
         raise ValueError("expected a multiple of 4 of at least 8")
     return number
 
 
-def _inner(options: Options) -> str:
+def _inner_arm_text(options: Options) -> str:
     return str(options.get("over", "fp32")).replace("+", ",")
 
 
 def _explain(options: Options) -> ArmExplanation:
     bits, group = int(options["bits"]), int(options.get("group", 256))
-    over = _inner(options)
+    over = _inner_arm_text(options)
     each = bits + 64 / group
     return ArmExplanation(
         summary=f"{over}, with what autograd saves of the model's forward pass in {bits} bits (ActNN's idea)",
@@ -50,10 +50,10 @@ SPEC = BackendSpec(
     summary="activations saved for the backward pass in 2, 4 or 8 bits, over another arm",
     implementation="ampcompare.training.precision.actnn:ActNN",
     explain=_explain,
-    parsers={"bits": _bits, "group": _group_size, "over": INNER_ARM},
+    parsers={"bits": _parse_bits, "group": _parse_group_size, "over": INNER_ARM},
     written={"bits": 2},
     implied={"group": 256, "over": "fp32"},
-    inner=_inner,
+    inner=_inner_arm_text,
     contract=(
         ContractArm("actnn:bits=8"),
         ContractArm("actnn:bits=2,over=native:fp16", skips_steps=True),

@@ -60,24 +60,24 @@ def _explain(options: Options) -> ArmExplanation:
     level = apex_level(options)
     name = str(options.get("opt_level", "O1"))
     keep = str(options.get("keep_fp32", ""))
-    twin, twin_is = _twin(name, level)
+    twin, twin_is = _torch_amp_equivalent(name, level)
     if keep:
         twin += f"{',' if ':' in twin else ':'}keep_fp32={keep}"
     return ArmExplanation(
-        summary=_summary(level),
+        summary=_level_summary(level),
         does=role_rows(
             _roles(options),
-            casts=_casts(level),
-            borders=_borders(level),
+            casts=_level_casts(level),
+            borders=_level_borders(level),
         ),
         twin=twin,
         twin_is=twin_is,
-        differs=_differs(level, twin),
+        differs=_differences_from_equivalent(level, twin),
         script=apex_script({"opt_level": name, **options}),
     )
 
 
-def _summary(level: Level) -> str:
+def _level_summary(level: Level) -> str:
     if level.patch_torch_functions:
         return "fp32 weights; every torch function casts its inputs to the type that suits it"
     if not level.is_half:
@@ -88,7 +88,7 @@ def _summary(level: Level) -> str:
     return f"{article} model{norm}{masters}"
 
 
-def _casts(level: Level) -> tuple[tuple[str, str], ...]:
+def _level_casts(level: Level) -> tuple[tuple[str, str], ...]:
     if not level.patch_torch_functions:
         return ()
     half = level.half_name
@@ -112,7 +112,7 @@ def _casts(level: Level) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _borders(level: Level) -> str:
+def _level_borders(level: Level) -> str:
     outputs = DTYPE_NAMES.get(level.cast_model_outputs or "", level.cast_model_outputs)
     if level.cast_model_type is None:
         if outputs:
@@ -123,10 +123,12 @@ def _borders(level: Level) -> str:
     return f"floating inputs of model.forward become {kind}, its outputs {outputs or 'fp32'}{outside}"
 
 
-def _twin(name: str, level: Level) -> tuple[str, str]:
+def _torch_amp_equivalent(name: str, level: Level) -> tuple[str, str]:
     if level.half_name == "bf16":
         return (
-            ("native:bf16", "the same idea, function by function") if level.patch_torch_functions else _as_half(level)
+            ("native:bf16", "the same idea, function by function")
+            if level.patch_torch_functions
+            else _half_equivalent(level)
         )
     if level.patch_torch_functions:
         scale = "" if level.loss_scale == "dynamic" else f",init_scale={level.loss_scale:g}"
@@ -137,10 +139,10 @@ def _twin(name: str, level: Level) -> tuple[str, str]:
         return "fp32", "equal to the last bit, unless part of the model is fp64"
     if level.master_weights:
         return "native:fp16", "the nearest: torch.amp has no fp16 model with master weights"
-    return _as_half(level)
+    return _half_equivalent(level)
 
 
-def _as_half(level: Level) -> tuple[str, str]:
+def _half_equivalent(level: Level) -> tuple[str, str]:
     words = ["bf16"] if level.half_name == "bf16" else []
     words += ["bn_fp32"] if level.keep_batchnorm_fp32 else []
     words += ["masters=fp32"] if level.master_weights else []
@@ -151,7 +153,7 @@ def _as_half(level: Level) -> tuple[str, str]:
     return "half" + (f":{','.join(words)}" if words else ""), "the same numbers, without Apex"
 
 
-def _differs(level: Level, twin: str) -> tuple[str, ...]:
+def _differences_from_equivalent(level: Level, twin: str) -> tuple[str, ...]:
     if twin == "fp32":
         return (
             "amp.initialize replaces model.forward to cast inputs to fp32, and adds hooks to state_dict()",
@@ -195,7 +197,7 @@ def _differs(level: Level, twin: str) -> tuple[str, ...]:
     )
 
 
-def _opt_level(text: str) -> str:
+def _parse_opt_level(text: str) -> str:
     if text.upper() in LEVELS:
         return text.upper()
     if text[:1] == "0" and f"O{text[1:]}" in LEVELS:
@@ -203,7 +205,7 @@ def _opt_level(text: str) -> str:
     raise ValueError(f"expected one of {', '.join(LEVELS)}")
 
 
-def _check(options: Options) -> str:
+def _check_options(options: Options) -> str:
     if options.get("opt_level") in ROCM_LEVELS and options.get("engine") == "nvidia":
         return f"{options['opt_level']} is a level of ROCm's Apex, which NVIDIA's does not have; use engine=compat"
     low, high = options.get("min_loss_scale"), options.get("max_loss_scale")
@@ -230,7 +232,7 @@ SPEC = BackendSpec(
     explain=_explain,
     roles=_roles,
     parsers={
-        "opt_level": _opt_level,
+        "opt_level": _parse_opt_level,
         "loss_scale": loss_scale,
         "keep_batchnorm_fp32": flag,
         "master_weights": flag,
@@ -245,7 +247,7 @@ SPEC = BackendSpec(
     aliases={"masters=fp32": "master_weights=true", "masters=none": "master_weights=false"},
     shorthands={level.lower(): f"apex:{level}" for level in LEVELS},
     implied={"engine": "auto"},
-    check=_check,
+    check=_check_options,
     calls_apex=True,
     checkpoint=CheckpointState(opt_level=lambda options: str(options.get("opt_level", "O1"))),
     in_script=InScript(behind="ampcompare.script.behind.apex_levels:stand_behind"),

@@ -116,7 +116,7 @@ def select_engine(engine: str, opt_level: str, device: str, *, torch_version: st
             )
         return _EngineChoice("compat", f"{opt_level} is a level of ROCm's Apex, which NVIDIA's does not have")
     if engine == "nvidia":
-        return _real(require_real_apex(device), o1_raises)
+        return _real_engine(require_real_apex(device), o1_raises)
     if engine == "compat":
         return _EngineChoice("compat", "asked for")
     installed = find_installed_apex()
@@ -127,10 +127,10 @@ def select_engine(engine: str, opt_level: str, device: str, *, torch_version: st
     # Without its CUDA extensions the real Apex waits for the device at each parameter, which is not how it was used.
     if installed.kind != "full":
         return _EngineChoice("compat", f"{installed.reason}; --engine nvidia uses it anyway")
-    return _EngineChoice("compat", o1_raises) if o1_raises else _real(installed, "")
+    return _EngineChoice("compat", o1_raises) if o1_raises else _real_engine(installed, "")
 
 
-def _real(installed: ApexInstall, o1_raises: str) -> _EngineChoice:
+def _real_engine(installed: ApexInstall, o1_raises: str) -> _EngineChoice:
     version = installed.version if installed.kind == "full" else f"{installed.version}, Python only"
     caution = (
         f"{o1_raises} (a weight used twice, a second forward, RNN modules, evaluation without no_grad); "

@@ -35,7 +35,7 @@ HEAD_END = re.compile("[:,]")
 ARM_OF_LABEL = re.compile("(?P<arm>[^ @]+:[^ @]+)(?P<rest>.*)", re.DOTALL)
 
 
-def _guess(text: str) -> Any:
+def _parse_third_party_value(text: str) -> Any:
     """Read a value of a third-party backend, whose options this package does not know."""
     for read in (int, float, flag):
         try:
@@ -45,7 +45,7 @@ def _guess(text: str) -> Any:
     return text
 
 
-def _text_of(value: Any) -> str:
+def _value_text(value: Any) -> str:
     """Return a parsed value as the text of an arm has it: 128.0 as 128, float16 as fp16, True as true."""
     if isinstance(value, bool):
         return str(value).lower()
@@ -54,7 +54,7 @@ def _text_of(value: Any) -> str:
     return DTYPE_NAMES.get(value, value) if isinstance(value, str) else str(value)
 
 
-def _hint(backend: str) -> str:
+def _near_name_hint(backend: str) -> str:
     """Return what an unknown name was probably meant to be, as a question; "" if nothing is near."""
     known = described_backends()
     if arm := full_name(backend):
@@ -68,7 +68,7 @@ def _hint(backend: str) -> str:
     return f"did you mean {close[0].upper() if LEVEL.fullmatch(close[0]) else close[0]!r}? "
 
 
-def _inner_arm(text: str) -> str:
+def _parse_inner_arm(text: str) -> str:
     """Read an arm inside an arm: its options are joined by `+`, since a comma would end it."""
     if not text.strip():
         raise ValueError("expected an arm, with its options joined by +")
@@ -88,7 +88,7 @@ def _without_aliases(spec: BackendSpec, given: Mapping[str, Any]) -> dict[str, A
     return options
 
 
-def _unknown(backend: str, spec: BackendSpec, name: str, given: Mapping[str, Any]) -> str:
+def _unknown_option_message(backend: str, spec: BackendSpec, name: str, given: Mapping[str, Any]) -> str:
     """Return the message for an option that the parsers do not know, though a value of it may be an alias."""
     aliased = [alias.partition("=")[2] for alias in spec.aliases if alias.startswith(f"{name}=")]
     if aliased:
@@ -160,9 +160,11 @@ class Arm:
         spec = find_spec(backend)
         if spec is None:
             known = ", ".join([*described_backends(), *third_party_backends()])
-            raise ConfigError(f"unknown backend {backend!r}: {_hint(backend)}known backends are {known}")
+            raise ConfigError(f"unknown backend {backend!r}: {_near_name_hint(backend)}known backends are {known}")
         if spec.parsers is None:
-            return cls(backend, {k: _guess(v) if isinstance(v, str) else v for k, v in sorted(given.items())})
+            return cls(
+                backend, {k: _parse_third_party_value(v) if isinstance(v, str) else v for k, v in sorted(given.items())}
+            )
         if other := spec.stands_for({option: str(value) for option, value in given.items()}):
             return cls.parse(other)
         parsed: dict[str, Any] = dict(spec.written)
@@ -170,8 +172,8 @@ class Arm:
             parsed[spec.positional] = spec.parsers[spec.positional](spec.default)
         for name, value in _without_aliases(spec, given).items():
             if name not in spec.parsers:
-                raise ConfigError(_unknown(backend, spec, name, given))
-            read = _inner_arm if spec.parsers[name] is INNER_ARM else spec.parsers[name]
+                raise ConfigError(_unknown_option_message(backend, spec, name, given))
+            read = _parse_inner_arm if spec.parsers[name] is INNER_ARM else spec.parsers[name]
             try:
                 parsed[name] = read(str(value))
             except ValueError as error:
@@ -254,8 +256,8 @@ class Arm:
 
     def _full_word(self, name: str, value: Any) -> str:
         if name == self.spec.positional:
-            return _text_of(value)
-        return name if value is True else f"{name}={_text_of(value)}"
+            return _value_text(value)
+        return name if value is True else f"{name}={_value_text(value)}"
 
     def _key_word(self, name: str, value: Any) -> str:
         if (self.spec.parsers or {}).get(name) is INNER_ARM:

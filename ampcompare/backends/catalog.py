@@ -71,7 +71,7 @@ def require_unique(name: str) -> None:
 def described_backends() -> dict[str, BackendSpec]:
     """Return every backend that has a description, those of this package first."""
     others = {entry.name: entry.value for entry in entry_points(group=SPEC_GROUP) if entry.name not in BUILT_IN}
-    return {**BUILT_IN, **{name: _load(name, value) for name, value in others.items()}}
+    return {**BUILT_IN, **{name: _load_spec(name, value) for name, value in others.items()}}
 
 
 def find_spec(name: str) -> BackendSpec | None:
@@ -85,7 +85,7 @@ def find_spec(name: str) -> BackendSpec | None:
     if name not in registered:
         return None
     if any(entry.name == name for entry in entry_points(group=SPEC_GROUP)):
-        return _load(name, registered[name])
+        return _load_spec(name, registered[name])
     explanation = ArmExplanation(
         summary=f"the backend {name!r} of another package, of which nothing is known here",
         does=(),
@@ -102,7 +102,7 @@ def find_spec(name: str) -> BackendSpec | None:
     )
 
 
-def _load(name: str, value: str) -> BackendSpec:
+def _load_spec(name: str, value: str) -> BackendSpec:
     module, _, attribute = value.partition(":")
     try:
         spec = getattr(importlib.import_module(module), attribute)

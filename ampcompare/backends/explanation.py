@@ -57,7 +57,7 @@ def role_rows(roles: Roles, *, casts: Sequence[tuple[str, str]] = (), borders: s
         rows.append(("inputs, outputs", borders))
     norm = f"{'fp32' if keeps_norm else held} weights and statistics"
     rows.append(("batch norm", norm + (f", {roles.half} in and out" if keeps_norm and narrow else "")))
-    rows += [("master weights", _masters(roles)), ("optimizer", _optimizer(roles))]
+    rows += [("master weights", _masters_text(roles)), ("optimizer", _optimizer_text(roles))]
     if roles.gradients != held:
         rows.append(("gradients", f"of micro-batches are accumulated in {roles.gradients}, in those of the masters"))
     if roles.reduction != held:
@@ -68,11 +68,11 @@ def role_rows(roles: Roles, *, casts: Sequence[tuple[str, str]] = (), borders: s
         small = "; second moments below 2**-25 become 0 there" if roles.state == "fp16" else ""
         widened = f"held in {roles.state} between steps, and widened to {roles.step} for a step{small}"
         rows.append(("optimizer state", widened))
-    rows.append(("loss scale", _loss_scale(roles)))
+    rows.append(("loss scale", _loss_scale_text(roles)))
     return tuple(rows)
 
 
-def _masters(roles: Roles) -> str:
+def _masters_text(roles: Roles) -> str:
     held = roles.weights
     if roles.masters:
         return f"an {roles.masters} copy of each {held} weight, which the optimizer steps"
@@ -85,7 +85,7 @@ def _masters(roles: Roles) -> str:
     return f"none: an update below half a unit in the last place of a {held} weight is lost"
 
 
-def _optimizer(roles: Roles) -> str:
+def _optimizer_text(roles: Roles) -> str:
     if roles.masters:
         return f"steps the masters with {roles.masters} gradients, then rounds them into the model"
     if roles.step != roles.weights:
@@ -94,7 +94,7 @@ def _optimizer(roles: Roles) -> str:
     return f"steps {roles.weights} weights with {roles.weights} gradients{eps}"
 
 
-def _loss_scale(roles: Roles) -> str:
+def _loss_scale_text(roles: Roles) -> str:
     scale = roles.loss_scale
     if scale is None:
         if "fp16" in (roles.weights, roles.products):
@@ -115,7 +115,7 @@ def _loss_scale(roles: Roles) -> str:
 def apex_script(options: dict[str, Any]) -> tuple[str, ...]:
     """Return what a script with `apex.amp` says."""
     given = {name: value for name, value in options.items() if name not in ("engine", "keep_fp32")}
-    words = [f"{name}={_python(name, value)}" for name, value in given.items()]
+    words = [f"{name}={_python_argument(name, value)}" for name, value in given.items()]
     return (
         "# or: from ampcompare.apex import amp",
         "from apex import amp",
@@ -204,7 +204,7 @@ def half_script(
     )
 
 
-def _python(name: str, value: Any) -> str:
+def _python_argument(name: str, value: Any) -> str:
     if name == "cast_model_outputs":
         return f"torch.{value}"
     return f'"{value}"' if isinstance(value, str) else f"{value!r}"

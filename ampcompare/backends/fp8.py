@@ -17,7 +17,7 @@ ALIGNMENT = 16  # of the sizes that `torch._scaled_mm` multiplies
 CAPABILITY = {"tensorwise": "8.9", "rowwise": "9.0"}
 
 
-def _conversion(scaling: str, multiple: int) -> tuple[str, ...]:
+def _conversion_lines(scaling: str, multiple: int) -> tuple[str, ...]:
     """Return how a script converts its model, before DDP."""
     return (
         "from torchao.float8 import Float8LinearConfig, convert_to_float8_training",
@@ -28,7 +28,7 @@ def _conversion(scaling: str, multiple: int) -> tuple[str, ...]:
     )
 
 
-def _stands_for(given: Mapping[str, str]) -> str:
+def _arm_it_stands_for(given: Mapping[str, str]) -> str:
     """Return the arm that `fp8:mxfp8` is a name of; it takes layers of any size."""
     if given.get("scaling", "").lower() != "mxfp8":
         return ""
@@ -75,7 +75,7 @@ def _explain(options: Options) -> ArmExplanation:
         twin=inner,
         twin_is="the arm underneath, with bf16 products",
         differs=("the operands of products have 3 bits of fraction, or 2, instead of 7", "time, on a GPU with fp8"),
-        script=(*_conversion(scaling, multiple), *inner_script(inner)),
+        script=(*_conversion_lines(scaling, multiple), *inner_script(inner)),
     )
 
 
@@ -84,7 +84,7 @@ SPEC = BackendSpec(
     implementation="ampcompare.training.precision.fp8:FP8",
     explain=_explain,
     parsers={"scaling": choice("tensorwise", "rowwise", "mxfp8"), "over": INNER_ARM, "align": count},
-    stands_for=_stands_for,
+    stands_for=_arm_it_stands_for,
     positional="scaling",
     default="tensorwise",
     implied={"over": DEFAULT, "align": ALIGNMENT},

@@ -16,15 +16,15 @@ def _is_fp16(options: Options) -> bool:
 def _roles(options: Options) -> Roles:
     first, interval = options.get("init_scale", FIRST_SCALE), options.get("growth_interval", GROWTH_INTERVAL)
     return Roles(
-        products=DTYPE_NAMES[_types(options)["param_dtype"]],
-        reduction=DTYPE_NAMES[_types(options)["reduce_dtype"]],
+        products=DTYPE_NAMES[_policy_types(options)["param_dtype"]],
+        reduction=DTYPE_NAMES[_policy_types(options)["reduce_dtype"]],
         loss_scale=LossScale(float(first), int(interval)) if _is_fp16(options) else None,
         kept=(BATCH_NORM, *filter(None, str(options.get("keep_fp32", "")).split("|"))),
     )
 
 
 def _explain(options: Options) -> ArmExplanation:
-    types = _types(options)
+    types = _policy_types(options)
     param, reduce, output = (DTYPE_NAMES[name] for name in types.values())
     keep = ", ".join(str(options.get("keep_fp32", "")).split("|"))
     wide = f"batch norms{' and ' + keep if keep else ''}"
@@ -47,7 +47,7 @@ def _explain(options: Options) -> ArmExplanation:
                 "per parameter and rank, on N ranks: (4 + 4 + 4 for each tensor of state) / N for weight, gradient and "
                 f"state (16/N with Adam, where O2 holds 20), and 2 in {param} for a unit while it is gathered",
             ),
-            ("loss scale", _loss_scale(options)),
+            ("loss scale", _loss_scale_text(options)),
             ("checkpoint", "whole weights and state, gathered by rank 0: another number of ranks can resume from it"),
         ),
         twin="apex:O2" if _is_fp16(options) else "apex:O5",
@@ -57,11 +57,11 @@ def _explain(options: Options) -> ArmExplanation:
             "every forward and backward pass gathers the weights: more traffic between ranks",
             "gradients are widened before they are added over ranks" if reduce == "fp32" else f"sums in {reduce}",
         ),
-        script=_script(types, options),
+        script=_script_lines(types, options),
     )
 
 
-def _types(options: Options) -> dict[str, str]:
+def _policy_types(options: Options) -> dict[str, str]:
     """Return the arguments of `MixedPrecisionPolicy`, as names of torch's types."""
     return {
         "param_dtype": str(options.get("param", "bfloat16")),
@@ -70,7 +70,7 @@ def _types(options: Options) -> dict[str, str]:
     }
 
 
-def _loss_scale(options: Options) -> str:
+def _loss_scale_text(options: Options) -> str:
     if not _is_fp16(options):
         return "none: bf16 has the range of fp32"
     first, interval = options.get("init_scale", FIRST_SCALE), options.get("growth_interval", GROWTH_INTERVAL)
@@ -80,7 +80,7 @@ def _loss_scale(options: Options) -> str:
     )
 
 
-def _script(types: dict[str, str], options: Options) -> tuple[str, ...]:
+def _script_lines(types: dict[str, str], options: Options) -> tuple[str, ...]:
     words = ", ".join(f"{name}=torch.{value}" for name, value in types.items())
     start = (
         "from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # under torchrun",
@@ -102,7 +102,7 @@ def _script(types: dict[str, str], options: Options) -> tuple[str, ...]:
     )
 
 
-def _check(options: Options) -> str:
+def _check_options(options: Options) -> str:
     scaling: list[Any] = [name for name in ("init_scale", "growth_interval") if name in options]
     if scaling and not _is_fp16(options):
         return f"{scaling[0]} belongs to a loss scale, which bf16 does not need; add fp16, or leave it out"
@@ -126,7 +126,7 @@ SPEC = BackendSpec(
     spellings={"param=bf16": "bf16", "param=fp16": "fp16"},
     written={"param": "bfloat16"},
     implied={"reduce": "float32", "output": "float32"},
-    check=_check,
+    check=_check_options,
     unsharded=lambda options: "",
     parallel="fsdp",
     checkpoint=CheckpointState(grad_scaler=_is_fp16),

@@ -36,7 +36,7 @@ def read_format(text: str) -> str:
     return name
 
 
-def _patterns(text: str) -> str:
+def _parse_patterns(text: str) -> str:
     return text if text in (LAST, "none") else module_patterns(text)
 
 
@@ -45,7 +45,7 @@ def formats_of(options: Options) -> dict[str, ProductFormat]:
     found = {}
     for role in PRODUCTS:
         name = str(options.get(role) or options["format"])
-        switches = [switch for switch, _, roles in _switches(name) if options.get(switch) and role in roles]
+        switches = [switch for switch, _, roles in _switches_of_format(name) if options.get(switch) and role in roles]
         if name == "bf16":
             found[role] = ProductFormat("bf16")
             continue
@@ -58,7 +58,7 @@ def formats_of(options: Options) -> dict[str, ProductFormat]:
     return found
 
 
-def _switches(name: str) -> list[tuple[str, str, tuple[str, ...]]]:
+def _switches_of_format(name: str) -> list[tuple[str, str, tuple[str, ...]]]:
     """Return (option, what it needs, products that it changes) of the switches that a format knows."""
     if name == "bf16":
         return []
@@ -71,10 +71,10 @@ def _switches(name: str) -> list[tuple[str, str, tuple[str, ...]]]:
     return known
 
 
-NEEDS = {name: needs for name, needs, _ in _switches("mxfp8")}
+NEEDS = {name: needs for name, needs, _ in _switches_of_format("mxfp8")}
 
 
-def _check(options: Options) -> str:
+def _check_options(options: Options) -> str:
     if wrong := why_not_under(inner_arm(options)):
         return wrong
     formats = formats_of(options)
@@ -108,7 +108,7 @@ def _why_not_torchao(options: Options, names: Collection[str]) -> str:
     )
 
 
-def _wraps(options: Options, inner: Roles) -> Roles:
+def _roles_around_inner(options: Options, inner: Roles) -> Roles:
     formats = formats_of(options)
     return replace(inner, fprop=formats["fprop"], dgrad=formats["dgrad"], wgrad=formats["wgrad"])
 
@@ -184,7 +184,7 @@ SPEC = BackendSpec(
         "rht": flag,
         "tiles": flag,
         "grads_as": choice("e4m3", "e5m2"),
-        "keep": _patterns,
+        "keep": _parse_patterns,
         "over": INNER_ARM,
         "engine": choice("emulation", "torchao"),
     },
@@ -196,9 +196,9 @@ SPEC = BackendSpec(
         "engine": "emulation",
         **dict.fromkeys(("sr", "rht", "tiles"), False),
     },
-    check=_check,
+    check=_check_options,
     inner=inner_arm,
-    wraps=_wraps,
+    wraps=_roles_around_inner,
     in_script=InScript(),  # that of the arm underneath: `ScriptFormats` only changes its products
     contract=(
         ContractArm("gemm:mxfp8,keep=none"),

@@ -69,13 +69,13 @@ def _explain(options: Options) -> ArmExplanation:
             borders=f"floating inputs become {name}, outputs fp32, so losses outside are in fp32",
         ),
         twin="apex:" + ",".join(f"{key}={value}" for key, value in twin.items()) if twin else None,
-        twin_is=_what_twin_is(has_twin=bool(twin), is_equal=not added and not types, masters=masters),
+        twin_is=_equivalent_in_apex_text(has_twin=bool(twin), is_equal=not added and not types, masters=masters),
         differs=(),
         script=half_script(dtype, bn_fp32, scale, master_weights=masters),
     )
 
 
-def _what_twin_is(*, has_twin: bool, is_equal: bool, masters: bool) -> str:
+def _equivalent_in_apex_text(*, has_twin: bool, is_equal: bool, masters: bool) -> str:
     """Return what Apex has for an arm.
 
     Args:
@@ -90,7 +90,7 @@ def _what_twin_is(*, has_twin: bool, is_equal: bool, masters: bool) -> str:
     return "Apex has no level in bf16 alone; its nearest is apex:O3, in fp16"
 
 
-def _check(options: Options) -> str:
+def _check_options(options: Options) -> str:
     if options.get("loss_scale") != "dynamic":
         for name in ("init_scale", "growth_interval"):
             if name in options:
@@ -138,7 +138,7 @@ SPEC = BackendSpec(
     },
     spellings={"dtype=bf16": "bf16", "master_weights": "masters=fp32", "loss_scale=dynamic": "dynamic"},
     implied={"dtype": "float16", "bn_fp32": False, "master_weights": False, "rounding": "nearest", "kahan": False},
-    check=_check,
+    check=_check_options,
     unsharded=_why_unsharded,
     elsewhere=lambda options: "",
     in_script=InScript(),

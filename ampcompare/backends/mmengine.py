@@ -15,7 +15,7 @@ from ampcompare.backends.spec import ContractArm, Options
 LIBRARY = Library(("mmengine.optim",), ("mmengine",), "pip install mmengine", extra="mmengine")
 
 
-def _script(asked: str) -> tuple[str, ...]:
+def _script_lines(asked: str) -> tuple[str, ...]:
     name, dtype = ("OptimWrapper", "") if asked == "float32" else ("AmpOptimWrapper", f', dtype="{asked}"')
     return (
         f"from mmengine.optim import {name}",
@@ -45,7 +45,7 @@ SPEC = library_spec(
         ("loss scale", "AmpOptimWrapper: dynamic, by torch's GradScaler, in bf16 too; OptimWrapper: none"),
         ("many optimizers", "refused with AmpOptimWrapper: each has its own scaler"),
     ),
-    script=_script,
+    script=_script_lines,
     read=float_dtype,
     roles=_roles,
     contract=(ContractArm("mmengine:fp32"),),

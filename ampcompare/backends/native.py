@@ -77,7 +77,7 @@ def _explain(options: Options) -> ArmExplanation:
     )
 
 
-def _check(options: Options) -> str:
+def _check_options(options: Options) -> str:
     narrow = options.get("weights")
     if narrow == "float16":
         return "GradScaler does not unscale fp16 gradients; take weights=bf16, or half:masters=fp32,dynamic"
@@ -116,7 +116,7 @@ SPEC = BackendSpec(
         "kahan": flag,
     },
     implied={"weights": "float32", "masters": "none", "rounding": "nearest", "kahan": False},
-    check=_check,
+    check=_check_options,
     unsharded=_why_unsharded,
     elsewhere=lambda options: "",
     positional="dtype",

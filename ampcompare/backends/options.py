@@ -29,7 +29,7 @@ def choice(*allowed: str) -> Callable[[str], str]:
     return read
 
 
-def _dtype(expected: str, names: dict[str, str]) -> Callable[[str], str]:
+def _dtype_reader(expected: str, names: dict[str, str]) -> Callable[[str], str]:
     def read(text: str) -> str:
         if text.lower() not in names:
             raise ValueError(f"expected {expected}")
@@ -38,10 +38,10 @@ def _dtype(expected: str, names: dict[str, str]) -> Callable[[str], str]:
     return read
 
 
-half_dtype = _dtype("float16 (fp16) or bfloat16 (bf16)", DTYPES)
-float_dtype = _dtype("float32 (fp32), float16 (fp16) or bfloat16 (bf16)", {**FULL, **DTYPES})
-full_dtype = _dtype("fp32", FULL)
-fp32_or_none = _dtype("fp32 or none", {**FULL, "none": "none"})
+half_dtype = _dtype_reader("float16 (fp16) or bfloat16 (bf16)", DTYPES)
+float_dtype = _dtype_reader("float32 (fp32), float16 (fp16) or bfloat16 (bf16)", {**FULL, **DTYPES})
+full_dtype = _dtype_reader("fp32", FULL)
+fp32_or_none = _dtype_reader("fp32 or none", {**FULL, "none": "none"})
 
 
 def flag(text: str) -> bool:

@@ -66,15 +66,15 @@ def main(arguments: list[str] | None = None) -> int:
     open_standard_streams()
     words = sys.argv[1:] if arguments is None else arguments
     if words in (["-h"], ["--help"]):
-        return _write(overview())
+        return _write_output(overview())
     if words in (["-V"], ["--version"]):
-        return _write(f"ampcompare, version {__version__}\n")
+        return _write_output(f"ampcompare, version {__version__}\n")
     from ampcompare.cli.group import run_group
 
     return run_group(arguments)
 
 
-def _write(text: str) -> int:
+def _write_output(text: str) -> int:
     """Write to stdout and return the exit code; a reader that has seen enough, such as `head`, is not a failure."""
     try:
         sys.stdout.write(text)

@@ -54,8 +54,8 @@ def run_cell(line: str, cell: str, variables: Mapping[str, Any]) -> Any:
     except ValueError as error:
         raise ConfigError(f"the line of the magic cannot be read: {error}; write {USAGE}") from None
     place = words.index("--") if "--" in words else len(words)
-    names, own = _shared_names(words[:place])
-    path = _write_script(script_of(cell, {name: _value(name, variables) for name in names}))
+    names, own = _split_shared_names(words[:place])
+    path = _write_script(script_of(cell, {name: _variable_as_code(name, variables) for name in names}))
     typed = [*own, "--", str(path), *words[place + 1 :]]
     group = click.Context(cli, info_name="ampcompare", **cli.context_settings)
     command = cli.get_command(group, "compare")
@@ -75,7 +75,7 @@ def run_cell(line: str, cell: str, variables: Mapping[str, Any]) -> Any:
     return outcome.comparison
 
 
-def _shared_names(words: list[str]) -> tuple[list[str], list[str]]:
+def _split_shared_names(words: list[str]) -> tuple[list[str], list[str]]:
     """Return the names after `--with`, and the other words."""
     params = [click.Option(["--with"], multiple=True), click.Argument(["rest"], nargs=-1, type=click.UNPROCESSED)]
     settings = {"ignore_unknown_options": True}
@@ -89,7 +89,7 @@ def _shared_names(words: list[str]) -> tuple[list[str], list[str]]:
     return [name.strip() for text in found["with"] for name in text.split(",") if name.strip()], list(found["rest"])
 
 
-def _value(name: str, variables: Mapping[str, Any]) -> str:
+def _variable_as_code(name: str, variables: Mapping[str, Any]) -> str:
     """Return a variable of the kernel as code, if it is a plain value."""
     if name not in variables:
         raise ConfigError(f"--with {name}: the notebook has no variable of this name")

@@ -169,7 +169,7 @@ def command(**parameters: Any) -> int:
     if parameters["resume_step"] is not None:
         return _verify_resume(options, parameters)
     if parameters["capsule"] is not None:
-        return _keep_step(options, parameters["capsule"], has_script=parameters["script"] is not None)
+        return _keep_step_of_script(options, parameters["capsule"], has_script=parameters["script"] is not None)
     if (code := answer_without_training(options, parameters)) is not None:
         return code
     notify_seconds = to_seconds("--progress-interval", interval) if interval else None
@@ -215,7 +215,7 @@ def _verify_resume(options: CompareOptions, parameters: dict[str, Any]) -> int:
     return compare_resumptions(list(arms), settings, check, is_module=script.is_module, say=click.echo)
 
 
-def _keep_step(options: CompareOptions, step: int, *, has_script: bool) -> int:
+def _keep_step_of_script(options: CompareOptions, step: int, *, has_script: bool) -> int:
     """Keep a step of the script with the seed and the arguments of its first cell, and return the exit code."""
     from ampcompare.base.environment.extras import require_torch
     from ampcompare.experiment.compare import plan_comparison
@@ -271,7 +271,7 @@ def options_from(parameters: dict[str, Any]) -> CompareOptions:
     """Return what the parameters of the command ask for."""
     request = request_from({**parameters, "processes": count_processes(parameters)})
     budget = None if parameters["budget"] is None else to_seconds("--budget", parameters["budget"])
-    options = options_by_name(CompareOptions, parameters, arms=_arms(parameters), budget=budget, sweep=None)
+    options = options_by_name(CompareOptions, parameters, arms=_arms_from_flags(parameters), budget=budget, sweep=None)
     options.settings, options.sweep = request, tuple(map(parse_vary, parameters["sweep"]))
     options.strict = parameters["strict"]
     if re.fullmatch("[1-9][0-9]*", parameters["seeds"] or "") and not parameters["quiet"]:
@@ -280,7 +280,7 @@ def options_from(parameters: dict[str, Any]) -> CompareOptions:
     return options
 
 
-def _arms(parameters: dict[str, Any]) -> tuple[str, ...]:
+def _arms_from_flags(parameters: dict[str, Any]) -> tuple[str, ...]:
     """Return the arms of `--arm`; or the one that `--backend` and its options name, next to its reference."""
     arms: tuple[str, ...] = parameters["arms"]
     arm = arm_from_flags(parameters, is_named=bool(arms))

@@ -56,16 +56,16 @@ def command(context: click.Context, what: str, origin: bool, name: str, as_json:
             raise ConfigError(f"config schema takes no options; leave out {' '.join(options) or '--origin'}")
         click.echo(dump_json(schema()))
         return 0
-    sources, matrix = _sources(context, name, list(options))
+    sources, matrix = _settings_sources(context, name, list(options))
     if as_json:
         document: dict[str, Any] = {**matrix, "settings": sources.config.model_dump(mode="json")}
         click.echo(dump_json({**document, "origin": sources.resolved.origins} if origin else document))
     else:
-        click.echo(_yaml(sources, matrix, origin=origin), nl=False)
+        click.echo(_settings_yaml(sources, matrix, origin=origin), nl=False)
     return 0
 
 
-def _sources(context: click.Context, name: str, options: list[str]) -> tuple[SettingsSources, dict[str, Any]]:
+def _settings_sources(context: click.Context, name: str, options: list[str]) -> tuple[SettingsSources, dict[str, Any]]:
     """Return what the options of a command come to, and what it would cross them with."""
     from ampcompare.cli.compare_command import options_from
     from ampcompare.cli.run_command import sources_from
@@ -95,23 +95,23 @@ def _sources(context: click.Context, name: str, options: list[str]) -> tuple[Set
         return sources, {"rows": [{"arm": row.arm, **row.varied} for row in rows], "seeds": seeds}
 
 
-def _yaml(sources: SettingsSources, matrix: Mapping[str, Any], *, origin: bool) -> str:
+def _settings_yaml(sources: SettingsSources, matrix: Mapping[str, Any], *, origin: bool) -> str:
     """Return YAML with a remark behind each value that says where it came from."""
     import yaml
 
     values = sources.config.model_dump(mode="json", exclude={"arm"} if matrix else None)
-    lines = [*_lines(values, "", sources.resolved.origins if origin else {}, 0)]
+    lines = [*_yaml_lines(values, "", sources.resolved.origins if origin else {}, 0)]
     if matrix:
         lines += yaml.safe_dump(dict(matrix), sort_keys=False, allow_unicode=True, width=1000).splitlines()
     return "\n".join(lines) + "\n"
 
 
-def _lines(values: Mapping[str, Any], above: str, origins: Mapping[str, str], depth: int) -> list[str]:
+def _yaml_lines(values: Mapping[str, Any], above: str, origins: Mapping[str, str], depth: int) -> list[str]:
     lines = []
     for name, value in values.items():
         path, indent = f"{above}{name}", "  " * depth
         if isinstance(value, dict) and value:
-            lines += [f"{indent}{name}:", *_lines(value, f"{path}.", origins, depth + 1)]
+            lines += [f"{indent}{name}:", *_yaml_lines(value, f"{path}.", origins, depth + 1)]
             continue
         text = f"{indent}{name}: {json.dumps(value)}"  # JSON is YAML
         lines.append(f"{text}  # {origins[path]}" if path in origins else text)

@@ -69,7 +69,7 @@ def command(
         from ampcompare.training.checkpoint.inspect import inspect_file, inspection_lines
 
         inspection = inspect_file(source)
-        _show(asdict(inspection), inspection_lines(inspection), as_json)
+        _show_document(asdict(inspection), inspection_lines(inspection), as_json)
         return 0
     if target is None or to is None:
         raise click.UsageError("give OUT and --to native or --to apex, or --inspect")
@@ -90,7 +90,7 @@ def command(
         "lost": result.lost,
         "notes": result.notes,
     }
-    _show(document, conversion_lines(document), as_json)
+    _show_document(document, conversion_lines(document), as_json)
     return 0
 
 
@@ -113,7 +113,7 @@ def _describe_folder(folder: Path) -> str:
     return f"{folder} is a folder, but a checkpoint is a file; name one of its {', '.join(found[:MAX_NAMED])}{more}"
 
 
-def _show(document: dict[str, Any], lines: list[str], as_json: bool) -> None:
+def _show_document(document: dict[str, Any], lines: list[str], as_json: bool) -> None:
     from ampcompare.results.records.run import dump_json
 
     click.echo(dump_json(document) if as_json else "\n".join(lines))

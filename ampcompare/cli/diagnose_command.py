@@ -87,7 +87,7 @@ def command(**parameters: Any) -> int:
     "no fault in sight", "cannot know".
     """
     if parameters["ahead"]:
-        return _ahead(parameters)
+        return _print_outlook(parameters)
     from ampcompare.diagnosis.options import DiagnoseOptions
     from ampcompare.experiment.diagnose import diagnose
     from ampcompare.experiment.option_checks import check_cells
@@ -122,7 +122,7 @@ def command(**parameters: Any) -> int:
     return 0
 
 
-def _ahead(parameters: dict[str, Any]) -> int:
+def _print_outlook(parameters: dict[str, Any]) -> int:
     """Print what the first steps tell of the rest."""
     from ampcompare.experiment.look_ahead import AheadOptions, look_ahead
     from ampcompare.results.records.run import dump_json

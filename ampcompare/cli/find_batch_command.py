@@ -88,12 +88,14 @@ def command(**parameters: Any) -> int:
         click.echo(dump_json([asdict(limit) for limit in limits]))
     else:
         click.echo(
-            listing_table(_rows(limits), ["arm", "largest batch", "peak MiB", "next tried", "does not fit"], room())
+            listing_table(
+                _limit_rows(limits), ["arm", "largest batch", "peak MiB", "next tried", "does not fit"], room()
+            )
         )
     return 0
 
 
-def _rows(limits: Sequence[BatchLimit]) -> list[list[str]]:
+def _limit_rows(limits: Sequence[BatchLimit]) -> list[list[str]]:
     from ampcompare.base.formatting import format_mebibytes, printable
 
     rows = []

@@ -60,7 +60,7 @@ class _LazyGroup(click.Group):
         except (KeyboardInterrupt, click.Abort):
             resumes = ctx.invoked_subcommand in RESUMED
             rest = "; the same command starts with the first cell that has no record" if resumes else ""
-            return _fail(f"interrupted{rest}", 130)
+            return _print_error(f"interrupted{rest}", 130)
 
     def get_help(self, ctx: click.Context) -> str:
         return overview().rstrip("\n")
@@ -119,28 +119,28 @@ def run_group(arguments: list[str] | None = None) -> int:
         result = cli.main(arguments, prog_name="ampcompare", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except AmpCompareError as error:
-        return _fail(str(error), error.exit_code)
+        return _print_error(str(error), error.exit_code)
     except click.exceptions.Exit as error:
         return error.exit_code
     except click.ClickException as error:
         error.show()
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
-        return _fail("interrupted", 130)
+        return _print_error("interrupted", 130)
     except OSError as error:  # such as a full disk behind stdout; other files report their own errors
         drop_output()
         what = "cannot write the output: " if error.filename is None else f"{str(error.filename)[:300]}: "
-        return _fail(f"{what}{error.strerror or error}", 4)
+        return _print_error(f"{what}{error.strerror or error}", 4)
     except Exception as error:
         from ampcompare.base.environment.extras import missing_package
         from ampcompare.base.environment.torch_names import missing_torch_name
 
         if missing := missing_package(error) or missing_torch_name(error):
-            return _fail(str(missing), missing.exit_code)
-        return _fail(describe_unforeseen(error), INTERNAL_ERROR)
+            return _print_error(str(missing), missing.exit_code)
+        return _print_error(describe_unforeseen(error), INTERNAL_ERROR)
 
 
-def _fail(message: str, code: int) -> int:
+def _print_error(message: str, code: int) -> int:
     from ampcompare.base.environment.ranks import rank_of
     from ampcompare.base.formatting import printable
 

@@ -86,18 +86,20 @@ def make_server(torch_version: str | None = None) -> LanguageServer:
         if any(finding.edits for finding in findings):
             text, _, fixed = fix_text(document.source, findings, selection)
             title = f"Fix {fixed} mistakes of mixed precision" if fixed != 1 else "Fix 1 mistake of mixed precision"
-            found.append(_action(document, title, FIX_ALL, [_whole(document, text)]))
-        if (rewritten := _rewrite(document)) is not None:
+            found.append(_action(document, title, FIX_ALL, [_whole_document_edit(document, text)]))
+        if (rewritten := _rewrite_for_torch_amp(document)) is not None:
             text, by_hand = rewritten
             rest = f", {by_hand} lines left by hand" if by_hand else ""
-            found.append(_action(document, f"Rewrite Apex for torch.amp{rest}", MIGRATE, [_whole(document, text)]))
+            found.append(
+                _action(document, f"Rewrite Apex for torch.amp{rest}", MIGRATE, [_whole_document_edit(document, text)])
+            )
         wanted = params.context.only
         return [one for one in found if wanted is None or any(_is_of_kind(one.kind, kind) for kind in wanted)]
 
     return server
 
 
-def _rewrite(document: TextDocument) -> tuple[str, int] | None:
+def _rewrite_for_torch_amp(document: TextDocument) -> tuple[str, int] | None:
     """Return the text for `torch.amp`, and how many lines are left by hand; None where nothing is rewritten.
 
     What other files of the project do with this one counts, so it is read from the disk: it must be saved.
@@ -144,7 +146,7 @@ def _action(
     )
 
 
-def _whole(document: TextDocument, text: str) -> Edit:
+def _whole_document_edit(document: TextDocument, text: str) -> Edit:
     return Edit(0, len(document.source), text)
 
 

@@ -49,7 +49,7 @@ def command(
     from ampcompare.base.errors import ConfigError
     from ampcompare.source.lint.report import FORMATS
 
-    codes, left = _codes(select), _codes(ignore)
+    codes, left = _split_codes(select), _split_codes(ignore)
     report = lint_paths(*paths, select=codes, ignore=left, exclude=exclude, fix=fix, torch_version=torch_version)
     for line in FORMATS[form](report):
         click.echo(line)
@@ -62,5 +62,5 @@ def command(
     return 1 if report.findings else 0
 
 
-def _codes(text: str | None) -> list[str] | None:
+def _split_codes(text: str | None) -> list[str] | None:
     return None if text is None else [code.strip().upper() for code in text.split(",") if code.strip()]

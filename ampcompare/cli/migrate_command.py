@@ -129,7 +129,7 @@ def command(
             from ampcompare.settings.config import RunConfig
             from ampcompare.settings.script import script_config
 
-            preflight_of([RunConfig(arm="script", device="cpu", script=script_config(paths))], _say)
+            preflight_of([RunConfig(arm="script", device="cpu", script=script_config(paths))], _say_on_stderr)
 
         first = check if preflight and stack is None else lambda: None
         where = None if stack is None else next(iter(parse_stacks([stack]).values()))
@@ -137,11 +137,11 @@ def command(
             paths[0], list(paths[1:]), steps=steps, say=click.echo, check=first, adapter=adapter, stack=where
         )
     if adapter:
-        return _adapt(paths, write=mode == "write")
-    return _migrate(paths, torch_version, write=mode == "write")
+        return _adapt_paths(paths, write=mode == "write")
+    return _migrate_paths(paths, torch_version, write=mode == "write")
 
 
-def _migrate(paths: tuple[str, ...], torch_version: str | None, *, write: bool) -> int:
+def _migrate_paths(paths: tuple[str, ...], torch_version: str | None, *, write: bool) -> int:
     from ampcompare.source.find import find_sources
     from ampcompare.source.migrate.project import find_mistakes, migrate_file
     from ampcompare.source.versions import known_versions
@@ -152,7 +152,7 @@ def _migrate(paths: tuple[str, ...], torch_version: str | None, *, write: bool) 
 
     def fail(line: str) -> None:
         faults.append(line)
-        _say(f"ampcompare: {line}")
+        _say_on_stderr(f"ampcompare: {line}")
 
     files = list(find_sources(paths, unreadable=lambda path, reason: fail(f"{path}: not read: {reason}")))
     named = set(map(Path, paths))
@@ -174,18 +174,20 @@ def _migrate(paths: tuple[str, ...], torch_version: str | None, *, write: bool) 
         elif result.changed:
             click.echo(result.diff(), nl=False)
         for line in result.lines():
-            _say(line)
+            _say_on_stderr(line)
         changed += result.changed
         left += result.by_hand
         waiting += [path] if result.by_hand else []
-    _say(_sums(len(files), changed, left, len(waiting), len(faults), write))
+    _say_on_stderr(_sums_line(len(files), changed, left, len(waiting), len(faults), write))
     if left:
         _say_how_it_runs(waiting, paths, some_written=changed > 0 and write)
     elif loads and not faults:
-        _say("files that were saved with Apex load as before; to convert one: ampcompare convert OLD NEW --to native")
+        _say_on_stderr(
+            "files that were saved with Apex load as before; to convert one: ampcompare convert OLD NEW --to native"
+        )
     elif changed and not write and not faults:
         script = shlex.quote(str(files[0])) if len(files) == 1 else "SCRIPT.py"
-        _say(f"next, check that it trains the same: ampcompare migrate --verify {script} -- ARGS")
+        _say_on_stderr(f"next, check that it trains the same: ampcompare migrate --verify {script} -- ARGS")
     return ConfigError.exit_code if faults else int(left > 0)
 
 
@@ -198,14 +200,14 @@ def _say_how_it_runs(files: list[Path], paths: tuple[str, ...], *, some_written:
         command = shlex.join(["ampcompare", "migrate", "--adapter", *paths])
         first = "; undo this --write first, since all files of a project share one loss scaler" * some_written
         how = "what is left moves off Apex as it is, with Apex's functions on torch.autocast in one file"
-        _say(f"{how}: {command}{first}")
+        _say_on_stderr(f"{how}: {command}{first}")
     if rest:
         names = f" in {', '.join(map(str, rest))}" * (len(rest) < len(files))
         install = "`import ampcompare.apex; ampcompare.apex.install()` above the imports of Apex"
-        _say(f"what is left{names} runs on with {install}")
+        _say_on_stderr(f"what is left{names} runs on with {install}")
 
 
-def _adapt(paths: tuple[str, ...], *, write: bool) -> int:
+def _adapt_paths(paths: tuple[str, ...], *, write: bool) -> int:
     """Put the adapter next to the files, and change their imports."""
     from ampcompare.source.find import find_sources
     from ampcompare.source.migrate.adapter.project import KEPT_FILE, plan_adapters
@@ -214,7 +216,7 @@ def _adapt(paths: tuple[str, ...], *, write: bool) -> int:
 
     def fail(line: str) -> None:
         faults.append(line)
-        _say(f"ampcompare: {line}")
+        _say_on_stderr(f"ampcompare: {line}")
 
     files = list(find_sources(paths, unreadable=lambda path, reason: fail(f"{path}: not read: {reason}")))
     plans, unread = plan_adapters(files)
@@ -238,23 +240,23 @@ def _adapt(paths: tuple[str, ...], *, write: bool) -> int:
             continue
         for each in plan.files:
             for line in each.lines():
-                _say(line)
+                _say_on_stderr(line)
         if own and plan.adapter.is_edited:
-            _say(KEPT_FILE.format(plan.adapter.path))
+            _say_on_stderr(KEPT_FILE.format(plan.adapter.path))
         if own:
             whose = f"{len(own)} file{'s' * (len(own) != 1)}"
-            _say(f"{plan.adapter.path}: Apex's functions on torch.autocast, for {whose}; keep it with them")
+            _say_on_stderr(f"{plan.adapter.path}: Apex's functions on torch.autocast, for {whose}; keep it with them")
         changed += len(own)
         left += sum(each.by_hand for each in plan.files)
         by_hand += sum(bool(each.by_hand) for each in plan.files)
-    _say(_sums(len(files), changed, left, by_hand, len(faults), write))
+    _say_on_stderr(_sums_line(len(files), changed, left, by_hand, len(faults), write))
     if changed and not write and not faults:
         script = shlex.quote(str(files[0])) if len(files) == 1 else "SCRIPT.py"
-        _say(f"next, check that it trains the same: ampcompare migrate --adapter --verify {script} -- ARGS")
+        _say_on_stderr(f"next, check that it trains the same: ampcompare migrate --adapter --verify {script} -- ARGS")
     return ConfigError.exit_code if faults else int(left > 0)
 
 
-def _sums(files: int, changed: int, left: int, by_hand: int, faults: int, write: bool) -> str:
+def _sums_line(files: int, changed: int, left: int, by_hand: int, faults: int, write: bool) -> str:
     done = "rewritten" if write else "to rewrite; --write does it"
     parts = [f"{files} file{'s' * (files != 1)}: {f'{changed} {done}' if changed else 'nothing to rewrite'}"]
     if left:
@@ -264,6 +266,6 @@ def _sums(files: int, changed: int, left: int, by_hand: int, faults: int, write:
     return "; ".join(parts)
 
 
-def _say(line: str) -> None:
+def _say_on_stderr(line: str) -> None:
     note(line)
     sys.stderr.flush()

@@ -93,7 +93,7 @@ class Display(Observer):
             cell, total = self._cells.end(record, time.monotonic(), reused=reused), self._cells.total
             if not self.quiet and not (total == 1 and record.status == "failed"):  # whose error is said by the command
                 cached = " (cached)" if reused else ""
-                self._print(f"[{cell.number}/{total}] {cell.full_name}: {_outcome(record)}{cached}")
+                self._print(f"[{cell.number}/{total}] {cell.full_name}: {_outcome_text(record)}{cached}")
             for finding in record.guards:
                 if not self.quiet and finding not in self._found:
                     self._found.add(finding)
@@ -171,7 +171,7 @@ class Display(Observer):
         return "timing rounds" if outline is not None and outline.timing_rounds > 0 else ""
 
 
-def _outcome(record: RunRecord) -> str:
+def _outcome_text(record: RunRecord) -> str:
     summary = record.summary
     if record.status == "completed" and summary.metric_final is not None:
         metric = record.metric

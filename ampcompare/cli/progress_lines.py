@@ -27,10 +27,10 @@ def describe_outline(outline: Outline, device: str) -> str:
         what += f", {outline.num_cached} cached"
     if outline.jobs > 1:
         what += f", {outline.jobs} at a time"
-    return f"{what}; {_place(outline.cells, device)}; into {printable(str(outline.folder), 300)}"
+    return f"{what}; {_places_text(outline.cells, device)}; into {printable(str(outline.folder), 300)}"
 
 
-def _place(cells: Sequence[RunConfig], device: str) -> str:
+def _places_text(cells: Sequence[RunConfig], device: str) -> str:
     """Return where cells run: devices, threads and processes, each as often as it differs."""
     where = {f"on {cell.launcher.capitalize()}" for cell in cells if cell.launcher in ("ray", "slurm")}
     if not where:

@@ -63,7 +63,7 @@ def bars(cells: Sequence[CellView], matrix: MatrixView, console: Console, idle: 
         time = Text(rough_duration(int(cell.seconds)))
         if cell.progress is not None and (total := cell.progress.total_steps):
             time = Text(f"{cell.progress.steps:>{len(str(total))}}/{total}  ") + time
-        lines.append(_row(name, Text(f" {cell.phase:<{PHASE_WIDTH}}", style="cyan"), cell.share, time))
+        lines.append(_row_of_parts(name, Text(f" {cell.phase:<{PHASE_WIDTH}}", style="cyan"), cell.share, time))
         lines.append(Text("  " + between.join(cell.figures()), style="dim", no_wrap=True, overflow="crop"))
     if len(shown) < len(cells):
         lines.append(Text(f"and {len(cells) - len(shown)} more", style="dim"))
@@ -72,11 +72,11 @@ def bars(cells: Sequence[CellView], matrix: MatrixView, console: Console, idle: 
     if matrix.total > 1:
         text = "" if matrix.left is None else f"{between}about {rough_duration(matrix.left)} left"
         count = Text(f"{matrix.done} of {matrix.total} cells", style="bold")
-        lines.append(_row(count, matrix.share, Text(f"{rough_duration(int(matrix.seconds))}{text}")))
+        lines.append(_row_of_parts(count, matrix.share, Text(f"{rough_duration(int(matrix.seconds))}{text}")))
     return Group(*lines)
 
 
-def _row(*parts: Text | float) -> RenderableType:
+def _row_of_parts(*parts: Text | float) -> RenderableType:
     """Return parts in one line; a share is a bar."""
     row = Table.grid(padding=(0, 1, 0, 0))
     for part in parts:

@@ -86,7 +86,7 @@ def command(
     from ampcompare.script.recording.summary import is_exec_record, record_document
 
     target = _target_from(form, output, open_page)
-    source, excluded = Path(paths[0]) if paths else _newest(), list[str]()
+    source, excluded = Path(paths[0]) if paths else _newest_run(), list[str]()
     is_of_exec = len(paths) < 2 and is_exec_record(source)
     if is_of_exec and reference is not None:
         raise ConfigError("--reference is for arms of a comparison; records of exec have none")
@@ -107,7 +107,7 @@ def command(
     return RecordError.exit_code if excluded else 0
 
 
-def _newest() -> Path:
+def _newest_run() -> Path:
     from ampcompare.experiment.run_directory import newest_runs
 
     found, *others = newest_runs()

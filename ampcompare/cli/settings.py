@@ -43,7 +43,7 @@ def request_from(parameters: Mapping[str, Any]) -> SettingsRequest:
     for name, path in paths.items():
         if parameters.get(name) is None:
             continue
-        is_variable, origins[path] = _source(name)
+        is_variable, origins[path] = _source_of_parameter(name)
         set_path(from_environment if is_variable else from_flags, path, parameters[name])
     for text in parameters["model_args"]:
         name, value = parse_assignment(text, "--model-arg")
@@ -57,7 +57,7 @@ def request_from(parameters: Mapping[str, Any]) -> SettingsRequest:
     )
 
 
-def _source(name: str) -> tuple[bool, str]:
+def _source_of_parameter(name: str) -> tuple[bool, str]:
     """Return whether a parameter of the present command came from the environment, and what to call its source."""
     context = click.get_current_context()
     option = next((param for param in context.command.params if param.name == name), None)

@@ -145,7 +145,7 @@ ARM_FLAGS = {
 }
 
 
-def _field(path: str) -> Any:
+def _field_at_path(path: str) -> Any:
     """Return the pydantic field at a path such as `recipe.data.name`."""
     model: Any = RunConfig
     *parents, name = path.split(".")
@@ -159,9 +159,9 @@ def parameter_of(path: str) -> str:
     return path.replace(".", "__")
 
 
-def _option(flags: str, path: str, group: str) -> Callable[[Function], Function]:
+def _option_of_setting(flags: str, path: str, group: str) -> Callable[[Function], Function]:
     """Return the option of a setting. Bounds are left to the field, whose message names the setting."""
-    field = _field(path)
+    field = _field_at_path(path)
     kind = value_type(field.annotation)
     names = flags.split()
     settings: dict[str, Any] = {"metavar": METAVARS.get(path, METAVARS.get(kind))}
@@ -172,11 +172,16 @@ def _option(flags: str, path: str, group: str) -> Callable[[Function], Function]
     else:
         settings["type"] = kind
     return option(
-        *names, parameter_of(path), group=group, default=None, help=_text(field.description, field.default), **settings
+        *names,
+        parameter_of(path),
+        group=group,
+        default=None,
+        help=_help_text(field.description, field.default),
+        **settings,
     )
 
 
-def _text(description: str | None, default: object) -> str:
+def _help_text(description: str | None, default: object) -> str:
     """Return the help of a setting with its default, unless that is to do nothing."""
     if default in (None, False, "none", ()):
         return description or ""
@@ -206,7 +211,7 @@ def recipe_options(*reads: CommandReads) -> Callable[[Function], Function]:
             help="a complete, named configuration (see `list recipes`), or a YAML file of your own",
         ),
         option("--size", metavar="NAME", group=DATA, help="a smaller size of the recipe, such as small"),
-        *(_option(*row) for row in RECIPE_OPTIONS if row[1] in paths),
+        *(_option_of_setting(*row) for row in RECIPE_OPTIONS if row[1] in paths),
         option(
             "--model-arg",
             "model_args",

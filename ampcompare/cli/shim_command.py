@@ -48,12 +48,12 @@ def command(action: str, answered: tuple[str, ...], as_json: bool) -> int:
         found = {**asdict(status.apex), "path": None if status.apex.path is None else str(status.apex.path)}
         click.echo(json.dumps({**asdict(status), "folder": str(status.folder), "apex": found}))
     else:
-        for line in _lines(status):
+        for line in _status_lines(status):
             click.echo(line)
     return 0
 
 
-def _lines(status: ShimStatus) -> list[str]:
+def _status_lines(status: ShimStatus) -> list[str]:
     """Return what a user should know of the shim, a sentence for each line."""
     apex = "none is installed" if status.apex.kind == "absent" else f"{status.apex.path}, version {status.apex.version}"
     adds = "adds" if status.on else "would add"

@@ -38,17 +38,19 @@ class Choice(StringChoice):
         return words if param.required or isinstance(param, click.Option) else f"[{words}]"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        known = {_plain(word): word for word in self.choices} | {_plain(key): to for key, to in self.others.items()}
-        if (word := known.get(_plain(str(value)))) is not None:
+        known = {_plain_word(word): word for word in self.choices} | {
+            _plain_word(key): to for key, to in self.others.items()
+        }
+        if (word := known.get(_plain_word(str(value)))) is not None:
             return word
-        close = [known[word] for word in close_matches(_plain(str(value)), known)]
+        close = [known[word] for word in close_matches(_plain_word(str(value)), known)]
         meant = self.mistakes.get(str(value)) or (close[0] if close else None)
         hint = f" Did you mean {meant!r}?" if meant else ""
         text = f"{value!r} is not one of {', '.join(map(repr, self.choices))}.{hint}"
         raise click.BadParameter(text, ctx, param)
 
 
-def _plain(word: str) -> str:
+def _plain_word(word: str) -> str:
     return word.lower().replace("_", "-")
 
 

@@ -148,12 +148,12 @@ def report_of(
         headroom=headroom(observation.facts),
         updates=list(observation.updates.values()),
         faults=find_faults(observation, left_out),
-        notes=[*notes, *_notes(arm, observation)],
+        notes=[*notes, *_diagnosis_notes(arm, observation)],
     )
     return found.model_copy(update={"verdict": verdict_of(arm, found)})
 
 
-def _notes(arm: Arm, observation: Observation) -> Iterator[str]:
+def _diagnosis_notes(arm: Arm, observation: Observation) -> Iterator[str]:
     """Yield what a reader must know: operations without an error, and 16-bit weights that are stepped themselves."""
     if observation.failures:
         names = ", ".join(sorted(observation.failures))

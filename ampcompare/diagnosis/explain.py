@@ -89,22 +89,22 @@ def explanation_document(explanation: Explanation) -> Document:
     sections = [
         Section("summary", [Text([f"{arm}: {parts.summary}"])]),
         Section("does", [Facts([("", parts.does)], "What it does")] if parts.does else []),
-        Section("memory", [Items([_memory(explanation.memory)], BYTES)] if explanation.memory is not None else []),
+        Section("memory", [Items([_memory_text(explanation.memory)], BYTES)] if explanation.memory is not None else []),
         Section("twin", [Items([parts.twin_is], f"Native equivalent: {parts.twin or 'none'}")]),
         Section("differs", [Items(parts.differs, differs)] if parts.differs else []),
-        Section("script", _script("In a script", parts.script)),
-        Section("twin's script", _script(f"The same as {parts.twin}", parts.twin_script)),
-        Section("compare", _script("Compare them", _comparisons(arm, parts.twin))),
+        Section("script", _script_blocks("In a script", parts.script)),
+        Section("twin's script", _script_blocks(f"The same as {parts.twin}", parts.twin_script)),
+        Section("compare", _script_blocks("Compare them", _comparison_commands(arm, parts.twin))),
     ]
     subtitle = [f"Native equivalent: {parts.twin or 'none'}", parts.twin_is]
     return Document("explanation", sections, explanation.data(), arm, f"{arm}: {parts.summary}", subtitle)
 
 
-def _script(title: str, lines: Sequence[str]) -> list[Block]:
+def _script_blocks(title: str, lines: Sequence[str]) -> list[Block]:
     return [Code("\n".join(lines), title)] if lines else []
 
 
-def _comparisons(arm: str, twin: str | None) -> list[str]:
+def _comparison_commands(arm: str, twin: str | None) -> list[str]:
     """Return commands that compare an arm with its twin, on the bundled digits and in a script of the user."""
     compared = [arm, *([twin] if twin else [])]
     if "fp32" not in compared:
@@ -116,7 +116,7 @@ def _comparisons(arm: str, twin: str | None) -> list[str]:
     return [f"ampcompare compare {words} --seeds 0-2", *own]
 
 
-def _memory(held: BytesPerParameter) -> str:
+def _memory_text(held: BytesPerParameter) -> str:
     named = [
         ("weight", held.weight),
         ("gradient", held.gradient),
@@ -181,22 +181,22 @@ def render_observation(observation: dict[str, Any], *, width: int) -> str:
     unit = "KiB" if observation["bytes"]["total"] < 10 * UNITS["MiB"] else "MiB"
     aligned = ["right" if header in ("parameters", "modules") else "left" for header in headers]
     parts = [
-        "\n".join(textwrap.wrap(_heading(observation), width)),
+        "\n".join(textwrap.wrap(_observation_heading(observation), width)),
         tabulate(table, headers=headers, tablefmt="simple", colalign=aligned, disable_numparse=True),
         tabulate(
-            _bytes(observation, unit),
+            _byte_rows(observation, unit),
             headers=["memory per step", "dtype", "tensors", "elements", unit],
             tablefmt="simple",
             colalign=["left", "left", "right", "right", "right"],
             disable_numparse=True,
         ),
-        "\n".join(textwrap.wrap(_total(observation, unit), width)),
+        "\n".join(textwrap.wrap(_total_bytes_text(observation, unit), width)),
         *("\n".join(textwrap.wrap(f"{note}.", width)) for note in observation["notes"]),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _heading(observation: dict[str, Any]) -> str:
+def _observation_heading(observation: dict[str, Any]) -> str:
     shape = "x".join(map(str, observation["batch_shape"]))
     how = f", {observation['half']}" if observation["half"] else ""
     engine = f", engine {observation['engine']}" if observation["engine"] else ""
@@ -209,11 +209,11 @@ def _heading(observation: dict[str, Any]) -> str:
 
 def _cells(row: dict[str, Any]) -> list[str]:
     if not row["ran"]:
-        return [f"{row['parameters']:,}", _types(row["weights"]), "not called", ""]
-    return [f"{row['parameters']:,}", *(_types(row[name]) for name in ("weights", "inputs", "outputs"))]
+        return [f"{row['parameters']:,}", _types_text(row["weights"]), "not called", ""]
+    return [f"{row['parameters']:,}", *(_types_text(row[name]) for name in ("weights", "inputs", "outputs"))]
 
 
-def _types(names: list[str]) -> str:
+def _types_text(names: list[str]) -> str:
     return ", ".join(names) or "-"
 
 
@@ -230,7 +230,7 @@ def _group_rows(rows: list[dict[str, Any]]) -> list[list[str]]:
     return table
 
 
-def _bytes(observation: dict[str, Any], unit: str) -> list[list[str]]:
+def _byte_rows(observation: dict[str, Any], unit: str) -> list[list[str]]:
     return [
         [name, dtype, f"{part['tensors']}", f"{part['elements']:,}", f"{part['bytes'] / UNITS[unit]:,.1f}"]
         for key, name in NAMES.items()
@@ -238,7 +238,7 @@ def _bytes(observation: dict[str, Any], unit: str) -> list[list[str]]:
     ]
 
 
-def _total(observation: dict[str, Any], unit: str) -> str:
+def _total_bytes_text(observation: dict[str, Any], unit: str) -> str:
     scale = observation["loss_scale"]
     each = observation["bytes_per_parameter"]
     per_parameter = "" if each is None else f", {each:.1f} bytes per parameter"

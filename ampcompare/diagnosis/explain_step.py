@@ -41,11 +41,11 @@ def _observe(config: RunConfig, device: torch.device) -> dict[str, Any]:
     with context:
         scales_before = precision.loss_scales()
         with watch:
-            loss = _pass(assembly, batch)
+            loss = _run_passes(assembly, batch)
         own = {id(param) for param in model.parameters()}
         masters = [param for each in optimizers for param in owned_params(each) if id(param) not in own]
         gradients, master_gradients = (
-            _by_dtype(param.grad for param in params if param.grad is not None)
+            _sizes_by_dtype(param.grad for param in params if param.grad is not None)
             for params in (model.parameters(), masters)
         )
         skipped = 0
@@ -53,15 +53,15 @@ def _observe(config: RunConfig, device: torch.device) -> dict[str, Any]:
             skipped += 1
             for optimizer in optimizers:
                 optimizer.zero_grad()
-            _pass(assembly, batch)
+            _run_passes(assembly, batch)
     states = [value for each in optimizers for state in each.state.values() for value in tensors_in(state)]
     counts = {
-        "parameters": _by_dtype(model.parameters()),
-        "buffers": _by_dtype(model.buffers()),
+        "parameters": _sizes_by_dtype(model.parameters()),
+        "buffers": _sizes_by_dtype(model.buffers()),
         "gradients": gradients,
-        "master_weights": _by_dtype(masters),
+        "master_weights": _sizes_by_dtype(masters),
         "master_gradients": master_gradients,
-        "optimizer_state": _by_dtype(states),
+        "optimizer_state": _sizes_by_dtype(states),
     }
     parameters = sum(param.numel() for param in model.parameters())
     held = {name: sum(part["bytes"] for part in parts.values()) for name, parts in counts.items()}
@@ -86,7 +86,7 @@ def _observe(config: RunConfig, device: torch.device) -> dict[str, Any]:
     }
 
 
-def _pass(assembly: Assembly, batch: Any) -> Tensor:
+def _run_passes(assembly: Assembly, batch: Any) -> Tensor:
     """Make forward and backward passes of each phase, without the steps in between; return the first loss."""
     losses = []
     for loss_id, phase in enumerate(assembly.task.phases(len(assembly.optimizers))):
@@ -125,8 +125,8 @@ class _OpTracer:
         def note(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             if name not in self.inputs:
                 self.order.append(name)
-            _add(self.inputs.setdefault(name, []), [args, kwargs])
-            _add(self.outputs.setdefault(name, []), output)
+            _add_floating_types(self.inputs.setdefault(name, []), [args, kwargs])
+            _add_floating_types(self.outputs.setdefault(name, []), output)
 
         return note
 
@@ -138,7 +138,7 @@ class _OpTracer:
             module = self.modules[name]
             owned = list(module.parameters(recurse=not name))
             weights: list[str] = []
-            _add(weights, owned)
+            _add_floating_types(weights, owned)
             rows.append(
                 {
                     "module": name or "(model)",
@@ -153,14 +153,14 @@ class _OpTracer:
         return rows
 
 
-def _add(names: list[str], value: Any) -> None:
+def _add_floating_types(names: list[str], value: Any) -> None:
     """Add to `names` each floating type in `value` that is not there yet."""
     for tensor in tensors_in(value):
         if tensor.is_floating_point() and dtype_name(tensor.dtype) not in names:
             names.append(dtype_name(tensor.dtype))
 
 
-def _inner(tensor: Tensor) -> Iterator[Tensor]:
+def _inner_tensors(tensor: Tensor) -> Iterator[Tensor]:
     """Yield the tensors that a tensor of another class holds, such as codes and scales of 8 bits; else itself."""
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is None:
@@ -169,13 +169,13 @@ def _inner(tensor: Tensor) -> Iterator[Tensor]:
     held = [getattr(tensor, name) for name in flatten()[0]]
     for part in held:
         if isinstance(part, Tensor):  # a shard holds its mesh of devices too
-            yield from _inner(part)
+            yield from _inner_tensors(part)
 
 
-def _by_dtype(tensors: Iterable[Tensor]) -> dict[str, dict[str, int]]:
+def _sizes_by_dtype(tensors: Iterable[Tensor]) -> dict[str, dict[str, int]]:
     """Return tensors, elements and bytes of each dtype."""
     found: dict[str, dict[str, int]] = {}
-    for tensor in chain.from_iterable(map(_inner, tensors)):
+    for tensor in chain.from_iterable(map(_inner_tensors, tensors)):
         part = found.setdefault(dtype_name(tensor.dtype), {"tensors": 0, "elements": 0, "bytes": 0})
         part["tensors"] += 1
         part["elements"] += tensor.numel()

@@ -48,7 +48,7 @@ def reason_of(events: Sequence[Event], origin: int) -> Reason | None:
     small = [at for at in zeros if 0 < abs(events[at].number) <= FP16_ZERO]
     at = max(small, default=zeros[0])
     name = _name_near(events[at], events[origin])
-    made = None if _where(events[at]) == _where(events[origin]) else at
+    made = None if _module_and_line(events[at]) == _module_and_line(events[origin]) else at
     if small:
         return Reason(f"{events[at].number:g} in {name} is zero in fp16", made)
     return Reason(f"{rough_percent(lost_share(events[at]))} % of the results of {name} are zero in the arm alone", made)
@@ -63,7 +63,7 @@ def lost_share(event: Event) -> float:
 def _name_near(event: Event, other: Event) -> str:
     """Return the name of a place for a reader who knows another one."""
     place = place_of(event.key)
-    if _where(event) == _where(other):
+    if _module_and_line(event) == _module_and_line(other):
         return place.operation
     return f"{place.name} ({place.where})" if place.where else place.name
 
@@ -76,32 +76,32 @@ def find_faults(observation: Observation, left_out: Collection[FaultKind] = ()) 
     for facts in observation.facts:
         if facts.applied:
             highest = max(highest, facts.scale)
-            faults = [one for one in _of_step(facts) if not (fallen and one.kind in SMALL_SCALE)]
+            faults = [one for one in _faults_of_step(facts) if not (fallen and one.kind in SMALL_SCALE)]
         else:
             is_falling = facts.scale <= highest / FALL
-            faults = list(_of_skipped_step(facts, highest if is_falling else None))
+            faults = list(_faults_of_skipped_step(facts, highest if is_falling else None))
             fallen |= is_falling and bool(faults)
         for fault in faults:
             found.setdefault(fault.kind, fault)
-    collapse = _collapse(observation)
+    collapse = _collapse_fault(observation)
     if collapse is not None and "overflow" not in found:
         found.setdefault(collapse.kind, collapse)
-    lost = _lost_updates(observation)
+    lost = _lost_updates_fault(observation)
     if lost is not None and not {"overflow", "gradient overflow", "underflow"} & set(found):
         found.setdefault(lost.kind, lost)
     return [fault for kind, fault in found.items() if kind not in left_out]
 
 
-def _of_step(facts: StepFacts) -> Iterator[Fault]:
+def _faults_of_step(facts: StepFacts) -> Iterator[Fault]:
     events = facts.step.events
     loss = None if facts.step.loss is None else events[facts.step.loss]
-    if loss is not None and _nonfinite(loss):
-        yield _overflow(facts, facts.step.loss or 0)
+    if loss is not None and _is_nonfinite(loss):
+        yield _overflow_fault(facts, facts.step.loss or 0)
         return
     gradients = [(at, event) for at, event in enumerate(events) if event.key[3] == "gradient"]
-    broken = [at for at, event in gradients if _nonfinite(event)]
+    broken = [at for at, event in gradients if _is_nonfinite(event)]
     if broken:
-        yield _gradient_overflow(facts, broken)
+        yield _gradient_overflow_fault(facts, broken)
         return
     update = next((one for one in facts.updates if one.nonfinite), None)
     if update is not None:
@@ -116,11 +116,11 @@ def _of_step(facts: StepFacts) -> Iterator[Fault]:
     harm = HARM_IN_BF16 if any(event.dtype is torch.bfloat16 for event in events) else HARM
     wrong = [(at, event) for at, event in gradients if _is_wrong(event, [one for _, one in gradients], harm)]
     if wrong:
-        yield _inexact(facts, wrong)
+        yield _inexact_fault(facts, wrong)
     elif loss is not None and error_of(loss) > harm:
-        yield _inexact(facts, [(facts.step.loss or 0, loss)])
+        yield _inexact_fault(facts, [(facts.step.loss or 0, loss)])
     elif (swallowed := _find_swallowed(events, harm)) is not None:
-        yield _swallowed_overflow(facts, *swallowed)
+        yield _swallowed_overflow_fault(facts, *swallowed)
 
 
 def _find_swallowed(events: Sequence[Event], harm: float) -> tuple[int, int] | None:
@@ -134,7 +134,7 @@ def _find_swallowed(events: Sequence[Event], harm: float) -> tuple[int, int] | N
         if event.key[3] != "forward" or event.constant:
             continue
         before = [origins[source] for source in event.sources if source in origins]
-        if _nonfinite(event):
+        if _is_nonfinite(event):
             if before or _is_narrow(event):
                 origins[at] = min(before, default=at)
         elif before and error_of(event) > harm:
@@ -144,26 +144,28 @@ def _find_swallowed(events: Sequence[Event], harm: float) -> tuple[int, int] | N
     return None
 
 
-def _swallowed_overflow(facts: StepFacts, origin: int, at: int) -> Fault:
+def _swallowed_overflow_fault(facts: StepFacts, origin: int, at: int) -> Fault:
     events = facts.step.events
     name, first = place_of(events[at].key).name, place_of(events[origin].key).name
-    text = f"{first} is not finite, though the loss is, and makes results wrong: {name} {_distance(events[at])}"
-    onward = _onward(events, origin, at)
-    return _fault("overflow", facts, origin, text, onward, reason=reason_of(events, origin), severity=_size(events[at]))
+    text = f"{first} is not finite, though the loss is, and makes results wrong: {name} {_distance_text(events[at])}"
+    onward = _places_onward(events, origin, at)
+    return _make_fault(
+        "overflow", facts, origin, text, onward, reason=reason_of(events, origin), severity=_finite_error(events[at])
+    )
 
 
-def _of_skipped_step(facts: StepFacts, fallen_from: float | None) -> Iterator[Fault]:
+def _faults_of_skipped_step(facts: StepFacts, fallen_from: float | None) -> Iterator[Fault]:
     """Yield the fault of a step that was skipped, unless a smaller loss scale may be all that it needs.
 
     `fallen_from` is a scale far above this step's at which others are applied.
     """
     events, end = facts.step.events, facts.step.loss
-    if end is not None and _nonfinite(events[end]):
-        yield _overflow(facts, end)
+    if end is not None and _is_nonfinite(events[end]):
+        yield _overflow_fault(facts, end)
         return
-    broken = [at for at, event in enumerate(events) if event.key[3] == "gradient" and _nonfinite(event)]
-    if broken and (fallen_from is not None or _is_before_scaling(facts, min(_origins(events, broken)))):
-        yield _gradient_overflow(facts, broken, fallen_from=fallen_from)
+    broken = [at for at, event in enumerate(events) if event.key[3] == "gradient" and _is_nonfinite(event)]
+    if broken and (fallen_from is not None or _is_before_scaling(facts, min(_nonfinite_origins(events, broken)))):
+        yield _gradient_overflow_fault(facts, broken, fallen_from=fallen_from)
 
 
 def _is_before_scaling(facts: StepFacts, origin: int) -> bool:
@@ -172,26 +174,28 @@ def _is_before_scaling(facts: StepFacts, origin: int) -> bool:
     return is_forward and (facts.step.loss is None or origin < facts.step.loss)
 
 
-def _overflow(facts: StepFacts, at: int) -> Fault:
+def _overflow_fault(facts: StepFacts, at: int) -> Fault:
     """Return the fault of a loss that is not finite: the first place that its values lead back to."""
     events = facts.step.events
-    origin = min(_origins(events, [at]))
+    origin = min(_nonfinite_origins(events, [at]))
     name = place_of(events[origin].key).name
     if _is_narrow(events[origin]):
         text = f"{name} is the first result that is not finite"
         reason = reason_of(events, origin)
-        return _fault("overflow", facts, origin, text, _onward(events, origin, at), reason=reason)
+        return _make_fault("overflow", facts, origin, text, _places_onward(events, origin, at), reason=reason)
     chosen = _deciding_origin(events, origin)
     if chosen is not None:
         text = (
             f"{place_of(events[chosen].key).name} is not finite and decides an index or a mask, by which {name} fails"
         )
-        return _fault("overflow", facts, chosen, text, _onward(events, origin, at), reason=reason_of(events, chosen))
+        return _make_fault(
+            "overflow", facts, chosen, text, _places_onward(events, origin, at), reason=reason_of(events, chosen)
+        )
     text = f"{name} is the first result that is not finite, and it is not finite in fp32 either"
-    return _fault("not precision", facts, origin, text, _onward(events, origin, at))
+    return _make_fault("not precision", facts, origin, text, _places_onward(events, origin, at))
 
 
-def _gradient_overflow(
+def _gradient_overflow_fault(
     facts: StepFacts, broken: Sequence[int], *, always: bool = False, fallen_from: float | None = None
 ) -> Fault:
     """Return the fault of gradients that are not finite.
@@ -199,7 +203,7 @@ def _gradient_overflow(
     `always`: they were not in any step. `fallen_from`: a scale from which the loss scale has fallen to this step's.
     """
     events = facts.step.events
-    origin = min(_origins(events, broken))
+    origin = min(_nonfinite_origins(events, broken))
     first = events[origin]
     kind: FaultKind = "gradient overflow" if _is_narrow(first) else "not precision"
     when = f"at loss scale {facts.scale:g}"
@@ -215,29 +219,33 @@ def _gradient_overflow(
     else:
         text = f"{name} makes a gradient that is not finite {when}"
     if kind == "not precision":
-        return _fault(kind, facts, origin, f"{text}, and in fp32 too", _onward(events, origin, broken[0]))
-    return _fault(kind, facts, origin, text, _onward(events, origin, broken[0]), reason=reason_of(events, origin))
+        return _make_fault(kind, facts, origin, f"{text}, and in fp32 too", _places_onward(events, origin, broken[0]))
+    return _make_fault(
+        kind, facts, origin, text, _places_onward(events, origin, broken[0]), reason=reason_of(events, origin)
+    )
 
 
-def _collapse(observation: Observation) -> Fault | None:
+def _collapse_fault(observation: Observation) -> Fault | None:
     """Return the fault of a run in which no step was applied although its loss was finite."""
     if observation.steps == 0 or observation.skipped < observation.steps:
         return None
     for facts in reversed(observation.facts):
-        broken = [at for at, event in enumerate(facts.step.events) if event.key[3] == "gradient" and _nonfinite(event)]
+        broken = [
+            at for at, event in enumerate(facts.step.events) if event.key[3] == "gradient" and _is_nonfinite(event)
+        ]
         if broken:
-            return _gradient_overflow(facts, broken, always=True)
+            return _gradient_overflow_fault(facts, broken, always=True)
     return None
 
 
-def _inexact(facts: StepFacts, wrong: Sequence[tuple[int, Event]]) -> Fault:
+def _inexact_fault(facts: StepFacts, wrong: Sequence[tuple[int, Event]]) -> Fault:
     """Return the fault of finite results that are wrong: the place where the error first becomes large."""
     events = facts.step.events
     origins = {at: _first_wrong(events, at) for at, _ in wrong}
     origin = min(origins.values())
-    at, worst = max((pair for pair in wrong if origins[pair[0]] == origin), key=lambda pair: _size(pair[1]))
-    if events[origin].key[3] == "forward" and _nonfinite(events[origin]):
-        return _swallowed_overflow(facts, origin, at)
+    at, worst = max((pair for pair in wrong if origins[pair[0]] == origin), key=lambda pair: _finite_error(pair[1]))
+    if events[origin].key[3] == "forward" and _is_nonfinite(events[origin]):
+        return _swallowed_overflow_fault(facts, origin, at)
     lost = max(lost_share(events[origin]), lost_share(events[at]))
     is_underflow = events[origin].key[3] != "forward" and lost > UNDERFLOW
     kind: FaultKind = "underflow" if is_underflow else "rounding"
@@ -252,17 +260,17 @@ def _inexact(facts: StepFacts, wrong: Sequence[tuple[int, Event]]) -> Fault:
             f"{first} loses gradients below the range of fp16: {100 * share:.0f} % of {what} are zero in the arm alone"
         )
         if at_origin:
-            text += f", and the gradient of {name} {_distance(worst)}"
+            text += f", and the gradient of {name} {_distance_text(worst)}"
     elif rounded is not None:
         rounding = rough_percent(error_of(events[rounded]))
         text = (
             f"{place_of(events[rounded].key).name} rounds its result by {rounding} % of its size, "
-            f"which {first} amplifies: {name} {_distance(worst)}"
+            f"which {first} amplifies: {name} {_distance_text(worst)}"
         )
         origin = rounded
     else:
-        text = f"{first} makes or amplifies rounding errors: {name} {_distance(worst)}"
-    return _fault(kind, facts, origin, text, _onward(events, origin, at), severity=_size(worst))
+        text = f"{first} makes or amplifies rounding errors: {name} {_distance_text(worst)}"
+    return _make_fault(kind, facts, origin, text, _places_onward(events, origin, at), severity=_finite_error(worst))
 
 
 def _rounded_argument(events: Sequence[Event], origin: int) -> int | None:
@@ -284,7 +292,7 @@ def _rounded_argument(events: Sequence[Event], origin: int) -> int | None:
     return at if is_amplified and events[at].key[3] == "forward" else None
 
 
-def _distance(event: Event) -> str:
+def _distance_text(event: Event) -> str:
     """Return how far a result is from that of the wide run, as a predicate."""
     error = error_of(event)
     if error < 10:
@@ -293,12 +301,12 @@ def _distance(event: Event) -> str:
     return f"differs from fp32 by {times} times its size"
 
 
-def _size(event: Event) -> float:
+def _finite_error(event: Event) -> float:
     """Return the error of a result, finite so that errors can be compared."""
     return min(error_of(event), 1e30)
 
 
-def _lost_updates(observation: Observation) -> Fault | None:
+def _lost_updates_fault(observation: Observation) -> Fault | None:
     worst = max(
         (one for one in observation.updates.values() if one.dtype in ("fp16", "bf16") and one.moved),
         key=lambda one: one.lost / one.moved,
@@ -329,7 +337,7 @@ def _rms(event: Event, norm: int) -> float:
     return float(event.errors[norm]) / math.sqrt(max(1, counts_of(event.row)[0]))
 
 
-def _nonfinite(event: Event) -> bool:
+def _is_nonfinite(event: Event) -> bool:
     return counts_of(event.row)[1] > 0 and not event.constant
 
 
@@ -338,11 +346,11 @@ def _is_narrow(event: Event) -> bool:
     return event.dtype in HALF if event.errors is None or event.key[3] == "weight" else math.isfinite(event.errors[1])
 
 
-def _origins(events: Sequence[Event], ends: Iterable[int]) -> list[int]:
+def _nonfinite_origins(events: Sequence[Event], ends: Iterable[int]) -> list[int]:
     """Return the non-finite results that others come from and that have only finite inputs, or inputs asked for."""
 
     def before(at: int) -> list[int]:
-        return [source for source in events[at].sources if source < at and _nonfinite(events[source])]
+        return [source for source in events[at].sources if source < at and _is_nonfinite(events[source])]
 
     return [at for at in _walked_back(ends, before) if not before(at)]
 
@@ -357,8 +365,8 @@ def _deciding_origin(events: Sequence[Event], end: int) -> int | None:
         return [source for source in (*events[at].sources, *events[at].decided) if source < at]
 
     behind = _walked_back([end], before)
-    deciding = {one for at in behind for one in events[at].decided if _nonfinite(events[one])}
-    return min((one for one in _origins(events, deciding) if _is_narrow(events[one])), default=None)
+    deciding = {one for at in behind for one in events[at].decided if _is_nonfinite(events[one])}
+    return min((one for one in _nonfinite_origins(events, deciding) if _is_narrow(events[one])), default=None)
 
 
 def _first_wrong(events: Sequence[Event], end: int) -> int:
@@ -370,7 +378,7 @@ def _first_wrong(events: Sequence[Event], end: int) -> int:
     return min(_walked_back([end], before))
 
 
-def _onward(events: Sequence[Event], origin: int, end: int) -> list[str]:
+def _places_onward(events: Sequence[Event], origin: int, end: int) -> list[str]:
     """Return the places from `origin` to `end` along sources, each once, in order."""
     reached = {origin}
     for at in range(origin + 1, end + 1):
@@ -382,7 +390,7 @@ def _onward(events: Sequence[Event], origin: int, end: int) -> list[str]:
     return names if len(names) <= MAX_CHAIN else [*names[: MAX_CHAIN - 2], "...", names[-1]]
 
 
-def _fault(
+def _make_fault(
     kind: FaultKind,
     facts: StepFacts,
     origin: int,
@@ -394,7 +402,7 @@ def _fault(
 ) -> Fault:
     events = facts.step.events
     event = events[origin]
-    made = [] if reason is None or reason.at is None else [_where(events[reason.at])]
+    made = [] if reason is None or reason.at is None else [_module_and_line(events[reason.at])]
     return Fault(
         kind=kind,
         place=place_of(event.key),
@@ -402,17 +410,17 @@ def _fault(
         text=text,
         severity=severity,
         inputs=[
-            f"{place_of(events[at].key).name}: {_spread(make_range(events[at].row))}"
+            f"{place_of(events[at].key).name}: {_spread_text(make_range(events[at].row))}"
             for at in event.sources
             if at < origin
         ],
         chain=chain,
-        near=list(dict.fromkeys([*made, *_near(events, origin)])),
+        near=list(dict.fromkeys([*made, *_near_places(events, origin)])),
         reason="" if reason is None else reason.text,
     )
 
 
-def _near(events: Sequence[Event], origin: int) -> list[tuple[str, str]]:
+def _near_places(events: Sequence[Event], origin: int) -> list[tuple[str, str]]:
     """Return where the inputs of a result were made, and where it went next: the two nearest other places of each."""
     after: dict[int, list[int]] = defaultdict(list)
     for at, event in enumerate(events):
@@ -425,25 +433,25 @@ def _near(events: Sequence[Event], origin: int) -> list[tuple[str, str]]:
 
 def _other_places(events: Sequence[Event], origin: int, next_to: Callable[[int], list[int]]) -> list[tuple[str, str]]:
     """Return the first places that are reached from a result through results of the same place."""
-    here = _where(events[origin])
+    here = _module_and_line(events[origin])
     found: list[tuple[str, str]] = []
     todo, seen = deque([origin]), {origin}
     while todo and len(found) < MAX_NEAR:
         at = todo.popleft()
-        if _where(events[at]) != here and events[at].key[3] in ("forward", "backward"):
-            found = list(dict.fromkeys([*found, _where(events[at])]))
+        if _module_and_line(events[at]) != here and events[at].key[3] in ("forward", "backward"):
+            found = list(dict.fromkeys([*found, _module_and_line(events[at])]))
         else:
             todo += [other for other in next_to(at) if other not in seen]
             seen.update(next_to(at))
     return found
 
 
-def _where(event: Event) -> tuple[str, str]:
+def _module_and_line(event: Event) -> tuple[str, str]:
     """Return the module and the line of a result."""
     return event.key[0], event.key[2]
 
 
-def _spread(values: Range) -> str:
+def _spread_text(values: Range) -> str:
     if values.largest is None:
         return "zeros" if not values.nonfinite else "not finite"
     return f"{values.smallest:.3g} to {values.largest:.3g}"

@@ -57,13 +57,13 @@ class _InFp32(TorchFunctionMode):
         if is_kept:
             self.called.add(resolve_name(func) or name)
             with _without_casts():
-                return func(*tree_map(_wide, args), **tree_map(_wide, kwargs))
+                return func(*tree_map(_widen_value, args), **tree_map(_widen_value, kwargs))
         if name in ONE_TYPE:
             found = {value.dtype for value in _tensors((args, kwargs))}
             half = found & set(HALF)
-            if half and torch.float32 in found and not torch.is_autocast_enabled(_device((args, kwargs))):
+            if half and torch.float32 in found and not torch.is_autocast_enabled(_device_type_of((args, kwargs))):
                 (dtype,) = half
-                return func(*tree_map(_narrow(dtype), args), **tree_map(_narrow(dtype), kwargs))
+                return func(*tree_map(_cast_to(dtype), args), **tree_map(_cast_to(dtype), kwargs))
         return func(*args, **kwargs)
 
 
@@ -78,11 +78,11 @@ def _without_casts() -> ExitStack:
     return stack
 
 
-def _wide(value: Any) -> Any:
+def _widen_value(value: Any) -> Any:
     return value.float() if isinstance(value, Tensor) and value.dtype in HALF else value
 
 
-def _narrow(dtype: torch.dtype) -> Callable[[Any], Any]:
+def _cast_to(dtype: torch.dtype) -> Callable[[Any], Any]:
     return lambda value: value.to(dtype) if isinstance(value, Tensor) and value.dtype is torch.float32 else value
 
 
@@ -92,5 +92,5 @@ def _tensors(value: Any) -> list[Tensor]:
     ]
 
 
-def _device(value: Any) -> str:
+def _device_type_of(value: Any) -> str:
     return _tensors(value)[0].device.type

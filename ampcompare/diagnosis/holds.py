@@ -195,7 +195,7 @@ class _Check:
         )
         far = [figure for figure in figures if not figure.holds]
         if diagnosis.faults or far:
-            text = "\n".join(_message(arm, diagnosis, far))
+            text = "\n".join(_failure_message(arm, diagnosis, far))
             if self.name:  # what runs in no module inside of the subject runs in the subject itself
                 text = text.replace("outside of modules", f"of {self.name}")
             raise DoesNotHold(text, str(arm), figures, diagnosis)
@@ -270,7 +270,7 @@ def _place_of(error: BaseException, modules: Mapping[int, str]) -> str:
     return " ".join(filter(None, [f"in {module}" if module else "", f"({line})" if line else ""]))
 
 
-def _message(arm: Arm, diagnosis: Diagnosis, far: Sequence[Figure]) -> list[str]:
+def _failure_message(arm: Arm, diagnosis: Diagnosis, far: Sequence[Figure]) -> list[str]:
     far = sorted(far, key=lambda one: -one.error / one.tolerance)
     if diagnosis.faults:
         lines = [f"{arm} does not hold: {conclusion_of(diagnosis)}"]
@@ -281,7 +281,7 @@ def _message(arm: Arm, diagnosis: Diagnosis, far: Sequence[Figure]) -> list[str]
         worst = far[0]
         lines = [
             f"{arm} does not hold: {worst.name} is {worst.error:.2g} of its size away from fp32, and "
-            f"{worst.tolerance:.2g} is allowed{_where(diagnosis, worst)}"
+            f"{worst.tolerance:.2g} is allowed{_first_bad_place(diagnosis, worst)}"
         ]
     if far:
         rows = [[one.name, f"{one.error:.2g}", f"{one.tolerance:.2g}", one.dtype] for one in far[:MAX_ROWS]]
@@ -296,7 +296,7 @@ def _message(arm: Arm, diagnosis: Diagnosis, far: Sequence[Figure]) -> list[str]
     return lines
 
 
-def _where(diagnosis: Diagnosis, figure: Figure) -> str:
+def _first_bad_place(diagnosis: Diagnosis, figure: Figure) -> str:
     """Return the first place whose result is as far from fp32 as a figure may be, where one was seen."""
     found: PlaceReport | None = next(
         (report for report in diagnosis.places if (report.error or 0.0) > figure.tolerance), None

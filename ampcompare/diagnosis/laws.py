@@ -60,7 +60,7 @@ def outlook_of(arm: Arm, prefix: Prefix, twin: float | None) -> ArmOutlook:
         why = f"the optimizer's denominator is 0 in {roles.state} for {_percent(share)} of the elements, at once"
         cure = f"{_options_for(arm, 'state=fp32') or _options_for(arm, 'masters=fp32')}, or a larger eps"
         return ArmOutlook(arm=name, word="will not hold", part="state", why=why, cure=cure)
-    overflow = _overflow(roles, prefix)
+    overflow = _overflow_text(roles, prefix)
     if overflow:
         return ArmOutlook(
             arm=name, word="will not hold", part="gradients", why=overflow, cure="loss_scale=dynamic, or a smaller one"
@@ -72,9 +72,9 @@ def outlook_of(arm: Arm, prefix: Prefix, twin: float | None) -> ArmOutlook:
         return ArmOutlook(arm=name, word="cannot know", part="products", why=why)
     found = ArmOutlook(arm=name, word="no fault in sight")
     if roles.weights in prefix.shares and not roles.masters and roles.update == "nearest":
-        found = _weights(arm, roles, prefix)
+        found = _outlook_by_weights(arm, roles, prefix)
     if found.word == "no fault in sight":
-        return _state(arm, roles, prefix) or found
+        return _outlook_by_state(arm, roles, prefix) or found
     return found
 
 
@@ -87,7 +87,7 @@ def _why_chaotic(prefix: Prefix, twin: float) -> str:
     return f"{why}; --prefix {longer} tells whether they come together again"
 
 
-def _state(arm: Arm, roles: Roles, prefix: Prefix) -> ArmOutlook | None:
+def _outlook_by_state(arm: Arm, roles: Roles, prefix: Prefix) -> ArmOutlook | None:
     """Return what rounding the state that divides the steps means; None where it means nothing."""
     found = prefix.state_errors.get(roles.state)
     if found is None or found.largest <= MAX_STEP_ERROR:
@@ -114,7 +114,7 @@ def _roles_of(arm: Arm, prefix: Prefix) -> Roles | None:
     return Roles(weights=held, gradients=held, state=held, step=held)
 
 
-def _overflow(roles: Roles, prefix: Prefix) -> str:
+def _overflow_text(roles: Roles, prefix: Prefix) -> str:
     """Return what was seen beyond the largest fp16 number; "" for nothing, or where a dynamic scale avoids it."""
     scale = roles.loss_scale
     if "fp16" not in (roles.operands, roles.gradients) or (scale is not None and scale.interval is not None):
@@ -138,7 +138,7 @@ def _options_for(arm: Arm, *options: str) -> str:
     return before + " or ".join([*filter(None, [", ".join(taken[:-1])]), *taken[-1:]])
 
 
-def _weights(arm: Arm, roles: Roles, prefix: Prefix) -> ArmOutlook:
+def _outlook_by_weights(arm: Arm, roles: Roles, prefix: Prefix) -> ArmOutlook:
     """Return what the updates that rounding loses mean."""
     share = prefix.shares[roles.weights]
     has_schedule = prefix.rates_known and prefix.basis

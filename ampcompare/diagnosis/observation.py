@@ -40,8 +40,8 @@ class _Total:
         self.calls += 1
         self.dtypes.add(dtype_name(event.dtype))
         if event.errors is not None:
-            self.error = _worst(self.error, error_of(event))
-            self.made = _worst(self.made, made_of(event))
+            self.error = _worst_of(self.error, error_of(event))
+            self.made = _worst_of(self.made, made_of(event))
 
 
 class Observation:
@@ -82,7 +82,7 @@ class Observation:
                 self._map[place] = add_rows(self._map.get(place), event.row)
         for update in facts.updates:
             known = self.updates.get(update.parameter)
-            self.updates[update.parameter] = update if known is None else _sum(known, update)
+            self.updates[update.parameter] = update if known is None else _add_lost_updates(known, update)
             self.is_broken |= update.nonfinite > 0
 
     def reports(self, *phases: str) -> Iterator[PlaceReport]:
@@ -126,11 +126,11 @@ def relative_error(difference: float, size: float) -> float:
     return float(difference / size) if size else (math.inf if difference else 0.0)
 
 
-def _worst(known: float | None, value: float) -> float:
+def _worst_of(known: float | None, value: float) -> float:
     return value if known is None else max(known, value)
 
 
-def _sum(known: LostUpdates, update: LostUpdates) -> LostUpdates:
+def _add_lost_updates(known: LostUpdates, update: LostUpdates) -> LostUpdates:
     return known.model_copy(
         update={
             "moved": known.moved + update.moved,

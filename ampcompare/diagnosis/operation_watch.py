@@ -31,12 +31,12 @@ def errors_of(result: Tensor, exact: Tensor, own: Tensor | None) -> Any:
     alone = None if own is None or own.numel() != len(values) else own.detach().reshape(-1)
     if values.device.type != "cpu":
         return _device_norms(values, wide, alone)
-    apart = 0.0 if alone is None else _square(values - alone)
-    difference = _square(values.sub_(wide))  # in place, which takes no memory
-    return tuple(map(math.sqrt, (difference, _square(wide), apart)))
+    apart = 0.0 if alone is None else _square_norm(values - alone)
+    difference = _square_norm(values.sub_(wide))  # in place, which takes no memory
+    return tuple(map(math.sqrt, (difference, _square_norm(wide), apart)))
 
 
-def _square(part: Tensor) -> float:
+def _square_norm(part: Tensor) -> float:
     array = part.numpy()
     with np.errstate(all="ignore"):
         total = float(array.dot(array))
@@ -127,7 +127,7 @@ class OperationWatch(TorchDispatchMode):
         return False  # nothing is compiled under a watch, and the guard against it costs time at each operation
 
     def mark_loss(self, loss: Tensor) -> None:
-        place = self._producer.get(_storage(loss))
+        place = self._producer.get(_storage_address(loss))
         if place is not None:
             self._step.losses.append(place)
 
@@ -162,10 +162,10 @@ class OperationWatch(TorchDispatchMode):
 
     def _add(self, key: Key, tensor: Tensor, is_unused: bool) -> None:
         exact = None if self.reference is None else self.reference.of(tensor)
-        source = self._producer.get(_storage(tensor))
+        source = self._producer.get(_storage_address(tensor))
         known = self._event_of(tensor)
         if key[3] == "weight":
-            self._producer[_storage(tensor)] = len(self._step.events)
+            self._producer[_storage_address(tensor)] = len(self._step.events)
         row = known.row if known is not None and known.dtype is tensor.dtype else range_row(tensor, exact)
         errors = None if exact is None else errors_of(tensor, exact, None)
         sources = () if source is None else (source,)
@@ -175,7 +175,7 @@ class OperationWatch(TorchDispatchMode):
 
     def _event_of(self, tensor: Tensor) -> Event | None:
         """Return the event that has counted a tensor, if all of it was and nothing was written to it since."""
-        place = self._producer.get(_storage(tensor))
+        place = self._producer.get(_storage_address(tensor))
         event = None if place is None else self._step.events[place]
         return event if event is not None and event.version == (tensor._version, tensor.numel()) else None
 
@@ -204,13 +204,13 @@ class OperationWatch(TorchDispatchMode):
                 exact, own = self._wide_results(func, key, tuple(args), kwargs, given, written)
         output = func(*args, **kwargs)
         with torch._C.DisableTorchFunction(), torch._C._DisableAutocast(), torch._C._DisableTorchDispatch():
-            number = _missing(args) if key[1] in WITH_NUMBER else 0.0
+            number = _constant_beyond_fp16(args) if key[1] in WITH_NUMBER else 0.0
             self._record(key, given, output, exact, own, {id(one) for one in written}, decided, number)
         return output
 
     def _behind(self, tensors: Iterable[Tensor]) -> frozenset[int]:
         """Return the places of the results that decided whole numbers or booleans among some arguments."""
-        known = (self._decided.get(_storage(one)) for one in tensors if not one.is_floating_point())
+        known = (self._decided.get(_storage_address(one)) for one in tensors if not one.is_floating_point())
         return frozenset().union(*filter(None, known))
 
     def _wide_results(
@@ -253,13 +253,13 @@ class OperationWatch(TorchDispatchMode):
     ) -> None:
         if key[1].startswith(UNSET):
             return
-        sources = tuple({at for one in given if (at := self._producer.get(_storage(one))) is not None})
+        sources = tuple({at for one in given if (at := self._producer.get(_storage_address(one))) is not None})
         results = []
         for value in _tensors(output):
             if value.is_floating_point():
                 results.append(value)
             else:
-                self._decided[_storage(value)] = decided.union(sources)
+                self._decided[_storage_address(value)] = decided.union(sources)
         if not results:
             return
         wide, alone = _floating(exact), _floating(own)
@@ -275,7 +275,7 @@ class OperationWatch(TorchDispatchMode):
                     wide_result = None
                 else:
                     self.reference.keep(result, wide_result)
-            self._producer[_storage(result)] = len(self._step.events)
+            self._producer[_storage_address(result)] = len(self._step.events)
             by_itself = alone[place] if alone else None
             if source is not None and result.dtype is torch.float32 and source.version[1] == result.numel():
                 row = without_lost(source.row)
@@ -303,11 +303,11 @@ def _operation(func: Any) -> str:
     return str(func.__name__).partition(".")[0].rstrip("_")
 
 
-def _storage(tensor: Tensor) -> int:
+def _storage_address(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def _missing(args: Sequence[Any]) -> float:
+def _constant_beyond_fp16(args: Sequence[Any]) -> float:
     """Return a number among the arguments of an operation that is zero or not finite in fp16; 0 for none."""
     for value in args:
         if type(value) is float and not FP16_ZERO < abs(value) <= FP16_LARGEST and math.isfinite(value):

@@ -105,7 +105,7 @@ class PrefixWatch(StepObserver):
             zero_denominators={name: share for name, share in zero.items() if share},
             state_errors={name: error for name, error in errors.items() if error is not None},
             state_is_known=not self._state.has_unknown,
-            shares={name: _shares([(step, counts[name]) for step, counts in rows]) for name in TYPES if rows},
+            shares={name: _shares_lost([(step, counts[name]) for step, counts in rows]) for name in TYPES if rows},
         )
 
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
@@ -120,7 +120,9 @@ class PrefixWatch(StepObserver):
         self._before = []
         if made in self._probes:
             self._state.before_step(optimizer)
-            self._before = [(one, _sample(one.detach()).float().clone()) for one, _ in moving_params(optimizer)]
+            self._before = [
+                (one, _sample_of_tensor(one.detach()).float().clone()) for one, _ in moving_params(optimizer)
+            ]
 
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
         made = self._made.get(id(optimizer), 0)
@@ -139,7 +141,7 @@ class PrefixWatch(StepObserver):
         group_of = {id(p): number for number, group in enumerate(optimizer.param_groups) for p in group["params"]}
         counts = {name: torch.zeros(1 + POINTS, 2, dtype=torch.float64) for name in TYPES}
         for param, before in self._before:
-            update = _sample(param.detach()).float() - before
+            update = _sample_of_tensor(param.detach()).float() - before
             now = rate_of(optimizer.param_groups[group_of[id(param)]])
             ahead = [rates.at(group_of[id(param)], made, point / (POINTS - 1)) for point in range(POINTS)]
             factors = [1.0, *(rate / now if rate is not None else 1.0 for rate in ahead)]
@@ -190,13 +192,13 @@ def zero_denominators(optimizer: Optimizer, dtype: torch.dtype) -> Tensor:
     return torch.tensor(found / elements)
 
 
-def _sample(tensor: Tensor) -> Tensor:
+def _sample_of_tensor(tensor: Tensor) -> Tensor:
     """Return a tensor as a vector, of at most SAMPLE elements that lie evenly."""
     flat = tensor.reshape(-1)
     return flat[:: math.ceil(flat.numel() / SAMPLE)] if flat.numel() > SAMPLE else flat
 
 
-def _shares(rows: Iterable[tuple[int, list[list[float]]]]) -> ShareLost:
+def _shares_lost(rows: Iterable[tuple[int, list[list[float]]]]) -> ShareLost:
     """Return the shares of all probes of a type: at each probe, and over the rest as it was seen from each."""
     rows = list(rows)
     shares = [(step, [lost / mass if mass else 0.0 for mass, lost in counts]) for step, counts in rows]

@@ -131,7 +131,7 @@ def diagnose_formats(loop: Loop, arm: Arm, conditions: Conditions, *, subject: s
     Raises:
         ConfigError: the loop made too few steps, or the model has too many layers to try each.
     """
-    exact = _measure(loop, arm, conditions, None, None)
+    exact = _measure_product(loop, arm, conditions, None, None)
     layers = [name for name, layer in exact.layers.items() if layer.has_acted and not layer.is_kept]
     kept = [name for name, layer in exact.layers.items() if layer.is_kept]
     if len(layers) > MAX_LAYERS:
@@ -145,7 +145,7 @@ def diagnose_formats(loop: Loop, arm: Arm, conditions: Conditions, *, subject: s
     errors = []
     for role in roles:
         for name in layers:
-            gradient = _measure(loop, arm, conditions, (name, role), exact.weights).gradient
+            gradient = _measure_product(loop, arm, conditions, (name, role), exact.weights).gradient
             error = float((gradient - exact.gradient).norm() / norm) if norm else 0.0
             errors.append(FormatError(layer=name, role=role, error=error if math.isfinite(error) else math.inf))
     found = Diagnosis(
@@ -156,15 +156,15 @@ def diagnose_formats(loop: Loop, arm: Arm, conditions: Conditions, *, subject: s
         observed=[conditions.steps - 1],
         modules=list(exact.layers),
         formats=errors,
-        faults=_outstanding(errors, conditions.steps - 1),
+        faults=_outstanding_layer_fault(errors, conditions.steps - 1),
         notes=[f"kept in bf16 by the arm: {', '.join(kept)}"] if kept else [],
     )
     if found.faults and cures:
-        found = _with_proof(found, loop, arm, conditions, kept)
+        found = _diagnosis_with_proof(found, loop, arm, conditions, kept)
     return found.model_copy(update={"verdict": verdict_of(arm, found)})
 
 
-def _measure(
+def _measure_product(
     loop: Loop, arm: Arm, conditions: Conditions, rounded: tuple[str, str] | None, weights: list[Tensor] | None
 ) -> _LastStep:
     with trained_under(arm, conditions) as precision:
@@ -176,7 +176,7 @@ def _measure(
     return measured
 
 
-def _outstanding(errors: Sequence[FormatError], step: int) -> list[Fault]:
+def _outstanding_layer_fault(errors: Sequence[FormatError], step: int) -> list[Fault]:
     """Return the layer whose largest error is so many times that of the next layer; none if there is none."""
     worst: dict[str, FormatError] = {}
     for one in errors:
@@ -191,7 +191,9 @@ def _outstanding(errors: Sequence[FormatError], step: int) -> list[Fault]:
     return [Fault(kind="format", place=Place(module=one.layer, operation=one.role), step=step, text=text)]
 
 
-def _with_proof(found: Diagnosis, loop: Loop, arm: Arm, conditions: Conditions, kept: Sequence[str]) -> Diagnosis:
+def _diagnosis_with_proof(
+    found: Diagnosis, loop: Loop, arm: Arm, conditions: Conditions, kept: Sequence[str]
+) -> Diagnosis:
     """Return a diagnosis with what training with the layer in bf16 showed, next to the arm, bf16 and its twin."""
     name = found.faults[0].place.module
     own = str(arm.options.get("keep", LAST))

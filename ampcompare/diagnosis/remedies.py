@@ -117,33 +117,33 @@ def search(
     present: Sequence[Fault] = faults
     for _ in range(MAX_ROUNDS):
         step: tuple[Change, Sequence[Fault]] | None = None
-        for candidate in _candidates(arm, present, scale, modules):
+        for candidate in _candidate_changes(arm, present, scale, modules):
             change = kept | candidate
-            if change == kept or (candidate.options and _has(arm, candidate)):
+            if change == kept or (candidate.options and _has_options(arm, candidate)):
                 continue
             left = faults_after(change)
             if left is None:
                 continue
             if not left:
-                return found_with(_prune(change, faults_after))
-            if step is None and _progress(present, left):
+                return found_with(_prune_change(change, faults_after))
+            if step is None and _makes_progress(present, left):
                 step = change, left
         if step is None:
-            together = _together(arm, present, scale, modules, kept)
+            together = _changes_together(arm, present, scale, modules, kept)
             for change in together:
                 if (left := faults_after(change)) is not None and not left:
-                    return found_with(_prune(change, faults_after))
+                    return found_with(_prune_change(change, faults_after))
             return _Found(None, trials)
         kept, present = step
     return _Found(None, trials)
 
 
-def _together(
+def _changes_together(
     arm: Arm, faults: Sequence[Fault], scale: float | None, modules: Sequence[str], kept: Change
 ) -> Iterator[Change]:
     """Yield the first two, three and four candidates in fp32 at once, for a fault that none of them alone changes."""
     change, count = kept, 0
-    for candidate in _candidates(arm, faults, scale, modules):
+    for candidate in _candidate_changes(arm, faults, scale, modules):
         if candidate.options or change | candidate == change:
             continue
         change, count = change | candidate, count + 1
@@ -153,7 +153,7 @@ def _together(
             return
 
 
-def _prune(change: Change, faults_after: Callable[[Change], Sequence[Fault] | None]) -> Change:
+def _prune_change(change: Change, faults_after: Callable[[Change], Sequence[Fault] | None]) -> Change:
     """Drop each part without which the faults are gone as well."""
     for part in change.parts():
         rest = Change()
@@ -164,19 +164,21 @@ def _prune(change: Change, faults_after: Callable[[Change], Sequence[Fault] | No
     return change
 
 
-def _progress(before: Sequence[Fault], after: Sequence[Fault]) -> bool:
+def _makes_progress(before: Sequence[Fault], after: Sequence[Fault]) -> bool:
     """Return whether the first fault begins at another place or is much smaller."""
     first, now = before[0], after[0]
     moved = (first.kind, first.place.module, first.place.where) != (now.kind, now.place.module, now.place.where)
     return moved or now.severity < first.severity / 2
 
 
-def _candidates(arm: Arm, faults: Sequence[Fault], scale: float | None, modules: Sequence[str]) -> Iterator[Change]:
+def _candidate_changes(
+    arm: Arm, faults: Sequence[Fault], scale: float | None, modules: Sequence[str]
+) -> Iterator[Change]:
     """Yield what may remove the first fault, the likeliest first: options, its place, its neighbors, its parents."""
     fault = faults[0]
     if fault.kind == "not precision":
         return
-    yield from _options(arm, fault, scale)
+    yield from _option_changes(arm, fault, scale)
     if fault.kind in ("lost updates", "update"):
         return
     yielded: list[Change] = []
@@ -201,7 +203,7 @@ def _scale_to_try(found: Headroom | None) -> float | None:
     return scale if scale >= 1 and not found.own_scale / ROOM < scale < found.own_scale * ROOM else None
 
 
-def _has(arm: Arm, candidate: Change) -> bool:
+def _has_options(arm: Arm, candidate: Change) -> bool:
     """Return whether the arm runs with the options of a candidate as it is, by default too."""
     return all(
         arm.options.get(name) == value or (value == "dynamic" and arm.skips_overflows)
@@ -209,7 +211,7 @@ def _has(arm: Arm, candidate: Change) -> bool:
     )
 
 
-def _options(arm: Arm, fault: Fault, scale: float | None) -> Iterator[Change]:
+def _option_changes(arm: Arm, fault: Fault, scale: float | None) -> Iterator[Change]:
     """Yield options of the arm that may remove a fault; those that it lacks are refused when they are tested."""
     if fault.kind in ("lost updates", "update") and _has_masters_as_option(arm):
         yield Change(options=(("master_weights", True),))
@@ -238,7 +240,7 @@ def cure_of(arm: Arm, change: Change, functions: Sequence[str], device: str) -> 
     changed = change.applied_to(arm)
     lines = [*_arm_code(arm, changed, change), *(code for line in change.lines for code in _line_code(line, device))]
     if change.lines and arm.options.get("opt_level") == "O1":
-        lines += ["# or, before amp.initialize, everywhere:", *_registrations(functions)]
+        lines += ["# or, before amp.initialize, everywhere:", *_registration_lines(functions)]
     return Cure(
         keeps=[*change.modules, *change.lines],
         option=", ".join(f"{name}={value}" for name, value in change.options),
@@ -256,14 +258,14 @@ def _arm_code(arm: Arm, changed: Arm, change: Change) -> list[str]:
             lines += [
                 f"# around the call of {name}:",
                 "with torch.autocast(device_type, enabled=False):",
-                f"    output = {_attribute(name)}(input.float())",
+                f"    output = {_attribute_code(name)}(input.float())",
             ]
     elif change.modules:
-        lines += [f"{_attribute(name)}.float()  # and cast its inputs with .float()" for name in change.modules]
+        lines += [f"{_attribute_code(name)}.float()  # and cast its inputs with .float()" for name in change.modules]
     return lines
 
 
-def _attribute(name: str) -> str:
+def _attribute_code(name: str) -> str:
     """Return a dotted name as code: "layers.0.norm" as model.layers[0].norm, "Net:norm" as net.norm."""
     model, _, inner = name.rpartition(":")
     parts = (f"[{part}]" if part.isdigit() else f".{part}" for part in inner.split("."))
@@ -281,7 +283,7 @@ def _line_code(place: str, device: str) -> list[str]:
     ]
 
 
-def _registrations(functions: Iterable[str]) -> list[str]:
+def _registration_lines(functions: Iterable[str]) -> list[str]:
     """Return the registrations of functions; a method is one of torch.Tensor."""
     return [
         f'amp.register_float_function({owner}, "{name}")'

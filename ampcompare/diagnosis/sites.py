@@ -30,7 +30,7 @@ def _file_shown(name: str) -> str | None:
     if name.startswith(("<frozen", "<string")) or name.startswith(HIDDEN) or os.path.basename(name) == "contextlib.py":
         return None
     if os.path.basename(os.path.dirname(name)).startswith("ipykernel_"):
-        return _cell(name)
+        return _notebook_cell_name(name)
     roots = [os.getcwd(), *sorted(filter(None, sys.path), key=len, reverse=True)]
     for root in roots:
         if name.startswith(root + os.sep):
@@ -38,7 +38,7 @@ def _file_shown(name: str) -> str | None:
     return name
 
 
-def _cell(name: str) -> str:
+def _notebook_cell_name(name: str) -> str:
     """Return a notebook's cell as the notebook shows it, such as In[3], for the file that its kernel compiles it as."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     number = getattr(getattr(shell, "compile", None), "_filename_map", {}).get(name)

@@ -95,7 +95,7 @@ class StepWatch(StepObserver):
         stepped = {update.parameter for update in updates}
         for event in step.events:
             if stepped and event.key[3] == "gradient":  # of another optimizer, whose step it was not
-                event.constant |= _name(event.key[0], event.key[1]) not in stepped
+                event.constant |= _parameter_name(event.key[0], event.key[1]) not in stepped
         if step.events and self.is_watched:
             self.observation.add(StepFacts(self._step, applied, self.scale, step, updates))
         else:
@@ -121,7 +121,7 @@ class StepWatch(StepObserver):
             tensor = param if phase == "weight" else param.grad
             self.observation.device_type = param.device.type
             if tensor is not None and tensor.is_floating_point() and not tensor.is_sparse:
-                key: Key = (*_split(name), "", phase)
+                key: Key = (*_split_parameter_name(name), "", phase)
                 named.append((key, tensor))
                 if phase == "gradient" and name in stepped:  # what comes behind its step is not used by it
                     unused.add(key)
@@ -129,14 +129,14 @@ class StepWatch(StepObserver):
             self.operations.add(named, unused)
 
 
-def _split(name: str) -> tuple[str, str]:
+def _split_parameter_name(name: str) -> tuple[str, str]:
     """Return the module of a parameter, and the parameter's own name."""
     place = max(name.rfind("."), name.rfind(":"))
     is_model = place >= 0 and name[place] == ":"
     return name[: place + is_model] if place >= 0 else "", name[place + 1 :]
 
 
-def _name(module: str, parameter: str) -> str:
+def _parameter_name(module: str, parameter: str) -> str:
     return f"{module}{'' if not module or module.endswith(':') else '.'}{parameter}"
 
 

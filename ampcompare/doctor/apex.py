@@ -48,14 +48,14 @@ def examine_apex(path: Sequence[str] | None = None, *, folder: Path | None = Non
         folder: where the files of the shim are, instead of the site-packages of this environment.
         seconds: time limit of each import that is tried.
     """
-    install = find_installed_apex(path) if path is not None else _as_a_script_would()
+    install = find_installed_apex(path) if path is not None else _find_apex_as_script()
     shim = shim_status(folder)
     if install.kind == "absent" and shim.on:
         reason = "your own code that imports apex gets ampcompare's engine; libraries and find_spec find none"
-        return _check(install, shim, "ours", "ok", "not installed; the shim is on", reason)
+        return _make_check(install, shim, "ours", "ok", "not installed; the shim is on", reason)
     if install.kind == "absent":
         reason = "ampcompare does not need it: apex arms run on its own engine (engine=compat)"
-        return _check(install, shim, "absent", "ok", "not installed", reason)
+        return _make_check(install, shim, "absent", "ok", "not installed", reason)
     if install.has_amp:
         return _check_apex_with_amp(install, shim, path, seconds)
     assert install.path is not None
@@ -71,32 +71,34 @@ def examine_apex(path: Sequence[str] | None = None, *, folder: Path | None = Non
         )
         build = (f"git -C {aside} checkout 25.05", f"{INSTALL.rpartition(' ')[0]} {aside}") if is_clone else ()
         remedy = (f"mv {quote(str(install.path))} {aside}", *build)
-        return _check(install, shim, "namespace", "warning", f"{what}{commit}, not installed", reason, remedy)
+        return _make_check(install, shim, "namespace", "warning", f"{what}{commit}, not installed", reason, remedy)
     if install.kind == "no_amp" and shim.on:
         added = ", ".join(lacks(install.path))
         reason = f"the shim adds {added}, which NVIDIA removed; kernels and contrib are those in {install.path}"
-        return _check(install, shim, "grafted", "ok", f"{_name(install)}; the shim is on", reason)
+        return _make_check(install, shim, "grafted", "ok", f"{_name_of_install(install)}; the shim is on", reason)
     if install.kind == "no_amp":
         reason = (
             f"{install.path} has no amp, parallel or fp16_utils: NVIDIA removed them on 8 May 2025. Scripts end "
             "with \"cannot import name 'amp' from 'apex'\". The shim adds them and leaves the rest; `ampcompare shim "
             "off` takes that back. The last tag that has them is 25.05; apex arms run on engine=compat"
         )
-        return _check(install, shim, "no_amp", "warning", f"{_name(install)} without apex.amp", reason, (SHIM,))
+        return _make_check(
+            install, shim, "no_amp", "warning", f"{_name_of_install(install)} without apex.amp", reason, (SHIM,)
+        )
     if install.path.suffix == ".py":
         reason = "a file called apex.py hides any installed Apex from scripts next to it"
         remedy = (f"mv {quote(str(install.path))} {quote(str(install.path.with_name('apex_script.py')))}",)
-        return _check(install, shim, "shadowed", "warning", f"the file {install.path}", reason, remedy)
+        return _make_check(install, shim, "shadowed", "warning", f"the file {install.path}", reason, remedy)
     reason = (
         f'`pip install apex` installs another project of that name ({install.path}); its import ends with "Class '
         'advice impossible in Python3" or "cannot import name \'UnencryptedCookieSessionFactoryConfig\'", or it has no '
         "amp. Uninstall it; apex arms run on engine=compat, and scripts under `ampcompare exec`"
     )
     value = f"not NVIDIA's: the unrelated package of PyPI, version {install.version}"
-    return _check(install, shim, "impostor", "warning", value, reason, (UNINSTALL,))
+    return _make_check(install, shim, "impostor", "warning", value, reason, (UNINSTALL,))
 
 
-def _as_a_script_would() -> ApexInstall:
+def _find_apex_as_script() -> ApexInstall:
     """Look in the working directory first, and last where editable installations are."""
     install = find_installed_apex([os.getcwd(), *search_path()])
     if install.kind in ("absent", "namespace"):
@@ -106,7 +108,7 @@ def _as_a_script_would() -> ApexInstall:
     return install
 
 
-def _name(found: ApexInstall) -> str:
+def _name_of_install(found: ApexInstall) -> str:
     version = "of unknown version" if found.version == "unknown" else found.version
     return f"{found.maker} Apex {version}" + (f" (commit {found.commit[:8]})" if found.commit else "")
 
@@ -121,7 +123,9 @@ def _check_apex_with_amp(found: ApexInstall, shim: ShimStatus, path: Sequence[st
             "in it was run, and arms do not use it: install it, or start in another folder"
         )
         remedy = (f"mv {quote(str(found.path))} {quote(f'{found.path}-clone')}",)
-        return _check(found, shim, "shadowed", "warning", f"the folder {found.path}, not installed", reason, remedy)
+        return _make_check(
+            found, shim, "shadowed", "warning", f"the folder {found.path}, not installed", reason, remedy
+        )
     rebuild = REBUILD_ROCM if found.maker == "ROCm" else REBUILD
     kernels = ask("kernels", path=path, seconds=seconds) if found.kind == "full" else None
     amp = ask("apex_amp", path=path, seconds=seconds)
@@ -131,26 +135,30 @@ def _check_apex_with_amp(found: ApexInstall, shim: ShimStatus, path: Sequence[st
             f"import amp_C {how} {kernels.failure}. They were probably built against another torch, CUDA or Python. "
             "Rebuild Apex with this torch"
         )
-        value, usable = f"{_name(found)}, whose compiled kernels do not load", amp.done
-        return _check(
+        value, usable = f"{_name_of_install(found)}, whose compiled kernels do not load", amp.done
+        return _make_check(
             found, shim, "other_build", "problem", value, reason, rebuild, usable=usable, failure=kernels.failure
         )
     if not amp.done or amp.value["lacks"]:
         why = amp.failure or f"it lacks {', '.join(amp.value['lacks'])}"
-        value = f"{_name(found)}, and apex.amp cannot be imported"
+        value = f"{_name_of_install(found)}, and apex.amp cannot be imported"
         reason = f"importing apex.amp from {found.path}: {why}. It may be older than this torch, or partly installed"
-        return _check(found, shim, "broken", "problem", value, reason, rebuild, failure=why)
+        return _make_check(found, shim, "broken", "problem", value, reason, rebuild, failure=why)
     if kernels is not None:
         reason = f"in {found.path}. On torch 2.4 and later its O1 raises where a weight is used twice; compat does not"
-        return _check(found, shim, "full", "ok", f"{_name(found)}, with compiled kernels", reason, usable=True)
+        return _make_check(
+            found, shim, "full", "ok", f"{_name_of_install(found)}, with compiled kernels", reason, usable=True
+        )
     reason = (
         f"{found.path} has no compiled kernels (amp_C): amp works, slower; FusedAdam, FusedLAMB and FusedSGD raise "
         "\"No module named 'amp_C'\" or the like. Build it with its extensions if times matter"
     )
-    return _check(found, shim, "python_only", "note", f"{_name(found)}, Python only", reason, rebuild, usable=True)
+    return _make_check(
+        found, shim, "python_only", "note", f"{_name_of_install(found)}, Python only", reason, rebuild, usable=True
+    )
 
 
-def _check(
+def _make_check(
     found: ApexInstall,
     shim: ShimStatus,
     state: State,

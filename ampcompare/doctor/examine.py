@@ -113,10 +113,10 @@ def examine_numerics(facts: dict[str, Any] | None, environment: Mapping[str, str
     if not findings:
         reason = f"of the {len(VARIABLES)} that affect results or times"
         findings.append(Check("Numerics", "variables", "none set", "ok", reason))
-    return findings if facts is None else [_tf32(facts), *findings]
+    return findings if facts is None else [_check_tf32(facts), *findings]
 
 
-def _tf32(facts: dict[str, Any]) -> Check:
+def _check_tf32(facts: dict[str, Any]) -> Check:
     switches = {kind: facts[f"tf32_{kind}"] for kind in ("products", "convolutions")}
     value = ", ".join(f"{kind} in {'TF32' if switches[kind] else 'fp32'}" for kind in switches)
     if facts["cuda"] is None or switches["products"] == switches["convolutions"]:
@@ -201,7 +201,7 @@ def render(examination: Examination, *, width: int, style: Callable[[str, Verdic
     for group, its in itertools.groupby(checks, lambda check: check.group):
         lines += ["", group]
         for check in its:
-            lines += _entry(check, width, style)
+            lines += _entry_lines(check, width, style)
     summary = []
     for verdict in reversed(VERDICTS[2:]):
         names = [check.name for check in checks if check.verdict == verdict]
@@ -217,7 +217,7 @@ def _check_of_arm(arm: ArmNeeds) -> Check:
     return Check("Arms", arm.arm, "cannot run here", "problem", ". ".join(arm.missing), arm.remedy)
 
 
-def _entry(check: Check, width: int, style: Callable[[str, Verdict], str]) -> list[str]:
+def _entry_lines(check: Check, width: int, style: Callable[[str, Verdict], str]) -> list[str]:
     indent = " " * (2 + 8 + NAMED)
     text = f"{check.value}; {check.reason}" if check.reason else check.value
     columns = max(width - len(indent), 30)

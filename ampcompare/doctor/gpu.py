@@ -68,7 +68,7 @@ def examine_gpus(
         facts = {"failure": answer.failure}
         return [*findings, Check("GPU", "gpus", "cannot be started", "problem", reason, remedy, facts)]
     if answer is not None and answer.value["available"]:
-        return [*findings, *(_device(device, hip) for device in answer.value["devices"])]
+        return [*findings, *(_check_gpu(device, hip) for device in answer.value["devices"])]
     if not build_known:
         reason = "there is no torch here that can be asked"
         return [*findings, Check("GPU", "gpus", "unknown", "note", reason)]
@@ -84,7 +84,7 @@ def examine_gpus(
     return [*findings, Check("GPU", "gpus", "none that torch can use", "problem", reason, remedy)]
 
 
-def _device(device: dict[str, Any], hip: str | None) -> Check:
+def _check_gpu(device: dict[str, Any], hip: str | None) -> Check:
     major, minor = device["capability"]
     free, name = device["free_bytes"], f"cuda:{device['index']}"
     known = "" if free is None else f", {free / GIB:.1f} free"

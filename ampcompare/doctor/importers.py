@@ -132,18 +132,20 @@ def find_importers(
         seconds: after which no further library is read.
     """
     files = list(find_sources(scripts)) if scripts else sorted(Path().glob("*.py"))[: 10 * MAX_SCRIPTS]
-    found = [Importer(str(file), True, its) for file in files if (its := _read(file, file.name))]
+    found = [Importer(str(file), True, its) for file in files if (its := _read_imports(file, file.name))]
     ends = time.monotonic() + seconds
-    for name, place in _libraries(search_path() if path is None else path):
+    for name, place in _packages_on_path(search_path() if path is None else path):
         if time.monotonic() > ends:
             return found, False
-        of_library = [one for file in _sources(place) for one in _read(file, os.path.relpath(file, place.parent))]
+        of_library = [
+            one for file in _source_files(place) for one in _read_imports(file, os.path.relpath(file, place.parent))
+        ]
         if of_library:
             found.append(Importer(name, False, tuple(of_library)))
     return found, True
 
 
-def _libraries(path: Iterable[str]) -> Iterator[tuple[str, Path]]:
+def _packages_on_path(path: Iterable[str]) -> Iterator[tuple[str, Path]]:
     """Yield the packages of an import path by name; of folders that are no site-packages those that are known."""
     seen = set()
     for folder in path:
@@ -160,7 +162,7 @@ def _libraries(path: Iterable[str]) -> Iterator[tuple[str, Path]]:
                 yield name, Path(entry.path)
 
 
-def _sources(place: Path) -> Iterator[Path]:
+def _source_files(place: Path) -> Iterator[Path]:
     if place.is_file():
         yield place
         return
@@ -169,7 +171,7 @@ def _sources(place: Path) -> Iterator[Path]:
         yield from (Path(top, name) for name in sorted(files) if name.endswith(".py"))
 
 
-def _read(file: Path, name: str) -> tuple[tuple[str, ApexImport], ...]:
+def _read_imports(file: Path, name: str) -> tuple[tuple[str, ApexImport], ...]:
     try:
         data = file.read_bytes()
     except OSError:
@@ -184,23 +186,25 @@ def examine_importers(
     importers, whole = find_importers(scripts, path, seconds=seconds)
     supply = ImportedApex.of(apex)
     shown = [one for one in importers if one.is_script][:MAX_SCRIPTS] + [one for one in importers if not one.is_script]
-    checks = [_check(importer, supply) for importer in shown]
+    checks = [_check_importer(importer, supply) for importer in shown]
     if not whole:
         reason = f"reading them took more than {seconds:g} s; those that were read are above"
         checks.append(Check("Apex", "importers", "not all installed packages were read", "note", reason))
     return checks
 
 
-def _check(importer: Importer, supply: ImportedApex) -> Check:
+def _check_importer(importer: Importer, supply: ImportedApex) -> Check:
     judged = [(file, one, outcome_of(one, importer, supply)) for file, one in importer.imports]
     # A question alone is of interest where nothing else is.
     wanted = [entry for entry in judged if entry[1].reach != "question"] or judged
     file, one, outcome = max(wanted, key=lambda entry: GRAVITY.index(entry[2]))
     version = None if importer.is_script else installed_version(DISTRIBUTIONS.get(importer.name, importer.name))
     word = "asks for" if one.reach == "question" else "imports"
-    value = f"{version + ': ' if version else ''}{word} {one.module} at {file}:{one.line}, {_becomes(outcome, one)}"
+    value = (
+        f"{version + ': ' if version else ''}{word} {one.module} at {file}:{one.line}, {_outcome_text(outcome, one)}"
+    )
     reason, remedy = _cure(importer, supply, one, outcome)
-    verdict = _verdict(importer, outcome)
+    verdict = _verdict_of_outcome(importer, outcome)
     if (
         supply.state == "impostor"
         and not importer.is_script
@@ -212,7 +216,7 @@ def _check(importer: Importer, supply: ImportedApex) -> Check:
     return Check("Apex", importer.name, value, verdict, reason, remedy, facts)
 
 
-def _becomes(outcome: Outcome, one: ApexImport) -> str:
+def _outcome_text(outcome: Outcome, one: ApexImport) -> str:
     if outcome == "fails when called":
         return "which fails when that function is called"
     if outcome == "does without":
@@ -220,7 +224,7 @@ def _becomes(outcome: Outcome, one: ApexImport) -> str:
     return {"finds": "which is there", "fails": "which ends the import of that file"}[outcome]
 
 
-def _verdict(importer: Importer, outcome: Outcome) -> Verdict:
+def _verdict_of_outcome(importer: Importer, outcome: Outcome) -> Verdict:
     if outcome == "fails":
         return "problem"
     if outcome == "finds" or (outcome == "does without" and not importer.is_script):

@@ -28,10 +28,10 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 def examine_machine(environment: Mapping[str, str]) -> list[Check]:
     """Check memory, shared memory, disk and threads."""
-    return [_memory(), *_shared_memory(), _disk(Path.cwd()), _threads(environment)]
+    return [_check_memory(), *_check_shared_memory(), _check_disk(Path.cwd()), _check_threads(environment)]
 
 
-def _memory() -> Check:
+def _check_memory() -> Check:
     memory = psutil.virtual_memory()
     total, free, where = memory.total, memory.available, ""
     for file in LIMITS:
@@ -49,7 +49,7 @@ def _memory() -> Check:
     return Check("Machine", "memory", value, "warning", reason, ("ampcompare compare --workers 0",), facts)
 
 
-def _shared_memory() -> list[Check]:
+def _check_shared_memory() -> list[Check]:
     """Check the size of shared memory, which is 64 MiB in a container by default."""
     if not SHARED.is_dir():
         return []
@@ -62,7 +62,7 @@ def _shared_memory() -> list[Check]:
     return [Check("Machine", "shared memory", value, "warning", reason, remedy, facts)]
 
 
-def _disk(folder: Path) -> Check:
+def _check_disk(folder: Path) -> Check:
     free = shutil.disk_usage(folder).free
     value, facts = f"{free / GIB:.1f} GiB free in {folder}", {"free_bytes": free}
     reason = "records and checkpoints of a comparison may not fit" if free < MIN_DISK else ""
@@ -71,7 +71,7 @@ def _disk(folder: Path) -> Check:
     return Check("Machine", "disk", value, "warning" if reason else "ok", reason, remedy, facts)
 
 
-def _threads(environment: Mapping[str, str]) -> Check:
+def _check_threads(environment: Mapping[str, str]) -> Check:
     cores = _usable_cores()
     variables = {name: environment[name] for name in THREAD_VARIABLES if name in environment}
     value = ", ".join(f"{name}={text}" for name, text in variables.items()) or "no variable set"
@@ -120,7 +120,7 @@ def examine_torch(answer: Answer, *, has_gpu: bool) -> Check:
         for_cpu = f"pip install torch torchvision --index-url {CPU_INDEX}  # no GPU: before the other"
         remedy: tuple[str, ...] = ("pip install 'ampcompare[torch]'", for_cpu)
         return Check("Software", "torch", "not installed", "problem", f"what trains needs it; {WITHOUT_TORCH}", remedy)
-    numbers = _numbers(answer.value["version"] if answer.done else installed or "")
+    numbers = _version_numbers(answer.value["version"] if answer.done else installed or "")
     if (0, 0) < numbers < OLDEST_TORCH:
         value = answer.value["version"] if answer.done else str(installed)
         oldest = "{}.{}".format(*OLDEST_TORCH)
@@ -143,7 +143,7 @@ def examine_torch(answer: Answer, *, has_gpu: bool) -> Check:
         remedy = ("pip uninstall -y torch torchvision && pip install torch torchvision",)
         return Check("Software", "torch", value, "problem", reason, remedy, facts)
     tried = "{}.{}".format(*NEWEST_TORCH)
-    if _numbers(version) > NEWEST_TORCH:
+    if _version_numbers(version) > NEWEST_TORCH:
         reason = f"newer than {tried}, the last torch that ampcompare was tried with; deprecated names may be gone"
         return Check("Software", "torch", value, "note", reason, facts=facts)
     return Check("Software", "torch", value, "ok", facts=facts)
@@ -164,7 +164,7 @@ def examine_vision(answer: Answer, torch_version: str | None) -> Check:
     if version is None:
         reason = "torchvision's models, image folders and its data sets need it; built-in models and digits do not"
         return Check("Software", "torchvision", "not installed", "note", reason, remedy)
-    fits = fitting is None or _numbers(version) == _numbers(fitting)
+    fits = fitting is None or _version_numbers(version) == _version_numbers(fitting)
     facts = {"version": version, "fits": fits, "failure": answer.failure or None}
     pair = "" if fits else f"torch {torch_version} takes torchvision {fitting}, and {version} is installed. "
     if not answer.done:
@@ -178,7 +178,7 @@ def examine_vision(answer: Answer, torch_version: str | None) -> Check:
 
 def fitting_torchvision(torch_version: str | None) -> str | None:
     """Return the torchvision that is released with a torch, such as "0.28" for 2.13; None for an unknown torch."""
-    numbers = _numbers(torch_version or "")
+    numbers = _version_numbers(torch_version or "")
     if (1, 4) <= numbers < (1, 14):
         return f"0.{numbers[1] + 1}"  # 1.4/0.5 to 1.13/0.14
     if len(numbers) < 2 or numbers[0] != 2:
@@ -186,5 +186,5 @@ def fitting_torchvision(torch_version: str | None) -> str | None:
     return f"0.{numbers[1] + 15}"  # so since 2.0 and 0.15: 2.11/0.26, 2.12/0.27, 2.13/0.28, 2.14/0.29
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def _version_numbers(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", version.partition("+")[0])[:2])

@@ -67,7 +67,7 @@ def examine_arm(arm: Arm, facts: MachineFacts) -> ArmNeeds:
         missing.append(f"{arm.backend} is {library.missing()}")
         remedy.append(library.install)
     if arm.spec.calls_apex:
-        _apex(arm, facts, missing, notes, remedy)
+        _examine_apex_engine(arm, facts, missing, notes, remedy)
     elif arm.is_third_party:
         answer = ask("entry_point", options={"value": arm.spec.implementation})
         if not answer.done:
@@ -82,7 +82,9 @@ def examine_arm(arm: Arm, facts: MachineFacts) -> ArmNeeds:
     return ArmNeeds(str(arm), device, tuple(missing), tuple(notes), tuple(dict.fromkeys(remedy)))
 
 
-def _apex(arm: Arm, facts: MachineFacts, missing: list[str], notes: list[str], remedy: list[str]) -> None:
+def _examine_apex_engine(
+    arm: Arm, facts: MachineFacts, missing: list[str], notes: list[str], remedy: list[str]
+) -> None:
     """Follow the choice of an engine: `auto` takes the real Apex where it is, on CUDA, but not for O1."""
     engine = arm.options.get("engine", "auto")
     compat = str(Arm.make("apex", **{**arm.options, "engine": "compat"}))

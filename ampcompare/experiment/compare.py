@@ -341,18 +341,18 @@ def seeds_needed(comparison: Comparison, error_rate: float) -> tuple[int, str]:
     able = {arm: effect for arm, effect in effects.items() if effect.testable}
     alpha = error_rate / max(1, len(able))
     needs = {
-        arm: stein_pairs(_spread(effect), effect.freedom, margin.of_scores().size, alpha)
+        arm: stein_pairs(_spread_of_effect(effect), effect.freedom, margin.of_scores().size, alpha)
         for arm, effect in able.items()
     }
     arm = max(needs, key=lambda name: needs[name], default="")
     return needs.get(arm, 0), arm
 
 
-def _spread(effect: Effect) -> float:
+def _spread_of_effect(effect: Effect) -> float:
     return max(effect.error, effect.margin_error or 0.0) * math.sqrt(effect.pairs)
 
 
-def _needed_at_this_look(pilot: Comparison, size: int, looks: Sequence[Look], terms: Criteria) -> tuple[int, str]:
+def _seeds_needed_at_look(pilot: Comparison, size: int, looks: Sequence[Look], terms: Criteria) -> tuple[int, str]:
     """Return how many seeds the next look needs, or an earlier one that got them: the same command asks no more."""
     for look in looks:
         if look.error_rate and look.margin == terms.margin:
@@ -386,7 +386,7 @@ def run_auto(
     first = pilot_seeds(len(make([0]).arms) - 1)
     run = partial(run_plan, folder=folder, launcher=launcher, command=command, terms=terms, jobs=jobs, save=save)
     pilot = run(make(first), observer=observer, test=False, **pilot_options)
-    needed, arm = _needed_at_this_look(pilot, len(first), RunDirectory(folder).looks(), terms)
+    needed, arm = _seeds_needed_at_look(pilot, len(first), RunDirectory(folder).looks(), terms)
     margin = f"a margin of {pilot.margin:g} {pilot.metric.difference_unit.replace('pp', 'points')}".rstrip()
     if needed <= len(first):
         observer.note(

@@ -208,7 +208,7 @@ def run_examined(
         try:
             code = _exit_code(process, folder / ENDED)
         finally:
-            _end(process)
+            _stop_process(process)
             assert process.stdin is not None
             process.stdin.close()
     if answer.exists():
@@ -221,7 +221,7 @@ def run_examined(
     )
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _stop_process(process: subprocess.Popen[bytes]) -> None:
     """Stop all running processes; torchrun gets time to end its ranks, which are in their own sessions."""
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):

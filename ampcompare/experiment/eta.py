@@ -44,7 +44,7 @@ def estimate(plan: Plan, folder: Path, found: Preflight | None = None) -> _Estim
         for label, cell in zip(plan.labels, plan.cells, strict=True)
         if not (folder.is_dir() and run.reusable(cell).record) and not (found is not None and found.is_refused(label))
     ]
-    records = _results(run)
+    records = _finished_records(run)
     alike = {
         label: [run for run in records if run.config.arm == cell.arm and not changed_settings(run.config, cell)]
         for label, cell in dict(left).items()
@@ -61,7 +61,7 @@ def estimate(plan: Plan, folder: Path, found: Preflight | None = None) -> _Estim
     return _Estimate(len(left), rest, peak, unknown)
 
 
-def _results(run: RunDirectory) -> list[RunRecord]:
+def _finished_records(run: RunDirectory) -> list[RunRecord]:
     try:
         return [record for record in run.records()[0] if record.status in RESULTS]
     except RecordError:

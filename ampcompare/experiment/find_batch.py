@@ -89,7 +89,7 @@ def configs_of(config: RunConfig, arms: Sequence[str]) -> list[RunConfig]:
             "find-batch searches the batch size of one process; leave out --global-batch-size, and give "
             "the first size with -b"
         )
-    return [_with_batch(config, config.recipe.batch_size, arm) for arm in arms]
+    return [_config_with_batch(config, config.recipe.batch_size, arm) for arm in arms]
 
 
 def search_batches(search: BatchSearch, gpus: str | None) -> list[BatchLimit]:
@@ -123,21 +123,21 @@ def find_batches(search: BatchSearch, launcher: Launcher) -> list[BatchLimit]:
         if refused:
             raise failure_of(found, refused)
     if search.memory_gib is None and any(config.device == "cpu" for config in search.configs):
-        raise _no_limit()
+        raise _no_limit_error()
     with tempfile.TemporaryDirectory(prefix="ampcompare-batch-") as folder:
-        return [_find(search, config, launcher, Path(folder)) for config in search.configs]
+        return [_find_largest_batch(search, config, launcher, Path(folder)) for config in search.configs]
 
 
-def _find(search: BatchSearch, config: RunConfig, launcher: Launcher, folder: Path) -> BatchLimit:
+def _find_largest_batch(search: BatchSearch, config: RunConfig, launcher: Launcher, folder: Path) -> BatchLimit:
     tries: dict[int, Try] = {}
     limits: set[int | None] = set()
 
     def passes(batch: int) -> bool:
-        tried = _with_batch(config, batch, config.arm)
+        tried = _config_with_batch(config, batch, config.arm)
         record = launcher.launch(tried, folder / tried.digest())
-        limit = _limit(search, record)
+        limit = _memory_limit_bytes(search, record)
         limits.add(limit)
-        tries[batch] = judged = _judge(record, batch, limit)
+        tries[batch] = judged = _judge_try(record, batch, limit)
         search.note(f"{config.arm}, batch {batch}: {judged.reason or 'fits'}")
         return not judged.reason
 
@@ -153,7 +153,7 @@ def _find(search: BatchSearch, config: RunConfig, launcher: Launcher, folder: Pa
     )
 
 
-def _with_batch(config: RunConfig, batch: int, arm: str) -> RunConfig:
+def _config_with_batch(config: RunConfig, batch: int, arm: str) -> RunConfig:
     """Return a run of a few updates with another batch and arm, which saves nothing."""
     values = config.model_dump()
     if Arm.parse(arm).spec.parallel:
@@ -165,21 +165,21 @@ def _with_batch(config: RunConfig, batch: int, arm: str) -> RunConfig:
     return validate(RunConfig, {**values, "arm": arm, "saving": {}, "on_nan": "continue"})
 
 
-def _limit(search: BatchSearch, record: RunRecord) -> int | None:
+def _memory_limit_bytes(search: BatchSearch, record: RunRecord) -> int | None:
     """Return the bytes that the run may take; None where that is not known, as of one that has failed."""
     if search.memory_gib is not None:
         return int(search.memory_gib * GIB * (1 - search.margin))
     if record.environment.get("device") == "cpu":
-        raise _no_limit()
+        raise _no_limit_error()
     total = record.environment.get("memory_bytes")
     return int(total * (1 - search.margin)) if isinstance(total, int) else None
 
 
-def _no_limit() -> ConfigError:
+def _no_limit_error() -> ConfigError:
     return ConfigError("find-batch on a CPU needs the GiB that a run may use, as in --memory-limit 4")
 
 
-def _judge(record: RunRecord, batch: int, limit: int | None) -> Try:
+def _judge_try(record: RunRecord, batch: int, limit: int | None) -> Try:
     """Return whether a run fits."""
     summary, error = record.summary, record.error or ""
     if record.status == "failed":

@@ -44,10 +44,10 @@ def find_floor(
         folder = Path(outer, "runs")
         folder.mkdir()
         copy_recorder(folder)
-        words = _words(script, seed, steps, folder)
+        words = _twin_command(script, seed, steps, folder)
         stored = folder / CellFile.WEIGHTS
         forks = stack.enter_context(ScriptForks())
-        base = _train(forks, AGAIN, folder, ["--save-weights", str(stored), *words], script)
+        base = _train_in_fork(forks, AGAIN, folder, ["--save-weights", str(stored), *words], script)
         if base.ended is None or base.ended.get("exit_code") or not base.steps:
             why = (base.ended or {}).get("error") or "it made no optimizer step"
             raise LaunchError(f"the script has no floor: {why}")
@@ -58,7 +58,7 @@ def find_floor(
             if name == WEIGHTS:
                 _move_weights(stored, folder / "moved.pt")
                 options = ["--first-weights", str(folder / "moved.pt"), *words]
-            rows = _train(forks, name, folder, options, script)
+            rows = _train_in_fork(forks, name, folder, options, script)
             is_whole = rows.ended is not None and not rows.ended.get("exit_code") and len(rows.steps) == len(base.steps)
             twins[name] = _rows_of(rows) if is_whole else None
             if not is_whole:
@@ -70,14 +70,16 @@ def find_floor(
         return envelope
 
 
-def _words(script: ScriptConfig, seed: int, steps: int | None, folder: Path) -> list[str]:
+def _twin_command(script: ScriptConfig, seed: int, steps: int | None, folder: Path) -> list[str]:
     limit = ["--max-steps", str(steps)] if steps is not None else []
     module = ["-m"] if script.is_module else []
     arguments = script.arguments_for(seed, "script", folder)
     return ["--seed", str(seed), *limit, *module, script.name, *arguments]
 
 
-def _train(forks: ScriptForks, twin: str, folder: Path, words: Sequence[str], script: ScriptConfig) -> ScriptRows:
+def _train_in_fork(
+    forks: ScriptForks, twin: str, folder: Path, words: Sequence[str], script: ScriptConfig
+) -> ScriptRows:
     record = folder / CellFile.SCRIPT
     record.unlink(missing_ok=True)
     command = [str(folder / CellFile.RECORDER), "--record", str(record), *words]

@@ -42,7 +42,7 @@ def kills_in(folder: Path, trace: Path, whole: Trace, record: str) -> list[Kill]
     if not rows:
         raise LaunchError("no copy of the script was killed: it has changed no file where it saved before")
     attempts = json.loads((folder / ATTEMPTS).read_text(encoding="utf-8"))
-    outcomes = {left: _outcome(tries, whole, record) for left, tries in attempts.items()}
+    outcomes = {left: _outcome_of_tries(tries, whole, record) for left, tries in attempts.items()}
     found = []
     for row in rows:
         if row["state"] == "hung":
@@ -54,7 +54,7 @@ def kills_in(folder: Path, trace: Path, whole: Trace, record: str) -> list[Kill]
     return found
 
 
-def _outcome(tries: list[dict[str, str]], whole: Trace, record: str) -> tuple[bool, str]:
+def _outcome_of_tries(tries: list[dict[str, str]], whole: Trace, record: str) -> tuple[bool, str]:
     if not tries:
         return False, "no file is left to start from"
     first = tries[0]
@@ -67,10 +67,10 @@ def _outcome(tries: list[dict[str, str]], whole: Trace, record: str) -> tuple[bo
             last = tries[-1]
             rest = f"; {os.path.basename(last['saved'])} does" if not last["code"] else "; nor does any before it"
         return False, f"{name.strip() or 'what is left'} does not load: {why}{rest}"
-    return _where(trace, whole)
+    return _resumed_step(trace, whole)
 
 
-def _where(trace: Trace, whole: Trace) -> tuple[bool, str]:
+def _resumed_step(trace: Trace, whole: Trace) -> tuple[bool, str]:
     """Return from which step a start resumes, and whether all of its state is of that step."""
     state = trace.steps[0].state
     steps = {

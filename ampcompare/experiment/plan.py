@@ -126,7 +126,7 @@ def plan_rows(base: RunConfig, rows: Sequence[Row], seeds: Sequence[int], refere
         if row.label in named:
             raise ConfigError(f"arm {row.label!r} is named twice; list each arm once")
         named[row.label] = row
-    cells = [_cell(base, row, seed) for seed in seeds for row in named.values()]
+    cells = [_cell_config(base, row, seed) for seed in seeds for row in named.values()]
     base_row = find_reference(rows, reference)
     if base_row is None:
         raise ConfigError(f"the reference {reference!r} is not one of the arms {', '.join(named)}")
@@ -150,7 +150,7 @@ def parse_vary(text: str) -> tuple[str, list[Any]]:
         raise ConfigError(f"--sweep {text!r}: a value cannot be read: {fault}") from None
 
 
-def _cell(base: RunConfig, row: Row, seed: int) -> RunConfig:
+def _cell_config(base: RunConfig, row: Row, seed: int) -> RunConfig:
     arm, varied, values = row.arm, row.varied, base.model_dump()
     values["stack"] = row.stack
     for path, value in varied.items():
@@ -232,17 +232,17 @@ def position_sums(arms: Sequence[str], rows: Sequence[Sequence[str]]) -> dict[st
 
 def _least_repeating(arms: Sequence[str], rows: Sequence[Sequence[str]], generator: random.Random) -> list[str]:
     """Return the random row that, with its reverse, repeats positions and neighbors least."""
-    before = _counts(rows)
+    before = _count_positions(rows)
     candidates = [generator.sample(arms, len(arms)) for _ in range(CANDIDATES)]
-    return min(candidates, key=lambda row: _repetitions(before, [row, row[::-1]]))
+    return min(candidates, key=lambda row: _count_repetitions(before, [row, row[::-1]]))
 
 
-def _counts(rows: Sequence[Sequence[str]]) -> Counter[tuple[str, int | str]]:
+def _count_positions(rows: Sequence[Sequence[str]]) -> Counter[tuple[str, int | str]]:
     """Count how often each arm was at each position, and directly after each other arm."""
     places = [(arm, place) for row in rows for place, arm in enumerate(row)]
     neighbors = [(arm, previous) for row in rows for previous, arm in itertools.pairwise(row)]
     return Counter([*places, *neighbors])
 
 
-def _repetitions(before: Mapping[tuple[str, int | str], int], rows: Sequence[Sequence[str]]) -> int:
-    return sum(before[what] * count for what, count in _counts(rows).items())
+def _count_repetitions(before: Mapping[tuple[str, int | str], int], rows: Sequence[Sequence[str]]) -> int:
+    return sum(before[what] * count for what, count in _count_positions(rows).items())

@@ -76,7 +76,7 @@ def check_arms(
         cells: how many will run, for the time that this may take.
     """
     begun = time.perf_counter()
-    builds = {label: _build(cell) for label, cell in rows.items()}
+    builds = {label: _build_key(cell) for label, cell in rows.items()}
     trials: dict[str, _Trial] = {}  # by build
     untried: list[str] = []
     left = 0.0  # seconds
@@ -88,7 +88,7 @@ def check_arms(
             if first is not None and (left < first.busy_seconds or (first.was_ended and not first.steps)):
                 untried.append(label)
                 continue
-            trial = _run(cell, seeds[0 if first is None else -1], launcher, Path(place, str(len(trials))))
+            trial = _run_trial(cell, seeds[0 if first is None else -1], launcher, Path(place, str(len(trials))))
             left = trial.budget(cells) if first is None else left - trial.busy_seconds
             trials[builds[label]] = trial
             if first is None and (trial.is_scripts_own or trial.faults):
@@ -100,7 +100,7 @@ def check_arms(
                 left = _try_advised(trial, cell, proven, left, seeds[-1], launcher, Path(place))
         tried = list(trials.values())
         if len(tried) == 1 == len(rows) and len(seeds) > 1 and tried[0].is_trained and left >= tried[0].busy_seconds:
-            tried += [_run(cell, seeds[-1], launcher, Path(place, "again")) for cell in rows.values()]
+            tried += [_run_trial(cell, seeds[-1], launcher, Path(place, "again")) for cell in rows.values()]
     found = _sum_up(tried, time.perf_counter() - begun)
     arms = {label: trials[build].summary() for label, build in builds.items() if build in trials}
     return found.model_copy(update={"arms": arms, "untried": untried})
@@ -129,9 +129,9 @@ def _try_advised(
     able = []
     for arm in failed.advice.arms:
         other = cell.model_copy(update={"arm": str(Arm.parse(arm))})
-        build = _build(other)
+        build = _build_key(other)
         if build not in trials and left >= failed.busy_seconds:
-            trials[build] = _run(other, seed, launcher, place / str(len(trials)))
+            trials[build] = _run_trial(other, seed, launcher, place / str(len(trials)))
             left -= trials[build].busy_seconds
         if build in trials and trials[build].is_trained:
             able.append(arm)
@@ -207,7 +207,7 @@ def preflight_of(
         say(line)
 
 
-def _build(cell: RunConfig) -> str:
+def _build_key(cell: RunConfig) -> str:
     """Return what decides how a cell is built, as one text."""
     recipe = cell.recipe
     return repr(
@@ -288,7 +288,7 @@ class _Trial:
         )
 
 
-def _run(cell: RunConfig, seed: int, launcher: Launcher, folder: Path) -> _Trial:
+def _run_trial(cell: RunConfig, seed: int, launcher: Launcher, folder: Path) -> _Trial:
     recipe = cell.recipe.model_copy(update={"seed": seed})
     brief = cell.model_copy(update={"recipe": recipe, "warmup_steps": 1, "drain_every": 1})
     script = cell.script
@@ -309,7 +309,7 @@ def _run(cell: RunConfig, seed: int, launcher: Launcher, folder: Path) -> _Trial
     rows = of_training_process(folder)
     known = [steps for steps in (script.max_steps, rows.planned_steps) if steps is not None]
     trial = _Trial(record, seconds, busy, steps, min(known, default=0), rows)
-    _read_metrics(trial, script, folder)
+    _check_metric_matches(trial, script, folder)
     return trial
 
 
@@ -350,7 +350,7 @@ class _Limit:
         self._timer.start()
 
 
-def _read_metrics(trial: _Trial, script: ScriptConfig, folder: Path) -> None:
+def _check_metric_matches(trial: _Trial, script: ScriptConfig, folder: Path) -> None:
     log = folder / CellFile.LOG
     assert trial.rows is not None
     if log.exists():

@@ -50,7 +50,7 @@ def profile(
     for config in options.configs:
         say(f"profiling {config.arm}")
         try:
-            found, trace = _one(options, config, loop)
+            found, trace = _profile_one_arm(options, config, loop)
         except AmpCompareError as error:
             if not arms:
                 raise
@@ -84,7 +84,9 @@ def profile(
     return result
 
 
-def _one(options: ProfileOptions, config: RunConfig, loop: Loop | None) -> tuple[ArmProfile, Mapping[str, Any]]:
+def _profile_one_arm(
+    options: ProfileOptions, config: RunConfig, loop: Loop | None
+) -> tuple[ArmProfile, Mapping[str, Any]]:
     if loop is not None:
         from ampcompare.diagnosis.profiling.measure import profile_loop
 

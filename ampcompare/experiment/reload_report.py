@@ -61,7 +61,7 @@ def reload_comparison(path: Path, *, reference: str | None = None) -> Comparison
     """
     if os.path.isdir(path):
         require_stats()
-        return _from_folder(RunDirectory(path), reference)
+        return _comparison_of_folder(RunDirectory(path), reference)
     if not os.path.exists(path):
         raise RecordError(f"there is no {path}; name a run directory, a record.json or a report.json")
     try:
@@ -69,7 +69,7 @@ def reload_comparison(path: Path, *, reference: str | None = None) -> Comparison
     except FileFault:
         kind = {}
     if isinstance(kind, dict) and "records" in kind:
-        return _from_report(path, read_comparison(path), reference)
+        return _comparison_of_report(path, read_comparison(path), reference)
     record = read_checked(path)
     choose_reference(reference or record.arm, [record.arm])
     return summarize([record], arms=[record.arm], reference=record.arm)
@@ -92,7 +92,7 @@ def load_records(path: Path) -> list[RunRecord]:
     return [read_checked(path)]
 
 
-def _from_folder(run: RunDirectory, reference: str | None) -> Comparison:
+def _comparison_of_folder(run: RunDirectory, reference: str | None) -> Comparison:
     records, excluded = run.records()
     plan, looks = read_plan(run), tuple(run.looks())
     if plan is None:
@@ -127,11 +127,11 @@ def _from_folder(run: RunDirectory, reference: str | None) -> Comparison:
     if not journal.is_complete(mine):
         return sum_up(journal.design_without_test())
     if is_other:
-        return _count_look(journal, mine, sum_up)
+        return _summarize_at_last_look(journal, mine, sum_up)
     return sum_up(journal.design_without_test(NOT_COUNTED) if looks or plan.journal is not None else None)
 
 
-def _count_look(
+def _summarize_at_last_look(
     journal: Journal, records: Sequence[RunRecord], summarize: Callable[[Design | None], Comparison]
 ) -> Comparison:
     """Return the comparison against the reference of a journal, at the error rate that earlier looks left."""
@@ -149,7 +149,7 @@ def _count_look(
         return summarize(journal.design_without_test(NOT_WRITABLE))
 
 
-def _from_report(path: Path, comparison: Comparison, reference: str | None) -> Comparison:
+def _comparison_of_report(path: Path, comparison: Comparison, reference: str | None) -> Comparison:
     """Return a stored comparison with the headline of its rows, or against another reference without a test."""
     chosen = choose_reference(reference or comparison.reference, [row.arm for row in comparison.arms])
     if chosen == comparison.reference:

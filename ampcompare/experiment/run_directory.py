@@ -285,14 +285,14 @@ class RunDirectory:
         try:
             record, raw = read_with_source(path, RunRecord, "run record")
         except RecordError as error:
-            return _kept_aside(path, CellFile.UNREADABLE, error)
-        if reason := _why_again(record, config):
+            return _set_aside(path, CellFile.UNREADABLE, error)
+        if reason := _why_cell_runs_again(record, config):
             return Reuse(None, reason)
         try:
             check_record(path, raw, record)
             return Reuse(record, "")
         except RecordError as error:
-            return _kept_aside(path, CellFile.REJECTED, error)
+            return _set_aside(path, CellFile.REJECTED, error)
 
     def trained_by_any_launcher(self, config: RunConfig, others: Collection[str]) -> tuple[RunConfig, Reuse]:
         """Return a cell and its record; that of another launcher where it has one alone.
@@ -364,13 +364,13 @@ class RunDirectory:
         return max((path.stat().st_mtime for path in paths if path.exists()), default=0.0)
 
 
-def _why_again(record: RunRecord, config: RunConfig) -> str:
+def _why_cell_runs_again(record: RunRecord, config: RunConfig) -> str:
     """Return why a cell must run again that has a record; "" if it need not."""
     if record.status not in RESULTS:
         was = "was " if record.status == "interrupted" else ""
         return f"it {was}{record.status} before"
     if config.stack is not None:
-        return _why_stack_again(record, config)
+        return _why_stack_differs(record, config)
     if moved := _what_changed(record, config):
         return moved
     before = foreign_steps(record)
@@ -391,13 +391,13 @@ def _what_changed(record: RunRecord, config: RunConfig) -> str:
     code = changed_code(record.code or {}, code_folder(config))
     gone = [name for name, how in code.items() if how == "gone"]
     changed += [name for name in code if name not in gone]
-    words = [f"{_some(changed)} changed since"] if changed else []
+    words = [f"{_some_names_text(changed)} changed since"] if changed else []
     if gone:
-        words.append(f"{_some(gone)} {'are' if len(gone) > 1 else 'is'} gone")
+        words.append(f"{_some_names_text(gone)} {'are' if len(gone) > 1 else 'is'} gone")
     return " and ".join(words)
 
 
-def _why_stack_again(record: RunRecord, config: RunConfig) -> str:
+def _why_stack_differs(record: RunRecord, config: RunConfig) -> str:
     """Return in what a stack is no longer that of a record; "" if it is, or if it cannot be asked now."""
     from ampcompare.experiment.launch.script.stacks import facts_now  # it imports torch
 
@@ -405,14 +405,14 @@ def _why_stack_again(record: RunRecord, config: RunConfig) -> str:
     changed = [name for name in STACK_FACTS if now.get(name) and then.get(name) and now[name] != then[name]]
     code = changed_code(record.code or {}, code_folder(config))
     changed += [name for name, how in code.items() if how == "changed"]
-    return f"{_some(changed)} changed since" if changed else ""
+    return f"{_some_names_text(changed)} changed since" if changed else ""
 
 
-def _some(names: Sequence[str]) -> str:
+def _some_names_text(names: Sequence[str]) -> str:
     return ", ".join([*names[:MAX_NAMED], *(["..."] if len(names) > MAX_NAMED else [])])
 
 
-def _kept_aside(path: Path, name: str, error: RecordError) -> Reuse:
+def _set_aside(path: Path, name: str, error: RecordError) -> Reuse:
     path.replace(path.with_name(name))
     return Reuse(None, f"{error}; the file is kept as {name}")
 

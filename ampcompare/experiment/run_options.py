@@ -119,8 +119,8 @@ class RunOptions:
                 "run takes either a complete config, or a recipe, file and settings, but both were given; leave one out"
             )
         self.config = config or collect_settings(request, TRAIN, one_run=True).config
-        self.output_dir, self.force, self.observer = _path(output_dir), force, observer
-        self.launch = _launch(launch, slurm_options)
+        self.output_dir, self.force, self.observer = _path_or_none(output_dir), force, observer
+        self.launch = _launch_options(launch, slurm_options)
 
     @property
     def folder(self) -> Path:
@@ -244,7 +244,7 @@ class CompareOptions:
         self.settings = settings_request(
             recipe, size, config_file, with_script(settings, script, metrics, mask, shift_seeds)
         )
-        self.arms = _texts(arms) or (SCRIPT_ARMS if script is not None else ())
+        self.arms = _as_texts(arms) or (SCRIPT_ARMS if script is not None else ())
         self.reference, self.tag = reference, tag
         self.seeds = seeds if isinstance(seeds, str) or seeds is None else ",".join(map(str, seeds))
         self.budget_seconds = None if budget is None else to_seconds("budget", budget)
@@ -255,10 +255,10 @@ class CompareOptions:
         self.looks, self.objective = looks, prefer or objective
         self.jobs, self.gpus, self.timing_rounds = jobs, gpus, timing_rounds
         self.twin, self.preflight = twin, preflight
-        self.fail_on, self.baseline = _texts(fail_on), _path(baseline)
-        self.output_dir, self.force, self.observer = _path(output_dir), force, observer
-        self.tensorboard, self.junit = _path(tensorboard), _path(junit)
-        self.launch = _launch(launch, slurm_options)
+        self.fail_on, self.baseline = _as_texts(fail_on), _path_or_none(baseline)
+        self.output_dir, self.force, self.observer = _path_or_none(output_dir), force, observer
+        self.tensorboard, self.junit = _path_or_none(tensorboard), _path_or_none(junit)
+        self.launch = _launch_options(launch, slurm_options)
 
 
 def to_seconds(name: str, value: float | str) -> float:
@@ -335,23 +335,23 @@ def with_script(
     values = dict(settings)
     max_steps = values.pop("recipe.max_steps", None)
     config = script_config(
-        script, metrics=_texts(metrics), max_steps=max_steps, mask=_texts(mask), shift_seeds=shift_seeds
+        script, metrics=_as_texts(metrics), max_steps=max_steps, mask=_as_texts(mask), shift_seeds=shift_seeds
     )
     return {**values, "script": config}
 
 
-def _launch(launch: LaunchOptions | None, slurm_options: Mapping[str, str] | None) -> LaunchOptions:
+def _launch_options(launch: LaunchOptions | None, slurm_options: Mapping[str, str] | None) -> LaunchOptions:
     """Return how processes are started."""
     if launch is not None and slurm_options is not None:
         raise ConfigError("launch has slurm_options of its own; give only one of them")
     return launch or LaunchOptions(slurm_options=slurm_options or {})
 
 
-def _path(path: str | Path | None) -> Path | None:
+def _path_or_none(path: str | Path | None) -> Path | None:
     """Return a path for a text; None for none, and for an empty text."""
     return Path(path) if path else None
 
 
-def _texts(given: Sequence[str] | str) -> tuple[str, ...]:
+def _as_texts(given: Sequence[str] | str) -> tuple[str, ...]:
     """Return several texts, or one, as a tuple."""
     return (given,) if isinstance(given, str) else tuple(given)

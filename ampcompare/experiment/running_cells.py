@@ -56,11 +56,11 @@ class CellView:
     @property
     def share(self) -> float:
         """The share of its steps that are made, 0 to 1."""
-        return _share(self.progress)
+        return _share_done(self.progress)
 
     def report(self, progress: Progress, now: float) -> None:
         """Add progress; one of fewer steps is of another process that trains the cell again."""
-        is_again = _share(progress) < self.share
+        is_again = _share_done(progress) < self.share
         self.progress, self.latest = progress, now
         if progress.total_steps and (self.first is None or is_again):
             self.first = now, self.share
@@ -225,6 +225,6 @@ class RunningCells:
         return cell
 
 
-def _share(progress: Progress | None) -> float:
+def _share_done(progress: Progress | None) -> float:
     """Return the share of steps that are made, 0 to 1."""
     return min(1.0, progress.steps / progress.total_steps) if progress is not None and progress.total_steps else 0.0

@@ -87,8 +87,8 @@ def resume_script(
             (whole,) = runs.run([_Run("whole, its steps counted by another optimizer")], say)
             then = f": step {check.step} of the first is in step {step}" * (step != check.step)
             say(f"steps are those of its optimizer {at['number'] + 1}, behind which it saves{then}")
-        say(f"without a break: {_steps(whole)}, {_files(whole)}")
-        _check(whole, step)
+        say(f"without a break: {_steps_text(whole)}, {_files_text(whole)}")
+        _refuse_incomparable(whole, step)
         added = shlex.split(check.arguments or "")
         again = _Run("started again", added, {
             "trainers": check.arguments is None, "rewrite": check.rewrite, "convert": check.convert,
@@ -102,7 +102,7 @@ def resume_script(
         how = [f"with {check.arguments}"] * bool(added) + [f"with {row['by']}" for row in resumed.trainers[:1]]
         how += [f"as migrate rewrites it{', from a file that convert has made' * check.convert}"] * bool(check.rewrite)
         say(f"started again{', '.join(['', *how]) if len(how) > 1 else ''.join(f' {each}' for each in how)}: "
-            f"{_steps(resumed)}")  # fmt: skip
+            f"{_steps_text(resumed)}")  # fmt: skip
         if not resumed.steps and resumed.last is not None and not resumed.error:
             raise ConfigError(
                 "started again, the script steps no optimizer that it has made: one that pickle or torch.load brings "
@@ -243,7 +243,7 @@ def _refuse_ranks(name: str, *, is_module: bool) -> None:
     )
 
 
-def _check(whole: Trace, step: int) -> None:
+def _refuse_incomparable(whole: Trace, step: int) -> None:
     """Refuse what leaves nothing to compare.
 
     Raises:
@@ -271,12 +271,12 @@ def _why_not_stopped(broken: Trace, step: int) -> str:
     return f"the script saves no file between step {step} and its last step: {last}; let it save earlier"
 
 
-def _steps(trace: Trace) -> str:
+def _steps_text(trace: Trace) -> str:
     count = sum(step.has_ended for step in trace.steps)
     return f"{count} step{'s' * (count != 1)}"
 
 
-def _files(trace: Trace) -> str:
+def _files_text(trace: Trace) -> str:
     count = len({row["path"] for row in trace.saves})
     return f"{count} file{'s' * (count != 1)} saved"
 

@@ -83,7 +83,7 @@ def _diagnose(request: Request, rank: int) -> int:
         observation, steps=request.steps, is_idle=rank != 0, reference=reference, kept_lines=request.lines
     )
     observer = ScriptObserver(watch)
-    status = _run(request, observer.install)
+    status = _run_with(request, observer.install)
     observer.end()
     if observation.facts:
         compiled = "torch.compile was left out: it fuses the operations that are watched one by one"
@@ -134,7 +134,7 @@ def _profile(request: ProfileRequest, rank: int) -> int:
 
     os.register_at_fork(after_in_child=go_elsewhere)
     try:
-        status = _run(request, install)
+        status = _run_with(request, install)
     finally:
         profiler.close()
     measured = profiler.measured
@@ -171,7 +171,7 @@ def _watch_prefix(request: PrefixRequest, rank: int) -> int:
         watches.append(PrefixWatch(request.steps, total=request.total))
         recorder.after_row(row)
 
-    status = _run(request, install)
+    status = _run_with(request, install)
     (watch,) = watches
     watch.close()
     types = [SHORT[name] for name in lifted_types()]
@@ -209,10 +209,10 @@ def _trace_resume(request: ResumeRequest, rank: int) -> int:
                 trainers=trainers,
             ).install(recorder)
 
-    return _run(request, install, rewrite=request.rewrite)
+    return _run_with(request, install, rewrite=request.rewrite)
 
 
-def _run(request: ScriptRequest, install: Callable[[Recorder], None], *, rewrite: str | None = None) -> int:
+def _run_with(request: ScriptRequest, install: Callable[[Recorder], None], *, rewrite: str | None = None) -> int:
     """Run the script of a request and return its exit code; `install` is called with its recorder before it begins."""
     from ampcompare.script.legacy.settings import ExecSettings
     from ampcompare.script.legacy.target import target_of

@@ -67,7 +67,7 @@ class GradientMirror:
 
     def _weight_of(self, tensor: Tensor) -> Tensor:
         """Return the weight that has a master; the tensor itself if it is none."""
-        master, weight = (one() for one in self._scaled.get(id(tensor), (_no_tensor, _no_tensor)))
+        master, weight = (one() for one in self._scaled.get(id(tensor), (_dead_reference, _dead_reference)))
         return tensor if master is not tensor or weight is None else weight
 
     def _read(self, tensor: Tensor) -> Any:
@@ -98,5 +98,5 @@ class GradientMirror:
             self._shown[id(weight)] = weight, master, wide
 
 
-def _no_tensor() -> None:
+def _dead_reference() -> None:
     """Stand for a reference to what is no more."""

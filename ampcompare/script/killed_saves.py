@@ -160,7 +160,7 @@ class KilledSaves:
             left = self._keep(copy.changes)
             self._put_back(copy.changes)
             state = "killed" if copy.is_killed else "hung" if copy.has_hung else "passed"
-            note({"point": _in_words(point, changes), "left": left, "state": state})
+            note({"point": _kill_in_words(point, changes), "left": left, "state": state})
         return False
 
     def _fork(self, point: Point | None, enter: Callable[[ChangeWatch], None]) -> Copy | None:
@@ -212,16 +212,16 @@ class KilledSaves:
             if os.path.lexists(path) and not inside:  # else a folder that a copy has made
                 place = self._folder / "before" / str(len(self._before))
                 place.parent.mkdir(parents=True, exist_ok=True)
-                _copy(path, place)
+                _copy_path(path, place)
                 self._before[path] = place
 
     def _put_back(self, changes: list[Change]) -> None:
         paths = sorted({path for change in changes for path in change.paths}, key=len, reverse=True)
         for path in paths:
-            _remove(path)
+            _remove_path(path)
         for path in reversed(paths):
             if (kept := self._before[path]) is not None and not os.path.lexists(path):
-                _copy(path=str(kept), place=Path(path))
+                _copy_path(path=str(kept), place=Path(path))
 
     def _size(self, number: int, changes: list[Change]) -> int:
         """Return how large a file became that was written, wherever it was renamed to."""
@@ -242,7 +242,7 @@ class KilledSaves:
         digest = hashlib.blake2b(digest_size=12)
         for path in paths:
             if not temporary_root(path):
-                digest.update(path.encode("utf-8", "surrogateescape") + b"\0" + _digest(path))
+                digest.update(path.encode("utf-8", "surrogateescape") + b"\0" + _digest_of_path(path))
         key = digest.hexdigest()
         if key not in self._seen:
             name = self._seen[key] = str(len(self._seen))
@@ -252,7 +252,7 @@ class KilledSaves:
             for number, path in enumerate(paths):
                 exists = os.path.lexists(path)
                 if exists:
-                    _copy(path, folder / str(number))
+                    _copy_path(path, folder / str(number))
                 before = self._before[path]
                 rows.append([path, str(number) if exists else None, None if before is None else str(before)])
             (folder / "paths.json").write_text(json.dumps(rows), encoding="utf-8")
@@ -272,10 +272,10 @@ def put_back(folder: Path) -> None:
 def _lay_out(folder: Path, column: int) -> None:
     rows = json.loads((folder / "paths.json").read_text(encoding="utf-8"))
     for row in sorted(rows, key=lambda row: -len(row[0])):
-        _remove(row[0])
+        _remove_path(row[0])
     for row in sorted(rows, key=lambda row: len(row[0])):
         if row[column] is not None and not os.path.lexists(row[0]):
-            _copy(str(folder / row[column]), Path(row[0]))
+            _copy_path(str(folder / row[column]), Path(row[0]))
 
 
 def choose_points(changes: list[Change], sizes: list[int], count: int) -> list[Point]:
@@ -294,7 +294,7 @@ def choose_points(changes: list[Change], sizes: list[int], count: int) -> list[P
     return sorted(points, key=lambda point: (point.change, -1 if point.size is None else point.size))
 
 
-def _in_words(point: Point, changes: list[Change]) -> str:
+def _kill_in_words(point: Point, changes: list[Change]) -> str:
     change = changes[point.change]
     names = " to ".join(map(os.path.basename, change.paths))
     if point.size is None:
@@ -302,7 +302,7 @@ def _in_words(point: Point, changes: list[Change]) -> str:
     return f"{100 * point.size // point.whole} % of {names} written"
 
 
-def _copy(path: str, place: Path) -> None:
+def _copy_path(path: str, place: Path) -> None:
     place.parent.mkdir(parents=True, exist_ok=True)
     if os.path.islink(path) or not os.path.isdir(path):
         shutil.copy2(path, place, follow_symlinks=False)
@@ -310,7 +310,7 @@ def _copy(path: str, place: Path) -> None:
         shutil.copytree(path, place, symlinks=True)
 
 
-def _remove(path: str) -> None:
+def _remove_path(path: str) -> None:
     with contextlib.suppress(OSError):
         if os.path.isdir(path) and not os.path.islink(path):
             shutil.rmtree(path)
@@ -318,12 +318,12 @@ def _remove(path: str) -> None:
             os.remove(path)
 
 
-def _digest(path: str) -> bytes:
+def _digest_of_path(path: str) -> bytes:
     """Return a digest of what is at a path, in a folder too."""
     digest = hashlib.blake2b(digest_size=12)
     if os.path.isdir(path):
         for name in sorted(os.listdir(path)):
-            digest.update(name.encode("utf-8", "surrogateescape") + _digest(os.path.join(path, name)))
+            digest.update(name.encode("utf-8", "surrogateescape") + _digest_of_path(os.path.join(path, name)))
     elif os.path.lexists(path):
         digest.update(b"file" + (Path(path).read_bytes() if os.path.isfile(path) else b""))
     return digest.digest()

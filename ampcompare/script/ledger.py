@@ -127,7 +127,9 @@ class ScriptLedger:
         original(module, name, param)
         if param is not None and param.dtype in HALF and param not in self._set_by:
             by = f" by set_default_dtype, {self._default_at}" if param.dtype is torch.get_default_dtype() else ""
-            self._set_by[param] = f"{user_location(_maker())}, made so{by if self._default_at is not None else ''}"
+            self._set_by[param] = (
+                f"{user_location(_frame_that_makes_module())}, made so{by if self._default_at is not None else ''}"
+            )
 
     def _set_default(self, original: Any, dtype: Any) -> None:
         original(dtype)
@@ -289,7 +291,7 @@ class ScriptLedger:
             by["frozen"] = setters
         made = [self._made_at[one] for one in self._look.optimizers() or self._live() if one in self._made_at]
         if made:
-            by["state"] = _join(made)
+            by["state"] = _join_setters(made)
         return ledger.model_copy(update={"by": by})
 
     def _setters_of(self, weights: Iterable[Tensor]) -> str:
@@ -298,7 +300,7 @@ class ScriptLedger:
         for weight in weights:
             if (self._arm or weight.dtype in HALF) and (setter := self._set_by.get(weight)) is not None:
                 counts[setter] += weight.numel()
-        return _join([setter for setter, _ in counts.most_common()])
+        return _join_setters([setter for setter, _ in counts.most_common()])
 
     def _end(self) -> None:
         if (ledger := self.result()) is not None:
@@ -310,13 +312,15 @@ def _is_by_arm() -> bool:
     frame: FrameType | None = calling_frame()
     between = (__name__, Subscriptions.__module__)  # as modules cast those inside of them
     while frame is not None and (
-        _module(frame).startswith("torch.") or _module(frame) in between or frame.f_code.co_name in CASTS
+        _module_of_frame(frame).startswith("torch.")
+        or _module_of_frame(frame) in between
+        or frame.f_code.co_name in CASTS
     ):
         frame = frame.f_back
-    return frame is not None and _module(frame).startswith("ampcompare.")
+    return frame is not None and _module_of_frame(frame).startswith("ampcompare.")
 
 
-def _maker() -> FrameType | None:
+def _frame_that_makes_module() -> FrameType | None:
     """Return the frame that makes a module in whose constructor this is called, outside of all constructors.
 
     It is that of a line that makes a whole model, not one of its layers; None outside of any constructor.
@@ -331,11 +335,11 @@ def _maker() -> FrameType | None:
     return found
 
 
-def _join(setters: Sequence[str]) -> str:
+def _join_setters(setters: Sequence[str]) -> str:
     names = list(dict.fromkeys(setters))
     more = len(names) - MAX_SETTERS
     return "; ".join(names[:MAX_SETTERS]) + (f"; and {more} more" if more > 0 else "")
 
 
-def _module(frame: FrameType) -> str:
+def _module_of_frame(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", ""))

@@ -56,11 +56,11 @@ class LiftedWeights:
         wrapped = self._wrappers.around(ids)
         self._wrappers.check(wrapped, "an arm that lifts 16-bit weights")
         for param in trained:
-            _widen(param)
+            _make_param_fp32(param)
         for module in modules:
             for tensor in own_tensors(module):
                 if tensor.dtype in HALF:
-                    _widen(tensor)
+                    _make_param_fp32(tensor)
         self._wrappers.make_again(wrapped)
         note = f"weights lifted from {' and '.join(types)} ({user_location()})"
         if self._rows is not None and note not in self._notes:
@@ -104,21 +104,21 @@ class LiftedWeights:
 def follow_averages(events: Subscriptions) -> None:
     """Let an average and weights of different types be averaged, one of which an arm has cast or lifted."""
     for owner, name in LERPS:
-        events.wrap(owner, name, functools.partial(_lerp, name.endswith("_")))
+        events.wrap(owner, name, functools.partial(_lerp_any_types, name.endswith("_")))
 
 
-def _lerp(is_in_place: bool, original: Any, start: Any, end: Any, *args: Any, **kwargs: Any) -> Any:
+def _lerp_any_types(is_in_place: bool, original: Any, start: Any, end: Any, *args: Any, **kwargs: Any) -> Any:
     """Move an average towards weights of another type, which `lerp` refuses, unlike `add_` and `mul_`."""
     if isinstance(start, Tensor) and isinstance(end, Tensor):
         if not is_in_place and start.dtype in HALF:
-            start = _like(start, end)
-        end = _like(end, start)
+            start = _as_type_of(start, end)
+        end = _as_type_of(end, start)
     elif isinstance(end, list | tuple):
-        end = list(map(_like, end, start))
+        end = list(map(_as_type_of, end, start))
     return original(start, end, *args, **kwargs)
 
 
-def _like(value: Tensor, other: Tensor) -> Tensor:
+def _as_type_of(value: Tensor, other: Tensor) -> Tensor:
     """Return a tensor in the type of another, if one is fp32 and the other of 16 bits, or both are of 16 bits."""
     types = (*HALF, torch.float32)
     fits = value.dtype is other.dtype or value.dtype not in types or other.dtype not in types
@@ -126,7 +126,7 @@ def _like(value: Tensor, other: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _widen(param: Tensor) -> None:
+def _make_param_fp32(param: Tensor) -> None:
     grad, param.grad = param.grad, None
     param.data = param.data.float()
     if getattr(param, "grad_dtype", None) in HALF:  # of torch 2.13

@@ -17,7 +17,7 @@ LIBRARIES = (*WRITERS, "wandb", "mlflow")
 def catch_scalars() -> Callable[[], None]:
     """Log what scripts of this process write from now on; return a function that ends it."""
     events = Subscriptions(Layer.RECORD)
-    hook = ImportHook({name: functools.partial(_watch, events, name) for name in LIBRARIES})
+    hook = ImportHook({name: functools.partial(_watch_module, events, name) for name in LIBRARIES})
     hook.begin()
 
     def end() -> None:
@@ -27,21 +27,21 @@ def catch_scalars() -> Callable[[], None]:
     return end
 
 
-def _watch(events: Subscriptions, name: str) -> None:
+def _watch_module(events: Subscriptions, name: str) -> None:
     module: Any = sys.modules[name]
     if name in WRITERS:
-        events.wrap(module.SummaryWriter, "add_scalar", _before(_add_scalar))
+        events.wrap(module.SummaryWriter, "add_scalar", _log_before(_add_scalar))
     elif name == "wandb":
-        events.wrap(module, "log", _before(_wandb_log))
+        events.wrap(module, "log", _log_before(_wandb_log))
         run = getattr(getattr(module, "wandb_run", None), "Run", None) or getattr(module, "Run", None)
         if run is not None:  # `run = wandb.init()`, `run.log(...)`
-            events.wrap(run, "log", _before(lambda _run, *args, **kwargs: _wandb_log(*args, **kwargs)))
+            events.wrap(run, "log", _log_before(lambda _run, *args, **kwargs: _wandb_log(*args, **kwargs)))
     else:
-        events.wrap(module, "log_metric", _before(_mlflow_metric))
-        events.wrap(module, "log_metrics", _before(_mlflow_metrics))
+        events.wrap(module, "log_metric", _log_before(_mlflow_metric))
+        events.wrap(module, "log_metrics", _log_before(_mlflow_metrics))
 
 
-def _before(log: Callable[..., None]) -> Callable[..., Any]:
+def _log_before(log: Callable[..., None]) -> Callable[..., Any]:
     def call_logged(original: Any, *args: Any, **kwargs: Any) -> Any:
         log(*args, **kwargs)
         return original(*args, **kwargs)

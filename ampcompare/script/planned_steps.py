@@ -39,8 +39,8 @@ def planned_repetitions() -> list[float] | None:
             if is_installed(frame.f_code.co_filename):  # a trainer, whose loops are its own
                 return None
             if is_users(frame.f_code.co_filename):
-                for node in reversed([*_around(frame)]):
-                    times = _times(node, frame)
+                for node in reversed([*_repeating_statements(frame)]):
+                    times = _repetitions_of(node, frame)
                     if isinstance(node, ast.If):
                         share *= times
                     else:
@@ -54,7 +54,7 @@ def planned_repetitions() -> list[float] | None:
     return loops
 
 
-def _around(frame: FrameType) -> Iterator[ast.AST]:
+def _repeating_statements(frame: FrameType) -> Iterator[ast.AST]:
     """Yield the statements around the current line of a frame that decide how often it runs."""
     try:
         tree = ast.parse("".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals)))
@@ -69,50 +69,52 @@ def _around(frame: FrameType) -> Iterator[ast.AST]:
                 yield node
 
 
-def _times(node: ast.AST, frame: FrameType) -> float:
+def _repetitions_of(node: ast.AST, frame: FrameType) -> float:
     """Return how often the body of a statement runs for each time that the statement does."""
     if isinstance(node, ast.For):
-        return _length(node.iter, frame)
+        return _length_of_iterable(node.iter, frame)
     if isinstance(node, ast.If):  # every so many iterations, as where gradients are accumulated
         for one in ast.walk(node.test):
             if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Mod):
-                return 1 / max(1, _number(one.right, frame))
+                return 1 / max(1, _number_of_node(one.right, frame))
         return 1.0
     raise _Unknown
 
 
-def _length(node: ast.expr, frame: FrameType) -> int:
+def _length_of_iterable(node: ast.expr, frame: FrameType) -> int:
     if isinstance(node, ast.Call) and node.args:
         name = ast.unparse(node.func).rpartition(".")[2]
         if name in RANGES:
-            return len(range(*(_number(argument, frame) for argument in node.args)))
+            return len(range(*(_number_of_node(argument, frame) for argument in node.args)))
         if name in PASSING:
-            return _length(node.args[0], frame)
+            return _length_of_iterable(node.args[0], frame)
         if name == "zip":
-            return min(_length(argument, frame) for argument in node.args)
+            return min(_length_of_iterable(argument, frame) for argument in node.args)
     if isinstance(node, ast.List | ast.Tuple):
         return len(node.elts)
     try:
-        return len(_value(node, frame))
+        return len(_value_of_node(node, frame))
     except TypeError:  # of an iterator
         raise _Unknown from None
 
 
-def _number(node: ast.expr, frame: FrameType) -> int:
+def _number_of_node(node: ast.expr, frame: FrameType) -> int:
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATIONS:
         try:
-            return OPERATIONS[type(node.op)](_number(node.left, frame), _number(node.right, frame))
+            return OPERATIONS[type(node.op)](_number_of_node(node.left, frame), _number_of_node(node.right, frame))
         except ZeroDivisionError:
             raise _Unknown from None
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("int", "len") and node.args:
-        return _number(node.args[0], frame) if node.func.id == "int" else _length(node.args[0], frame)
-    value = _value(node, frame)
+        return (
+            _number_of_node(node.args[0], frame) if node.func.id == "int" else _length_of_iterable(node.args[0], frame)
+        )
+    value = _value_of_node(node, frame)
     if not isinstance(value, int):
         raise _Unknown
     return value
 
 
-def _value(node: ast.expr, frame: FrameType) -> Any:
+def _value_of_node(node: ast.expr, frame: FrameType) -> Any:
     """Return what a name, an attribute or a constant stands for."""
     if isinstance(node, ast.Constant):
         return node.value
@@ -122,12 +124,12 @@ def _value(node: ast.expr, frame: FrameType) -> Any:
                 return names[node.id]
     if isinstance(node, ast.Attribute):
         try:
-            return getattr(_value(node.value, frame), node.attr)
+            return getattr(_value_of_node(node.value, frame), node.attr)
         except AttributeError:
             raise _Unknown from None
     if isinstance(node, ast.Subscript):
         try:
-            return _value(node.value, frame)[_value(node.slice, frame)]
+            return _value_of_node(node.value, frame)[_value_of_node(node.slice, frame)]
         except (KeyError, IndexError, TypeError):
             raise _Unknown from None
     raise _Unknown

@@ -66,7 +66,7 @@ def run_script(
     """
     if CELL_FOLDER in os.environ:
         _end_with_parent()
-    status = execute(target, settings, prepare=prepare or prepare_script, explain=_explain)
+    status = execute(target, settings, prepare=prepare or prepare_script, explain=_explain_by_arm)
     # A child process that trains past the arm refuses to.
     if status == 0 and not _stand_ins[-1].has_acted() and not child_processes.num_started():
         under = "" if settings.arm == "script" else f" under {settings.arm}"
@@ -105,7 +105,7 @@ def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def _explain(error: BaseException) -> AmpCompareError | None:
+def _explain_by_arm(error: BaseException) -> AmpCompareError | None:
     return _stand_ins[-1].explain(error) if _stand_ins else None
 
 
@@ -151,11 +151,11 @@ def prepare_script(settings: ExecSettings, *, child: str | None = None) -> Prepa
     prepared = prepare_process(dataclasses.replace(settings, guards=guards), child=child, stand_in=stand_in)
     if settings.seed is not None:
         seed_all(settings.seed)
-    _follow_seeds(settings, prepared)
+    _follow_script_seeds(settings, prepared)
     if settings.twin:
         change_optimized_weights()  # until the process ends
     if settings.first_weights is not None:
-        _begin_from(Path(settings.first_weights), prepared)
+        _begin_from_stored_weights(Path(settings.first_weights), prepared)
     child_processes.pass_on(dataclasses.asdict(settings), target=f"{__name__}:{prepare_child.__name__}")
     return prepared
 
@@ -165,7 +165,7 @@ def _add_lost_statistics(recorder: Recorder) -> None:
         recorder.add({"kind": "lost_statistics", "layers": lost})
 
 
-def _begin_from(file: Path, prepared: Prepared) -> None:
+def _begin_from_stored_weights(file: Path, prepared: Prepared) -> None:
     """Let what optimizers get before the first step begin with the weights of a file, until the process ends."""
     first = FirstWeights(Subscriptions(Layer.RECORD), file)
 
@@ -177,7 +177,7 @@ def _begin_from(file: Path, prepared: Prepared) -> None:
     register_optimizer_step_pre_hook(check)
 
 
-def _follow_seeds(settings: ExecSettings, prepared: Prepared) -> None:
+def _follow_script_seeds(settings: ExecSettings, prepared: Prepared) -> None:
     """Shift what the script seeds, and record it where a cell is recorded."""
     is_watched = prepared.recorder is not None and settings.watch
     if settings.shift_seeds is None and not is_watched:

@@ -22,13 +22,13 @@ def shift_numpy_seed(seed: Any, offset: int, seeds: int | None = NUMPY_SEEDS) ->
         seeds: how many there are, from 0; None: without a limit.
     """
     try:
-        return _wrap(operator.index(seed) + offset, seeds)
+        return _wrap_number(operator.index(seed) + offset, seeds)
     except TypeError:
         words = [int(word) for word in np.asarray(seed).ravel()]
-    return [_wrap(words[0] + offset, seeds), *words[1:]] if words else seed
+    return [_wrap_number(words[0] + offset, seeds), *words[1:]] if words else seed
 
 
-def _wrap(number: int, seeds: int | None) -> int:
+def _wrap_number(number: int, seeds: int | None) -> int:
     return number if seeds is None else number % seeds
 
 

@@ -151,7 +151,7 @@ class Seeding:
         return used
 
     def _record(self, function: str, kind: str, seed: Any = None, used: Any = None) -> None:
-        place = _place(skips_imports=kind == "own")
+        place = _script_line(skips_imports=kind == "own")
         if not place:
             return
         call = self._calls.get((place, function))
@@ -159,8 +159,8 @@ class Seeding:
             call["calls"] += 1
         elif len(self._calls) < MAX_CALLS:
             row = {"place": place, "function": function, "kind": kind, "calls": 1}
-            row |= {} if seed is None else {"seed": _text(seed)}
-            row |= {} if used is seed else {"used": _text(used)}
+            row |= {} if seed is None else {"seed": _seed_text(seed)}
+            row |= {} if used is seed else {"used": _seed_text(used)}
             self._calls[place, function] = row
 
     def _know_torch(self) -> None:
@@ -196,7 +196,7 @@ class Seeding:
 
     def _default_rng(self, inner: Any, *args: Any, **kwargs: Any) -> Any:
         seed = kwargs.get("seed", args[0] if args else None)
-        if not _is_numbers(seed):  # a generator, say
+        if not _are_numbers(seed):  # a generator, say
             return inner(*args, **kwargs)
         shift = functools.partial(shift_numpy_seed, seeds=None)
         return self._around("numpy.random.default_rng", shift, "own")(inner, *args, **kwargs)
@@ -234,7 +234,7 @@ class Seeding:
             if kind is not replacement:  # a class of the script that inherits it
                 return base.__new__(kind, *args, **kwargs)
             seed = kwargs.pop(first, args[0] if args else None)
-            if seed is not None and not _is_numbers(seed):
+            if seed is not None and not _are_numbers(seed):
                 return base(seed, *args[1:], **kwargs)
             shift = functools.partial(shift_numpy_seed, seeds=seeds)
             caller = sys._getframe(1)
@@ -250,7 +250,7 @@ def _is_of_library(frame: FrameType) -> bool:
     return not is_users(file) or is_installed(file)
 
 
-def _is_numbers(seed: Any) -> bool:
+def _are_numbers(seed: Any) -> bool:
     return isinstance(seed, int | np.integer | np.ndarray) or (
         isinstance(seed, list | tuple) and all(isinstance(word, int | np.integer) for word in seed)
     )
@@ -271,7 +271,7 @@ def _subclass(base: Any, **members: Any) -> Any:
     return made
 
 
-def _place(*, skips_imports: bool) -> str:
+def _script_line(*, skips_imports: bool) -> str:
     """Return the script's line that is running; of an installed package where there is no other; "" without any.
 
     Args:
@@ -291,6 +291,6 @@ def _place(*, skips_imports: bool) -> str:
     return first
 
 
-def _text(seed: Any) -> str:
+def _seed_text(seed: Any) -> str:
     text = str(seed.item() if isinstance(seed, torch.Tensor) and seed.numel() == 1 else seed)
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]}..."

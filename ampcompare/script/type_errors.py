@@ -59,7 +59,7 @@ def explain_types(
     chain = [error]
     while (before := chain[-1].__cause__ or chain[-1].__context__) is not None and before not in chain:
         chain.append(before)
-    explained = (_explain(one, arm, names, casts=casts, lifted=lifted) for one in chain)
+    explained = (_explain_failure(one, arm, names, casts=casts, lifted=lifted) for one in chain)
     return next((found for found in explained if found is not None), None)
 
 
@@ -159,16 +159,16 @@ class _Row:
         return UnsupportedCombination.advising(f"{place}: {seen}", *arms, remedy=self.remedy)
 
 
-def _explain(
+def _explain_failure(
     error: BaseException, arm: Arm, names: TorchAmpStandIn, *, casts: bool, lifted: Sequence[str]
 ) -> UnsupportedCombination | None:
-    failure = _Failure(error, arm, _what_stands(arm, names), casts, lifted)
+    failure = _Failure(error, arm, _stand_in_types(arm, names), casts, lifted)
     rows = (*OTHER_ERRORS, *TYPE_ERRORS) if failure.is_of_types else OTHER_ERRORS
     row = next((row for row in rows if row.is_of(failure)), None)
     return None if row is None else row.refusal(failure)
 
 
-def _what_stands(arm: Arm, names: TorchAmpStandIn) -> _Stands:
+def _stand_in_types(arm: Arm, names: TorchAmpStandIn) -> _Stands:
     if isinstance(names, HalfWeights):
         return _Stands.WEIGHTS
     if isinstance(names, O1BehindTorch):
@@ -177,7 +177,7 @@ def _what_stands(arm: Arm, names: TorchAmpStandIn) -> _Stands:
     return _Stands.NO_CASTS if lacks_casts else _Stands.AUTOCAST
 
 
-def _beyond_range(failure: _Failure) -> str:
+def _advice_beyond_range(failure: _Failure) -> str:
     is_fp16 = _is_beyond_fp16(failure)
     most = torch.finfo(torch.float16 if is_fp16 else torch.bfloat16).max
     return (
@@ -202,7 +202,7 @@ def _is_of_lifted(failure: _Failure) -> bool:
 def _arms_for_weights(failure: _Failure) -> tuple[str, ...]:
     """Return the arms that can compute what does not fit 16-bit weights."""
     kept = _module_to_keep(failure.error.__traceback__)
-    arms = (str(_with_kept(failure.arm, kept)),) if kept else ()
+    arms = (str(_arm_with_kept(failure.arm, kept)),) if kept else ()
     if ATTENTION.search(failure.message):
         return (*arms, "native:bf16", "native:fp16")
     return (*arms, "native:bf16", "native:fp16", "apex:O1") if PRODUCT.search(failure.message) else arms
@@ -211,7 +211,7 @@ def _arms_for_weights(failure: _Failure) -> tuple[str, ...]:
 def _arms_inside_torch(failure: _Failure) -> tuple[str, ...]:
     """Return the arms that can compute what code of torch inside of a module does with both types."""
     inside = _module_of_torch(failure.error.__traceback__)
-    return str(_with_kept(failure.arm, inside)), "native:fp16"
+    return str(_arm_with_kept(failure.arm, inside)), "native:fp16"
 
 
 def _arms_for_o1(failure: _Failure) -> tuple[str, ...]:
@@ -236,7 +236,7 @@ OTHER_ERRORS = (
 )
 # The first row that fits: messages that say what is wrong, then what each kind of arm makes of the others.
 TYPE_ERRORS = (
-    _Row(BEYOND_RANGE, _beyond_range, _arms_with_range, "use torch.finfo(tensor.dtype).min or max there"),
+    _Row(BEYOND_RANGE, _advice_beyond_range, _arms_with_range, "use torch.finfo(tensor.dtype).min or max there"),
     _Row(
         BANNED,
         lambda failure: (
@@ -335,7 +335,7 @@ TYPE_ERRORS = (
 def _arms_with_fp32_there(failure: _Failure) -> tuple[str, ...]:
     """Return arms that compute in fp32 what has no kernel in 16 bits."""
     name, _ = _module_that_raised(failure.error.__traceback__) if failure.stands is _Stands.WEIGHTS else ("", [])
-    return (str(_with_kept(failure.arm, name)), "fp32") if name else ("fp32",)
+    return (str(_arm_with_kept(failure.arm, name)), "fp32") if name else ("fp32",)
 
 
 def _module_to_keep(trace: types.TracebackType | None) -> str:
@@ -425,7 +425,7 @@ def _is_mixed_by_torch(failure: _Failure) -> bool:
     return failure.entry is not None and len(failure.entry.types) == 1 and not failure.names_halves_alone
 
 
-def _with_kept(arm: Arm, name: str) -> Arm:
+def _arm_with_kept(arm: Arm, name: str) -> Arm:
     """Return an arm that keeps one more module in fp32."""
     kept = [*filter(None, [str(arm.options.get("keep_fp32", ""))]), name]
     return dataclasses.replace(arm, options={**arm.options, "keep_fp32": "|".join(kept)})

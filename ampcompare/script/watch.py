@@ -90,7 +90,7 @@ class Watch:
         self._batches = FirstBatches(
             lambda hashes, draws: recorder.add({"kind": "batches", "sha256": hashes, "draws": draws})
         )
-        self._ends: list[Callable[[], None]] = [listen(self._metric), catch_scalars(), _before_exit(recorder)]
+        self._ends: list[Callable[[], None]] = [listen(self._metric), catch_scalars(), _close_at_os_exit(recorder)]
         recorder.after_row(self._row)
         recorder.before_close(self.end)
 
@@ -149,7 +149,7 @@ class Watch:
             self._recorder.flush()
 
 
-def _before_exit(recorder: Recorder) -> Callable[[], None]:
+def _close_at_os_exit(recorder: Recorder) -> Callable[[], None]:
     """Close the record also where a script ends by `os._exit`; return a function that ends this."""
     leave = os._exit
 

@@ -121,10 +121,10 @@ class ParallelConfig(Frozen):
 def parse_eval_precisions(given: str | Iterable[str]) -> tuple[str, ...]:
     """Return precisions in their canonical names, each once, in order, from names or a text with commas."""
     names = given.split(",") if isinstance(given, str) else given
-    return tuple(dict.fromkeys(_canonical(name.strip()) for name in names if name.strip()))
+    return tuple(dict.fromkeys(_canonical_precision(name.strip()) for name in names if name.strip()))
 
 
-def _canonical(name: str) -> str:
+def _canonical_precision(name: str) -> str:
     prefix = AUTOCAST if name.startswith(AUTOCAST) else ""
     bare = name.removeprefix(prefix)
     known = f"{prefix}{SYNONYMS.get(bare, bare)}"
@@ -408,7 +408,7 @@ def _with_derived(values: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(processes, int) or processes < 1 or recipe is None:
         return values
     recipe = with_task_defaults(recipe)
-    kind = _parallel_of(values.get("arm")) or ("ddp" if processes > 1 else "")
+    kind = _implied_parallel_kind(values.get("arm")) or ("ddp" if processes > 1 else "")
     parallel = _given_values(values.get("parallel"))
     if kind and parallel is not None:
         values["parallel"] = {"kind": kind, **parallel}
@@ -441,7 +441,7 @@ def _with_derived(values: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _parallel_of(arm: Any) -> str:
+def _implied_parallel_kind(arm: Any) -> str:
     """Return the parallel kind that an arm implies; "" if none, or if it is not an arm."""
     if arm is None:
         return ""
@@ -464,7 +464,7 @@ def _given_values(group: Any) -> dict[str, Any] | None:
     return dict(group) if isinstance(group, Mapping) else None
 
 
-def _key_of(arm: Any) -> Any:
+def _digest_text_of_arm(arm: Any) -> Any:
     """Return the text of an arm that goes into a digest: its key, whatever its spelling; as it is if it is no arm."""
     try:
         return Arm.parse(arm).key if isinstance(arm, str) else arm
@@ -484,13 +484,13 @@ def settings_digest(values: Mapping[str, Any]) -> str:
     }
     if numeric.get("autocast_lists") == former_autocast_lists(values):
         del numeric["autocast_lists"]
-    numeric["arm"] = _key_of(values.get("arm"))
+    numeric["arm"] = _digest_text_of_arm(values.get("arm"))
     if str(on_nan := values.get("on_nan")).startswith(FALLBACK):
         arms = parse_arms([str(on_nan).removeprefix(FALLBACK)])
         numeric["on_nan"] = FALLBACK + ",".join(arm.key for arm in arms)
     recipe = values.get("recipe")
     if isinstance(recipe, Mapping):
-        numeric["recipe"] = _known_to_all(recipe)
+        numeric["recipe"] = _settings_of_first_version(recipe)
     if isinstance(script := values.get("script"), Mapping):
         numeric["script"] = _without_defaults(script, LATER_SCRIPT_SETTINGS)
     saving = values.get("saving")
@@ -529,7 +529,7 @@ def _without_defaults(values: Mapping[str, Any], later: Mapping[str, Any]) -> di
     return {name: value for name, value in values.items() if later.get(name, NO_DEFAULT) != value}
 
 
-def _known_to_all(recipe: Mapping[str, Any]) -> dict[str, Any]:
+def _settings_of_first_version(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a recipe as the first version would have written them, where it could have."""
     known = {}
     for name, value in recipe.items():

@@ -161,7 +161,7 @@ def schema() -> dict[str, Any]:
 
 
 @cache
-def _recipes() -> dict[str, Path]:
+def _recipe_files() -> dict[str, Path]:
     """Return the file of each recipe, those of the top folder first."""
     named = {path.relative_to(RECIPES).with_suffix("").as_posix(): path for path in RECIPES.rglob("*.yaml")}
     return dict(sorted(named.items(), key=lambda item: (item[0].count("/"), item[0])))
@@ -175,7 +175,7 @@ def load_recipe(name: str) -> SettingsFile:
     """
     import yaml
 
-    known = _recipes()
+    known = _recipe_files()
     for old, new in OLD_FOLDERS.items():
         if name.startswith(old):
             name = new + name.removeprefix(old)
@@ -190,4 +190,4 @@ def load_recipe(name: str) -> SettingsFile:
 
 def list_recipes() -> list[tuple[str, bool, str]]:
     """Return (name, available, title) of each recipe."""
-    return [(name, True, load_recipe(name).matrix.title) for name in _recipes()]
+    return [(name, True, load_recipe(name).matrix.title) for name in _recipe_files()]

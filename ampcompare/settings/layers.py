@@ -50,16 +50,18 @@ def resolve_settings(layers: Sequence[Layer]) -> ResolvedSettings:
     for layer in layers:
         new = dict(flatten(layer.values))
         for name, arguments in ARGUMENTS.items():
-            if new.get(name, _at(values, name)) != _at(values, name):
-                _drop(values, given, [path for path in given if path.startswith(arguments)])
-        _drop(values, given, [rival for path in new for rival in MUTUALLY_EXCLUSIVE.get(path, ()) if rival not in new])
+            if new.get(name, _value_at(values, name)) != _value_at(values, name):
+                _drop_paths(values, given, [path for path in given if path.startswith(arguments)])
+        _drop_paths(
+            values, given, [rival for path in new for rival in MUTUALLY_EXCLUSIVE.get(path, ()) if rival not in new]
+        )
         for path, value in new.items():
-            if value == {} and isinstance(_at(values, path), Mapping):
+            if value == {} and isinstance(_value_at(values, path), Mapping):
                 continue  # an empty group in a file removes nothing
             set_path(values, path, value)
             given[path] = layer.origins.get(path, layer.origin)
     config = validate(RunConfig, values, given)
-    return ResolvedSettings(config, _origins(config, given), given)
+    return ResolvedSettings(config, _origin_by_path(config, given), given)
 
 
 def parse_assignment(text: str, flag: str) -> tuple[str, Any]:
@@ -101,14 +103,14 @@ def set_path(values: dict[str, Any], path: str, value: Any) -> None:
     node[name] = value
 
 
-def _at(values: Mapping[str, Any], path: str) -> Any:
+def _value_at(values: Mapping[str, Any], path: str) -> Any:
     node: Any = values
     for part in path.split("."):
         node = node.get(part) if isinstance(node, Mapping) else None
     return node
 
 
-def _drop(values: dict[str, Any], given: dict[str, str], paths: Sequence[str]) -> None:
+def _drop_paths(values: dict[str, Any], given: dict[str, str], paths: Sequence[str]) -> None:
     for path in paths:
         if given.pop(path, None) is None:
             continue
@@ -119,7 +121,7 @@ def _drop(values: dict[str, Any], given: dict[str, str], paths: Sequence[str]) -
         del node[name]
 
 
-def _origins(config: RunConfig, given: Mapping[str, str]) -> dict[str, str]:
+def _origin_by_path(config: RunConfig, given: Mapping[str, str]) -> dict[str, str]:
     """Return where the value at each path came from; a value that was not given is a default, or follows from another
     value."""
     origins = {}

@@ -36,19 +36,19 @@ def _direction_of(name: str) -> Literal["max", "min", "turned", ""]:
     words = {word for text in (spaced.lower(), name.lower()) for word in re.split(r"[^a-z0-9.]+", text)}
     words |= {re.sub(r"(?<=[a-z])\d[\d.]*k?$", "", word) for word in words}
     joined = "_".join(re.findall(r"[a-z0-9]+", spaced.lower()))
-    if re.match(r"\s*1\s*-", name) or (_has(words, TURNING) and "negative_log_likelihood" not in joined):
+    if re.match(r"\s*1\s*-", name) or (_has_word(words, TURNING) and "negative_log_likelihood" not in joined):
         return "turned"
-    if _has(words, LOSSES):
+    if _has_word(words, LOSSES):
         return "min"
     found = {
         goal
         for goal, pattern in (("min", LOWER), ("max", HIGHER))
-        if _has(words, pattern) or re.search(rf"(?:^|_)(?:{PHRASES[goal]})(?:_|$)", joined)
+        if _has_word(words, pattern) or re.search(rf"(?:^|_)(?:{PHRASES[goal]})(?:_|$)", joined)
     }
     if len(found) > 1:
         return "turned"
     return "min" if "min" in found else "max" if "max" in found else ""
 
 
-def _has(words: set[str], pattern: str) -> bool:
+def _has_word(words: set[str], pattern: str) -> bool:
     return any(re.fullmatch(pattern, word) for word in words)

@@ -82,10 +82,14 @@ def require_optimizer(name: str) -> None:
 def list_optimizers() -> list[tuple[str, bool, str]]:
     """Return (name, available, what it is or why not) of each optimizer; nothing is imported to find out."""
     rows = [(name, True, spec.summary) for name, spec in BUILT_IN.items()]
-    return [*rows, *_known_rows(), ("module:Class", True, "any other class or function of torch's optimizer interface")]
+    return [
+        *rows,
+        *_optimizer_rows(),
+        ("module:Class", True, "any other class or function of torch's optimizer interface"),
+    ]
 
 
-def _known_rows() -> Iterator[tuple[str, bool, str]]:
+def _optimizer_rows() -> Iterator[tuple[str, bool, str]]:
     for path, summary in KNOWN_PATHS.items():
         library = LIBRARIES.get(path.partition(".")[0])
         if library is None:

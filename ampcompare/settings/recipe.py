@@ -72,11 +72,13 @@ def with_task_defaults(recipe: Mapping[str, Any]) -> dict[str, Any]:
     filled = copy.deepcopy(dict(recipe))
     if not isinstance(task, str):
         return filled
-    _fill(filled, DEFAULTS.get(task, OWN), recipe, ())
+    _fill_defaults(filled, DEFAULTS.get(task, OWN), recipe, ())
     return filled
 
 
-def _fill(values: dict[str, Any], defaults: Mapping[str, Any], given: Mapping[str, Any], path: tuple[str, ...]) -> None:
+def _fill_defaults(
+    values: dict[str, Any], defaults: Mapping[str, Any], given: Mapping[str, Any], path: tuple[str, ...]
+) -> None:
     for name, default in defaults.items():
         here = (*path, name)
         if isinstance(default, Mapping):
@@ -88,7 +90,7 @@ def _fill(values: dict[str, Any], defaults: Mapping[str, Any], given: Mapping[st
             is_other = isinstance(group, Mapping) and group.get(kind, default.get(kind)) != default.get(kind)
             if isinstance(group, Mapping) and not is_other:
                 values[name] = dict(group)
-                _fill(values[name], default, given, here)
+                _fill_defaults(values[name], default, given, here)
         elif name not in values and not _is_given(given, RIVALS.get(here, ())):
             values[name] = default
 

@@ -94,11 +94,11 @@ class ScriptConfig(Frozen):
     def arguments_for(self, seed: int, arm: str, cell_dir: Path) -> list[str]:
         """Return the arguments of a cell, secrets included."""
         values = {"seed": str(seed), "arm": arm, "cell_dir": str(cell_dir)}
-        filled = [_fill_in(word, values) for word in reveal(self.arguments)]
+        filled = [_fill_placeholders(word, values) for word in reveal(self.arguments)]
         return filled if self.seed_arg is None else [*filled, self.seed_arg, str(seed)]
 
 
-def _fill_in(word: str, values: dict[str, str]) -> str:
+def _fill_placeholders(word: str, values: dict[str, str]) -> str:
     for name, value in values.items():  # not str.format: other braces are the script's
         word = word.replace(f"{{{name}}}", value)
     return word
@@ -133,7 +133,7 @@ def parse_metric(text: str) -> ScriptMetric:
         raise ConfigError(f"--metric {text!r}: {first.get('ctx', {}).get('error') or first['msg']}") from None
 
 
-def _file_of_module(name: str) -> Path | None:
+def _module_file(name: str) -> Path | None:
     """Return the file that `python -m` runs, without importing what it belongs to; None if it cannot be told."""
     _, spec = find_module(name)
     if spec is not None and spec.submodule_search_locations is not None:
@@ -191,16 +191,16 @@ def script_config(
         raise ConfigError(f"there is no script {rest[0]}; give its path, or -m and the name of a module")
     if not is_module and path.is_dir() and not (path / "__main__.py").is_file():
         raise ConfigError(f"{rest[0]} is a folder without a __main__.py; name the script inside it")
-    source = _file_of_module(rest[0]) if is_module else path
+    source = _module_file(rest[0]) if is_module else path
     note_secrets_in_files(source, rest[1:])
     return ScriptConfig(
         name=rest[0], is_module=is_module, arguments=tuple(hide(rest[1:])), sha256=_sha256(source), metrics=read,
-        seed_arg=seed_arg, shift_seeds=_shift_seeds(shift_seeds), max_steps=max_steps, compat_torch=compat_torch,
+        seed_arg=seed_arg, shift_seeds=_parse_shift_seeds(shift_seeds), max_steps=max_steps, compat_torch=compat_torch,
         torchrun=torchrun,
     )  # fmt: skip
 
 
-def _shift_seeds(words: str | None) -> Literal["global", "all"] | None:
+def _parse_shift_seeds(words: str | None) -> Literal["global", "all"] | None:
     if words is not None and words not in ("global", "all"):
         raise ConfigError(f"shift_seeds is {words!r}; give global, for the global generators, or all")
     return cast(Literal["global", "all"] | None, words)

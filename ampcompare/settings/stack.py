@@ -47,7 +47,7 @@ def parse_stacks(texts: Iterable[str] | Mapping[str, str]) -> dict[str, StackCon
     Raises:
         ConfigError: a name is no word or given twice, or a command is missing or cannot be read.
     """
-    pairs = texts.items() if isinstance(texts, Mapping) else [_pair(text) for text in texts]
+    pairs = texts.items() if isinstance(texts, Mapping) else [_parse_stack(text) for text in texts]
     stacks: dict[str, StackConfig] = {}
     for name, command in pairs:
         if not NAME.fullmatch(name):
@@ -69,7 +69,7 @@ def parse_stacks(texts: Iterable[str] | Mapping[str, str]) -> dict[str, StackCon
     return stacks
 
 
-def _pair(text: str) -> tuple[str, str]:
+def _parse_stack(text: str) -> tuple[str, str]:
     name, equals, command = text.partition("=")
     if not equals:
         raise ConfigError(f"--stack {text!r} is not NAME=COMMAND, as in old=/envs/old/bin/python")
@@ -94,7 +94,7 @@ def arms_with_stacks(texts: Sequence[str], stacks: Mapping[str, StackConfig]) ->
         begin = 0
         for at in AT.finditer(text):
             arms = [str(arm) for arm in parse_arms([text[begin : at.start()].lstrip(",")])]
-            found += [*((arm, None) for arm in arms[:-1]), (arms[-1], _find(at[1], stacks))]
+            found += [*((arm, None) for arm in arms[:-1]), (arms[-1], _find_stack(at[1], stacks))]
             begin = at.end()
         if begin == 0 or text[begin:].strip(" ,"):
             found += [(str(arm), None) for arm in parse_arms([text[begin:].lstrip(" ,") if begin else text])]
@@ -124,7 +124,7 @@ def first_weights_stack(name: str, stacks: Mapping[str, StackConfig], *, has_scr
     return stacks[name]
 
 
-def _find(name: str, stacks: Mapping[str, StackConfig]) -> StackConfig:
+def _find_stack(name: str, stacks: Mapping[str, StackConfig]) -> StackConfig:
     if name not in stacks:
         hint = f" {did_you_mean(name, stacks)}" if stacks else ""
         raise ConfigError(f"@{name} names a stack that is not given: add --stack {name}=COMMAND.{hint}".rstrip("."))

@@ -26,12 +26,12 @@ def validate(model: type[Model], values: Mapping[str, Any], given: Mapping[str, 
         return model.model_validate(values)
     except ValidationError as error:
         faults = error.errors()
-        said = [_explain(model, fault, given or {}) for fault in faults[:MAX_FAULTS]]
+        said = [_explain_fault(model, fault, given or {}) for fault in faults[:MAX_FAULTS]]
         more = [f"and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
         raise ConfigError("; ".join([*said, *more])) from None
 
 
-def _explain(model: type[BaseModel], fault: Mapping[str, Any], given: Mapping[str, str]) -> str:
+def _explain_fault(model: type[BaseModel], fault: Mapping[str, Any], given: Mapping[str, str]) -> str:
     where = ".".join(str(part) for part in fault["loc"])
     if fault["type"] == "extra_forbidden":
         path = ".".join("N" if isinstance(part, int) else part for part in fault["loc"])
@@ -41,13 +41,13 @@ def _explain(model: type[BaseModel], fault: Mapping[str, Any], given: Mapping[st
         more = [f"and {len(inside) - MAX_NAMES} more"] if len(inside) > MAX_NAMES else []
         text = f"it is a group of settings, {', '.join([*inside[:MAX_NAMES], *more])}"
     else:
-        text = _plain(fault["msg"])
+        text = _plain_message(fault["msg"])
     origin = f" from {given[where]}" if where in given else ""
     shown = "" if isinstance(fault["input"], dict) else f" (seen: {reprlib.repr(fault['input'])}{origin})"
     return f"{where}: {text}{shown}" if where else text
 
 
-def _plain(message: str) -> str:
+def _plain_message(message: str) -> str:
     """Return a message of pydantic in the words of the others: "must be at least 1"."""
     text = message.removeprefix("Value error, ").replace("Input should be", "must be").replace("a valid ", "a ")
     text = text.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")

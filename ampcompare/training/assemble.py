@@ -230,15 +230,15 @@ def optimizer_arguments(config: OptimizerConfig, factory: Callable[..., Any]) ->
     A setting at its default is passed if the optimizer takes it, and left out otherwise; one that was given and is not
     taken is an error.
     """
-    parameters = _parameters(config.name, factory)
-    given = {name for name in SETTINGS if _differs(config, name)}
+    parameters = _factory_parameters(config.name, factory)
+    given = {name for name in SETTINGS if _differs_from_default(config, name)}
     arguments: dict[str, Any] = {"lr": config.lr}
     for name in SETTINGS:
         value = getattr(config, name)
         if name in config.args:
             if name in given:
                 raise ConfigError(f"recipe.optimizer.{name} and args.{name} are the same; give only one of them")
-        elif name in parameters and _fits(value, parameters[name].default):
+        elif name in parameters and _argument_fits_setting(value, parameters[name].default):
             arguments[name] = value
         elif name in given:
             _refuse_setting(config.name, name, value, parameters)
@@ -266,7 +266,7 @@ def optimizer_arguments(config: OptimizerConfig, factory: Callable[..., Any]) ->
     return arguments
 
 
-def _parameters(name: str, factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+def _factory_parameters(name: str, factory: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     # Of a class its constructor: a `__new__` that passes everything on would hide it.
     called = factory.__init__ if isinstance(factory, type) else factory  # type: ignore[misc]
     try:
@@ -279,11 +279,11 @@ def _parameters(name: str, factory: Callable[..., Any]) -> Mapping[str, inspect.
     return parameters
 
 
-def _differs(config: OptimizerConfig, name: str) -> bool:
+def _differs_from_default(config: OptimizerConfig, name: str) -> bool:
     return bool(getattr(config, name) != OptimizerConfig.model_fields[name].default)
 
 
-def _fits(value: Any, default: Any) -> bool:
+def _argument_fits_setting(value: Any, default: Any) -> bool:
     """Return whether an argument means the same as the setting: its default is of the same kind."""
     if default is inspect.Parameter.empty:
         return True

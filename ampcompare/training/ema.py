@@ -73,11 +73,11 @@ class ModelEma:
         pairs = [(tensor, mean) for tensor, mean in both if tensor.is_floating_point()]
         targets = [tensor for tensor, _ in pairs]
         weights = [tensor.detach().clone() for tensor in targets]
-        _write(targets, [mean for _, mean in pairs], precision)
+        _write_values(targets, [mean for _, mean in pairs], precision)
         try:
             yield
         finally:
-            _write(targets, weights, precision)
+            _write_values(targets, weights, precision)
 
     def equalize_buffers(self, ranks: Communicator) -> None:
         """Set the averaged buffers of every rank to those of rank 0, as is done with the buffers themselves."""
@@ -136,6 +136,6 @@ def _tensors(models: Iterable[nn.Module]) -> list[Tensor]:
 
 
 @torch.no_grad()
-def _write(targets: list[Tensor], values: list[Tensor], precision: Precision) -> None:
+def _write_values(targets: list[Tensor], values: list[Tensor], precision: Precision) -> None:
     copy_by_dtype(targets, values)
     precision.weights_replaced()

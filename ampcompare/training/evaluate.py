@@ -81,7 +81,7 @@ def evaluate(
         counts={metric.name: int(whole[metric.name]) for metric in task.metrics if metric.over_samples == "share"},
         loss=float(whole["loss"]) / samples if "loss" in whole else None,
         chance=task.chance(whole, samples),
-        per_sample=_pack(by_sample, is_share=first.over_samples == "share"),
+        per_sample=_pack_samples(by_sample, is_share=first.over_samples == "share"),
         extras=extras,
     )
 
@@ -146,7 +146,7 @@ def _sum_over_ranks(
     return by_name, int(rest[0]), rest[1:]
 
 
-def _pack(kept: np.ndarray, *, is_share: bool) -> SampleResults | None:
+def _pack_samples(kept: np.ndarray, *, is_share: bool) -> SampleResults | None:
     """Return the results by sample that `_by_index` has made a row of numbers of; None if ranks had other samples.
 
     Args:

@@ -96,7 +96,7 @@ class StepLook:
         ]
         self._forward_before = Counter(self._seen.forward)
         if detailed:
-            self._before = {id(optimizer): _samples(optimizer) for optimizer in map(_bare, optimizers)}
+            self._before = {id(optimizer): _samples(optimizer) for optimizer in map(_bare_optimizer, optimizers)}
 
     def sees(self) -> AbstractContextManager[Any]:
         """Return the context whose operations are seen; those of optimizers in it are not."""
@@ -137,7 +137,7 @@ class StepLook:
         """Note what holds the gradients of earlier micro-batches; called in a further backward pass."""
         held = [param.grad for param in self._parameters() if param.grad is not None]
         stepped = [p.grad for one in self._order for group in one.param_groups for p in group["params"]]
-        _count(self._seen.accumulated, held or [grad for grad in stepped if grad is not None])
+        _count_types(self._seen.accumulated, held or [grad for grad in stepped if grad is not None])
 
     def end(self, optimizers: Sequence[Optimizer]) -> None:
         """Note what is held after the step, and look no longer."""
@@ -157,7 +157,7 @@ class StepLook:
         weights = [weight for weight in self._parameters() if weight.is_floating_point()]
         for weight in weights:
             self._seen.weights[id(weight)] = weakref.ref(weight), type_name(weight), weight.numel()
-        bare = list(map(_bare, optimizers))
+        bare = list(map(_bare_optimizer, optimizers))
         held = {id(param) for one in bare for group in one.param_groups for param in group["params"]}
         for optimizer in bare:
             self._note_held(optimizer, weights, held)
@@ -185,7 +185,7 @@ class StepLook:
             is_moved = bool(rate_of(group))
             for param in group["params"]:
                 before = None if is_over else _sample(param).clone()
-                stepped.append((param.detach(), before, _moves(param.grad, is_good) if is_moved else None))
+                stepped.append((param.detach(), before, _should_move(param.grad, is_good) if is_moved else None))
 
     def _note_gradients(self, optimizer: Optimizer) -> list[Tensor]:
         """Note the types of gradients, and return those that are dense."""
@@ -193,7 +193,7 @@ class StepLook:
         for number, group in enumerate(optimizer.param_groups):
             own = [param.grad for param in group["params"] if param.grad is not None]
             self._seen.stepped.update(id(param) for param in group["params"] if param.grad is not None)
-            _count(self._group(optimizer, number)["gradients"], own)
+            _count_types(self._group(optimizer, number)["gradients"], own)
             grads += [grad for grad in own if not grad.is_sparse and grad.numel()]
         return grads
 
@@ -230,12 +230,12 @@ class StepLook:
                     continue  # it is frozen, or a master of what is, at least for now
                 elements += param.numel()
                 if mastered:
-                    _count(counts["masters"], [param])
+                    _count_types(counts["masters"], [param])
                 self._seen.trained.update(map(id, mastered or [param]))
-                _count(counts["weights"], mastered or [param])
+                _count_types(counts["weights"], mastered or [param])
                 state = optimizer.state.get(param, {})
                 self._seen.has_compensation |= COMPENSATION in state
-                _count(counts["state"], [one for name, one in _entries(state) if _is_state(name, one, param)])
+                _count_types(counts["state"], [one for name, one in _entries(state) if _is_state(name, one, param)])
             key = self._place(optimizer), number
             self._seen.parameters[key] = max(elements, self._seen.parameters.get(key, 0))
 
@@ -296,12 +296,12 @@ class StepLook:
         frozen: Counter[str] = Counter()
         for key, (_, name, elements) in seen.weights.items():
             frozen[name] += elements * (key not in seen.trained)
-        moved, stayed, apart = _sum(seen.updates) or (0, 0, 0)
+        moved, stayed, apart = _sum_rows(seen.updates) or (0, 0, 0)
         if moved:
             lost, update = stayed / moved, "stochastic" if apart else "nearest"
         if seen.has_compensation:
             update = "kahan"
-        adam, zero = _sum(seen.denominators) or (0, 0)
+        adam, zero = _sum_rows(seen.denominators) or (0, 0)
         main = max(seen.forward, key=lambda name: seen.forward[name], default="")
         return Ledger(
             steps=self.steps,
@@ -309,21 +309,21 @@ class StepLook:
                 GroupTypes(
                     name=seen.names[key],
                     parameters=seen.parameters.get(key, 0),
-                    **{part: _shares(counts[part]) for part in ("weights", "masters", "gradients", "state")},
+                    **{part: _shares_of_counts(counts[part]) for part in ("weights", "masters", "gradients", "state")},
                 )
                 for key, counts in sorted(seen.groups.items())
             ],
-            frozen=_shares(frozen),
+            frozen=_shares_of_counts(frozen),
             skipped=sum(not applied() for applied in seen.outcomes),
-            accumulated=_shares(seen.accumulated),
-            forward=_shares(seen.forward),
+            accumulated=_shares_of_counts(seen.accumulated),
+            forward=_shares_of_counts(seen.forward),
             forward_steps=dict(seen.looks),
-            backward=_shares(seen.backward),
+            backward=_shares_of_counts(seen.backward),
             elsewhere={name: sorted(found) for name, found in seen.products.items() if name != main},
             linear=_linear_formats(seen.linear),
             linear_in_bf16=_layers_in_bf16(seen.linear),
             lost_gradients=_lost_gradients(seen.linear),
-            reduced=_shares(seen.reduced),
+            reduced=_shares_of_counts(seen.reduced),
             update=update,
             lost=lost if update == "nearest" else None,  # the others keep what they cut off
             largest_gradient=max(map(float, seen.largest), default=None),
@@ -348,7 +348,7 @@ class _Products(OperationMode):
         space, _, name = func._schema.name.partition("::")
         if space == "c10d":
             if "reduce" in name:
-                _count(self._seen.reduced, [one for one in tensors_in(args) if one.numel() > 1])
+                _count_types(self._seen.reduced, [one for one in tensors_in(args) if one.numel() > 1])
             return
         flops = product_flops(func, args, kwargs, result)
         if not flops:
@@ -420,14 +420,14 @@ class _LookedAt(PrecisionWrapper):
         self._passes += 1
 
 
-def _bare(optimizer: Optimizer) -> Optimizer:
+def _bare_optimizer(optimizer: Optimizer) -> Optimizer:
     """Return the optimizer that a library has wrapped."""
     while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = inner
     return optimizer
 
 
-def _count(counts: Counter[str], tensors: Iterable[Tensor]) -> None:
+def _count_types(counts: Counter[str], tensors: Iterable[Tensor]) -> None:
     for tensor in tensors:
         counts[type_name(tensor)] += tensor.numel()
 
@@ -471,7 +471,7 @@ def _lost_gradients(seen: _Linear) -> list[str]:
     return sorted(lost)
 
 
-def _shares(counts: Counter[str]) -> Types:
+def _shares_of_counts(counts: Counter[str]) -> Types:
     total = sum(counts.values())
     return {name: count / total for name, count in counts.most_common() if count}
 
@@ -503,7 +503,7 @@ def is_zero_eps(group: Mapping[str, Any], dtype: torch.dtype) -> bool:
     return isinstance(eps, float) and not group.get("fused") and float(torch.tensor(eps).to(dtype)) == 0
 
 
-def _sum(rows: Sequence[Tensor]) -> list[int]:
+def _sum_rows(rows: Sequence[Tensor]) -> list[int]:
     """Return the sums of counts over all rows, read from the device."""
     return torch.stack([row.to(rows[0].device) for row in rows]).sum(dim=0).tolist() if rows else []
 
@@ -526,7 +526,7 @@ def _sample(tensor: Tensor) -> Tensor:
     return local(tensor.detach()).reshape(-1)[:SAMPLE]
 
 
-def _moves(grad: Tensor | None, is_good: Tensor) -> Tensor | None:
+def _should_move(grad: Tensor | None, is_good: Tensor) -> Tensor | None:
     """Return where a weight should move; nowhere in a step that is skipped."""
     return None if grad is None or grad.is_sparse else (_sample(grad) != 0).logical_and_(is_good.to(grad.device))
 

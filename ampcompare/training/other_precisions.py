@@ -43,14 +43,16 @@ def evaluate_in_others(session: Session, compute: AbstractContextManager[Any]) -
     if not names:
         return []
     with restore_random_states(session.gpus()):
-        results = [_result(session, name, compute, averaged=False) for name in names]
+        results = [_result_in_precision(session, name, compute, averaged=False) for name in names]
         if session.assembly.average is not None:
             with session.with_average():
-                results += [_result(session, name, compute, averaged=True) for name in names]
+                results += [_result_in_precision(session, name, compute, averaged=True) for name in names]
     return results
 
 
-def _result(session: Session, name: str, compute: AbstractContextManager[Any], *, averaged: bool) -> PrecisionResult:
+def _result_in_precision(
+    session: Session, name: str, compute: AbstractContextManager[Any], *, averaged: bool
+) -> PrecisionResult:
     try:
         return _evaluate(session, name, compute, averaged=averaged)
     except Exception as error:  # a precision that this model or device lacks is a row of the table
@@ -65,7 +67,9 @@ def _evaluate(session: Session, name: str, compute: AbstractContextManager[Any],
     models = _built_again(assembly.task, assembly.replicas, assembly.device, config.recipe.channels_last)
     models, _ = other.prepare(models, [])
     with _in_evaluation(assembly.replicas):
-        evaluation = session.evaluate_with(models, other, _comparison(assembly.task, assembly.replicas, own, compute))
+        evaluation = session.evaluate_with(
+            models, other, _sample_comparison(assembly.task, assembly.replicas, own, compute)
+        )
     own.weights_replaced()  # casts that were cached carry no gradient
     return _as_result(evaluation, name, other.mode, averaged=averaged)
 
@@ -94,7 +98,9 @@ def _in_evaluation(models: Sequence[nn.Module]) -> Iterator[None]:
             model.train(training)
 
 
-def _comparison(task: Task, models: Sequence[nn.Module], own: Precision, compute: AbstractContextManager[Any]) -> Extra:
+def _sample_comparison(
+    task: Task, models: Sequence[nn.Module], own: Precision, compute: AbstractContextManager[Any]
+) -> Extra:
     """Return what counts, sample by sample, how far an evaluation is from that of `models` in their own precision."""
     first = task.metrics[0]
 

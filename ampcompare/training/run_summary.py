@@ -208,7 +208,7 @@ def outlier_share(seconds: Sequence[float]) -> float | None:
     if not seconds:
         return None
     median = statistics.median(seconds)
-    limit = max(OUTLIER_MADS * MAD_TO_SD * _mad(seconds, median), MIN_OUTLIER * median)
+    limit = max(OUTLIER_MADS * MAD_TO_SD * _median_deviation(seconds, median), MIN_OUTLIER * median)
     return sum(abs(value - median) > limit for value in seconds) / len(seconds)
 
 
@@ -221,11 +221,11 @@ def halves(seconds: Sequence[float]) -> _Halves | None:
     if min(medians) <= 0:
         return None
     errors = [
-        MEDIAN_TO_MEAN_ERROR * MAD_TO_SD * _mad(part, median) / (median * math.sqrt(len(part)))
+        MEDIAN_TO_MEAN_ERROR * MAD_TO_SD * _median_deviation(part, median) / (median * math.sqrt(len(part)))
         for part, median in zip(parts, medians, strict=True)
     ]
     return _Halves(medians[0], medians[1], math.hypot(*errors))
 
 
-def _mad(values: Sequence[float], median: float) -> float:
+def _median_deviation(values: Sequence[float], median: float) -> float:
     return statistics.median(abs(value - median) for value in values)

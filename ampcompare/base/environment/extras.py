@@ -88,7 +88,7 @@ def missing_package(error: BaseException) -> EnvironmentUnfit | None:
     places = [name for name in frames if not name.startswith("<frozen ")]  # of importlib
     if extra is None or _is_there(top) or not places or not places[-1].startswith(PACKAGE):
         return None
-    return ExtraMissing(f"{top} is not installed: {_install(extra)}")
+    return ExtraMissing(f"{top} is not installed: {_install_command(extra)}")
 
 
 def _require(extra: str, modules: tuple[str, ...], purpose: str) -> None:
@@ -96,10 +96,12 @@ def _require(extra: str, modules: tuple[str, ...], purpose: str) -> None:
     if missing:
         are = "is" if len(missing) == 1 else "are"
         listed = " and ".join(filter(None, [", ".join(missing[:-1]), missing[-1]]))
-        raise ExtraMissing(f"{purpose} the extra {extra}, of which {listed} {are} not installed: {_install(extra)}")
+        raise ExtraMissing(
+            f"{purpose} the extra {extra}, of which {listed} {are} not installed: {_install_command(extra)}"
+        )
 
 
-def _install(extra: str) -> str:
+def _install_command(extra: str) -> str:
     return f"pip install 'ampcompare[{extra}]'"
 
 

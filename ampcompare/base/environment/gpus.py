@@ -65,30 +65,30 @@ def _find_named(found: list[Gpu], token: str) -> Gpu | None:
 
 def _all_gpus() -> list[Gpu]:
     facts = {}
-    for line in _ask(f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits"):
+    for line in _query_nvidia_smi(f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits"):
         words = [word.strip() for word in line.split(",")]
         if len(words) == len(QUERY):
             facts[words[1]] = words
-    processes = _ask("--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader") if facts else []
+    processes = _query_nvidia_smi("--query-compute-apps=gpu_uuid,pid", "--format=csv,noheader") if facts else []
     gpus: list[Gpu] = []
     whole: Gpu | None = None
-    for match in filter(None, map(LISTED.match, _ask("-L") if facts else [])):
+    for match in filter(None, map(LISTED.match, _query_nvidia_smi("-L") if facts else [])):
         if match["index"] is not None:
             fact = facts.get(match["uuid"])
             if fact is None:
                 whole = None
                 continue
-            whole = Gpu(match["uuid"], 0, fact[2], bus=fact[3], in_use=_use(match["uuid"], fact[4], processes))
+            whole = Gpu(match["uuid"], 0, fact[2], bus=fact[3], in_use=_use_text(match["uuid"], fact[4], processes))
             gpus.append(whole)
         elif whole is not None:
             if gpus[-1] is whole:  # a GPU that is split can only be used by its instances
                 gpus.pop()
             name = f"{whole.name} MIG {match['profile']}"
-            gpus.append(Gpu(match["uuid"], 0, name, True, whole.bus, _use(match["uuid"], "0", processes)))
+            gpus.append(Gpu(match["uuid"], 0, name, True, whole.bus, _use_text(match["uuid"], "0", processes)))
     return gpus
 
 
-def _use(uuid: str, memory: str, processes: list[str]) -> str:
+def _use_text(uuid: str, memory: str, processes: list[str]) -> str:
     """Return what uses a GPU, given its memory in MiB and the compute processes of all GPUs."""
     pids = [line.partition(",")[2].strip() for line in processes if line.startswith(uuid)]
     pids = [pid for pid in pids if pid != str(os.getpid())]
@@ -98,7 +98,7 @@ def _use(uuid: str, memory: str, processes: list[str]) -> str:
     return f"{used / 2**30:.1f} GiB of its memory are in use" if used > MAX_IDLE_BYTES else ""
 
 
-def _ask(*arguments: str) -> list[str]:
+def _query_nvidia_smi(*arguments: str) -> list[str]:
     """Return the lines that nvidia-smi prints; none if it cannot answer."""
     tool = shutil.which("nvidia-smi")
     if tool is None:

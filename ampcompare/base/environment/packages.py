@@ -69,7 +69,7 @@ def versions_since(modules: Collection[str]) -> list[tuple[str, str]]:
     } - before
     late = tops.intersection(LATE_PACKAGES)  # whose distributions have their names
     others = distributions_of(tops - late) if tops - late else set()
-    names = [*sorted(late), *sorted(name for name in others if _plain(name) not in _needed_anyway() | late)]
+    names = [*sorted(late), *sorted(name for name in others if _plain_name(name) not in _needed_anyway() | late)]
     return [(name, version) for name in names if (version := installed_version(name)) is not None]
 
 
@@ -105,11 +105,11 @@ def _needed_anyway() -> set[str]:
         except metadata.PackageNotFoundError:
             continue
         always = [text for text in requirements if "extra ==" not in text]
-        needed |= {_plain(found[0]) for text in always if (found := re.match(r"[\w.-]+", text))}
+        needed |= {_plain_name(found[0]) for text in always if (found := re.match(r"[\w.-]+", text))}
     return needed - set(LATE_PACKAGES)
 
 
-def _plain(distribution: str) -> str:
+def _plain_name(distribution: str) -> str:
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 

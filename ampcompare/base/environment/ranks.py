@@ -94,21 +94,21 @@ def world_of(environment: Mapping[str, str] | None = None, *, url: str | None = 
     url = None if url == "env://" else url
     if names is TORCH:
         _require_all(environment, url)
-    size, rank = _number(environment, names.size), _number(environment, names.rank)
+    size, rank = _read_number(environment, names.size), _read_number(environment, names.rank)
     if not 0 <= rank < size:
         raise ConfigError(f"{names.rank} is {rank} and {names.size} is {size}; ranks go from 0 to {names.size} - 1")
-    nodes = _number(environment, names.nodes, 1) if names.nodes else 1
-    local_size = _number(environment, names.local_size, size) if names.local_size else max(1, size // nodes)
+    nodes = _read_number(environment, names.nodes, 1) if names.nodes else 1
+    local_size = _read_number(environment, names.local_size, size) if names.local_size else max(1, size // nodes)
     launcher = names.launcher
     if names is TORCH and "TORCHELASTIC_RUN_ID" not in environment:
         launcher = "environment"
     return DistributedEnv(
         rank=rank,
         size=size,
-        local_rank=_number(environment, names.local_rank, rank % max(1, local_size)),
+        local_rank=_read_number(environment, names.local_rank, rank % max(1, local_size)),
         local_size=local_size,
         url=url or _rendezvous(environment, names, on_one_node=local_size >= size),
-        attempt=_number(environment, names.restarts, 0) if names.restarts else 0,
+        attempt=_read_number(environment, names.restarts, 0) if names.restarts else 0,
         launcher=environment.get(STARTED_BY, launcher) if names is TORCH else launcher,
     )
 
@@ -119,7 +119,7 @@ def loopback() -> str | None:
     return next((name for name in ("lo", "lo0") if name in names), None)
 
 
-def _number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
+def _read_number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
     text = environment.get(name)
     if text is None and default is not None:
         return default
@@ -171,8 +171,8 @@ def _rendezvous(environment: Mapping[str, str], names: _Names, *, on_one_node: b
     if names is SLURM:
         host = host or _first_host(environment)
         # srun's own port distinguishes two clusters that use one machine and number their jobs alike.
-        job = _number(environment, "SLURM_JOB_ID", 0) * 31 + _number(environment, "SLURM_STEP_ID", 0)
-        job += _number(environment, "SLURM_SRUN_COMM_PORT", 0)
+        job = _read_number(environment, "SLURM_JOB_ID", 0) * 31 + _read_number(environment, "SLURM_STEP_ID", 0)
+        job += _read_number(environment, "SLURM_SRUN_COMM_PORT", 0)
     elif on_one_node:
         host = host or "127.0.0.1"
         named = next((environment[name] for name in MPI_JOBS if name in environment), None)

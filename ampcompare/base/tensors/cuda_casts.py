@@ -467,7 +467,7 @@ def _are_parts_alike(compose: Callable[..., Any], lower: torch.dtype, args: tupl
 def _round_results(function: Any, args: Any, kwargs: dict[str, Any], types: Sequence[torch.dtype]) -> Any:
     """Return the results of an operation in 32 bits, rounded to types in turn."""
     with _without(_KEYS):
-        results = function(*pytree.tree_map(_widen, args), **pytree.tree_map(_widen, kwargs))
+        results = function(*pytree.tree_map(_widen_to_fp32, args), **pytree.tree_map(_widen_to_fp32, kwargs))
     if isinstance(results, Tensor):
         return results.to(types[0])
     leaves, spec = pytree.tree_flatten(results)
@@ -475,7 +475,7 @@ def _round_results(function: Any, args: Any, kwargs: dict[str, Any], types: Sequ
     return pytree.tree_unflatten([one.to(next(left)) if isinstance(one, Tensor) else one for one in leaves], spec)
 
 
-def _widen(one: Any) -> Any:
+def _widen_to_fp32(one: Any) -> Any:
     return one.to(WIDE[one.dtype]) if isinstance(one, Tensor) and one.dtype in WIDE else one
 
 

@@ -160,11 +160,11 @@ def _has_tf32() -> bool:
 def build_profile(arm: str, measured: Measured, **facts: object) -> ArmProfile:
     """Return the profile of an arm without reasons, limits of the device and trials; `facts` are further fields."""
     account, counts = measured.account, measured.counts
-    factors = _factors(measured)
+    factors = _seconds_per_traced_second(measured)
     whole = measured.step_seconds / account.seconds if account.seconds else 0.0
     found: dict[str, Any] = {
         "seconds": measured.step_seconds,
-        "parts": _parts(measured, factors),
+        "parts": _parts_of_step(measured, factors),
         "operations": _operations(account, factors),
         "layers": [
             Layer(module=name, seconds=seconds * whole, fp32_seconds=account.fp32_layers.get(name, 0.0) * whole)
@@ -175,8 +175,8 @@ def build_profile(arm: str, measured: Measured, **facts: object) -> ArmProfile:
     }
     if counts is not None:
         found |= {
-            "products": _products(counts),
-            "syncs": _syncs(counts, account),
+            "products": _untuned_products(counts),
+            "syncs": _host_reads(counts, account),
             "repeated": [
                 Repeated(where=where, module=module, casts=count, bytes=size)
                 for where, module, count, size in repeated_casts(counts)[:MAX_SYNCS]
@@ -187,7 +187,7 @@ def build_profile(arm: str, measured: Measured, **facts: object) -> ArmProfile:
     return ArmProfile(arm=arm, **found, **facts)
 
 
-def _factors(measured: Measured) -> dict[Phase, float]:
+def _seconds_per_traced_second(measured: Measured) -> dict[Phase, float]:
     """Return for each phase the seconds of a step without the profiler for each second in the trace.
 
     The host's times are those of the phases themselves: the profiler slows each phase by the number of its
@@ -203,7 +203,7 @@ def _factors(measured: Measured) -> dict[Phase, float]:
     return {phase: measured.phases.get(phase, 0.0) / seconds for phase, seconds in seen.items() if seconds > 0}
 
 
-def _parts(measured: Measured, factors: dict[Phase, float]) -> list[Part]:
+def _parts_of_step(measured: Measured, factors: dict[Phase, float]) -> list[Part]:
     account = measured.account
     found: dict[tuple[Phase, WorkKind], float] = defaultdict(float)
     for key, seconds in account.parts.items():
@@ -236,7 +236,7 @@ def _operations(account: Account, factors: dict[Phase, float]) -> list[Operation
     return sorted(rows, key=lambda row: -row.seconds)[:MAX_OPERATIONS]
 
 
-def _products(counts: Counts) -> list[Product]:
+def _untuned_products(counts: Counts) -> list[Product]:
     forward = sum(counts.products.values())
     rows: dict[tuple[str, str, str, tuple[str, ...]], float] = defaultdict(float)
     for shape, flops in counts.products.items():
@@ -251,7 +251,7 @@ def _products(counts: Counts) -> list[Product]:
     return sorted(found, key=lambda one: -one.share)[:MAX_PRODUCTS]
 
 
-def _syncs(counts: Counts, account: Account) -> list[Sync]:
+def _host_reads(counts: Counts, account: Account) -> list[Sync]:
     """Return the places that read the device; the time that the host waited is spread over them by their calls."""
     steps = max(1, account.steps)
     names = {"item": ("aten::_local_scalar_dense", "aten::item"), "nonzero": ("aten::nonzero",)}
@@ -289,7 +289,7 @@ class _Peak:
 
 
 @cache
-def _rows() -> list[dict[str, str]]:
+def _peak_table_rows() -> list[dict[str, str]]:
     text = (files("ampcompare.diagnosis.profiling") / "data" / "peaks.csv").read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines()))
 
@@ -299,7 +299,7 @@ def known_peak(device_name: str, dtype: str) -> _Peak | None:
 
     A name stands alone: "L4" is not in "NVIDIA L40S". A row without figures is a device that is none of those below it.
     """
-    for row in _rows():
+    for row in _peak_table_rows():
         if re.search(rf"(?<![A-Za-z0-9]){re.escape(row['name'])}(?![A-Za-z0-9])", device_name):
             if not row.get(dtype):
                 return None
@@ -326,12 +326,12 @@ def measured_peak(device: torch.device, dtype: str) -> _Peak:
     left = torch.ones(size, size, dtype=kind, device=device)
     source = torch.ones(COPY_BYTES // 4, device=device)
     target = torch.empty_like(source)
-    products = _fastest(lambda: torch.mm(left, left), device)
-    copies = _fastest(lambda: target.copy_(source), device)
+    products = _fastest_seconds(lambda: torch.mm(left, left), device)
+    copies = _fastest_seconds(lambda: target.copy_(source), device)
     return _Peak(2 * size**3 / products, 2 * COPY_BYTES / copies, f"measured here: {dtype} products of {size}, copies")
 
 
-def _fastest(call: Callable[[], object], device: torch.device) -> float:
+def _fastest_seconds(call: Callable[[], object], device: torch.device) -> float:
     best = float("inf")
     with torch.no_grad():
         for _ in range(REPEATS):

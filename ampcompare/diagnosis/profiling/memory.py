@@ -151,12 +151,15 @@ class MemoryLedger(OperationMode):
                     twice[one.module, one.dtype] += min(one.bytes, one.source.bytes)
         return Memory(
             measured_bytes=measured,
-            held=[Held(kind=kind, dtype=dtype, bytes=size) for (kind, dtype), size in _largest(held)],
+            held=[Held(kind=kind, dtype=dtype, bytes=size) for (kind, dtype), size in _largest_holders(held)],
             rest_bytes=measured - sum(held.values()),
-            layers=[Held(kind=name, dtype=dtype, bytes=size) for (name, dtype), size in _largest(layers)[:MAX_LAYERS]],
+            layers=[
+                Held(kind=name, dtype=dtype, bytes=size)
+                for (name, dtype), size in _largest_holders(layers)[:MAX_LAYERS]
+            ],
             kept_twice_bytes=sum(twice.values()),
             kept_twice=[
-                Held(kind=name, dtype=dtype, bytes=size) for (name, dtype), size in _largest(twice)[:MAX_LAYERS]
+                Held(kind=name, dtype=dtype, bytes=size) for (name, dtype), size in _largest_holders(twice)[:MAX_LAYERS]
             ],
             reserved_bytes=reserved,
         )
@@ -207,5 +210,5 @@ class MemoryLedger(OperationMode):
             one.ended = time.time_ns()
 
 
-def _largest(sizes: Mapping[tuple[str, str], int]) -> list[tuple[tuple[str, str], int]]:
+def _largest_holders(sizes: Mapping[tuple[str, str], int]) -> list[tuple[tuple[str, str], int]]:
     return sorted(((key, size) for key, size in sizes.items() if size), key=lambda pair: (-pair[1], pair[0]))

@@ -98,7 +98,7 @@ class OperationCounter(OperationMode):
 
         A result counts once, and a batch does not: on a GPU it may be asked for before it is brought to the device.
         """
-        address = _address(tensor)
+        address = _storage_address(tensor)
         if self.device.type == "cpu" and address in self._computed:
             self._computed.discard(address)
             self._reads[self._reader("copy to the host")] += 1
@@ -115,7 +115,7 @@ class OperationCounter(OperationMode):
         outputs = list(tensors_in(result))
         if self.device.type == "cpu":
             note = self._computed.update if marks.phase in COMPUTING else self._computed.difference_update
-            note(map(_address, outputs))
+            note(map(_storage_address, outputs))
         if what := self._host_read(name, inputs, outputs):
             self._reads[self._reader(what)] += 1
         if counts.steps or name == READ_OF_NUMBER:
@@ -195,7 +195,7 @@ def _sizes(name: str, args: Sequence[Any], outputs: Sequence[Tensor]) -> tuple[t
     return ()
 
 
-def _address(tensor: Tensor) -> int:
+def _storage_address(tensor: Tensor) -> int:
     try:
         return tensor.untyped_storage().data_ptr()
     except (NotImplementedError, RuntimeError):  # sparse tensors and others without a storage of their own

@@ -65,11 +65,11 @@ def _trial(arm: ArmProfile, change: str, least: float = TRIED) -> Trial | None:
     return best if best is not None and best.gain >= least else None
 
 
-def _gain(trial: Trial | None) -> str:
+def _gain_text(trial: Trial | None) -> str:
     return "" if trial is None else f"{trial.change} saves {percent(trial.gain)} of the step (tested)"
 
 
-def _data(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
+def _data_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     share = _phase_share(arm, "data")
     if share >= DATA:
         trial = _trial(arm, "--workers")
@@ -77,12 +77,12 @@ def _data(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
             kind="data",
             text=f"{percent(share)} of the step waits for the next batch",
             share=share,
-            gain=_gain(trial) or f"up to {percent(share)}: load ahead in workers, or do less for each sample",
+            gain=_gain_text(trial) or f"up to {percent(share)}: load ahead in workers, or do less for each sample",
             tested=trial is not None,
         )
 
 
-def _host(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
+def _host_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     is_gpu = arm.device != "cpu"
     others = ("data", "optimizer")  # which have reasons of their own
     seconds = sum(part.seconds for part in arm.parts if part.kind == "host" and part.phase not in others)
@@ -104,7 +104,7 @@ def _host(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     )
 
 
-def _small_batch(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
+def _small_batch_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     best = _trial(arm, BATCH, SMALL_BATCH)
     if best is not None:
         yield Reason(
@@ -117,7 +117,7 @@ def _small_batch(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
         )
 
 
-def _syncs(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
+def _sync_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     places = [one for one in arm.syncs if one.what != "overflow check"]
     if not places:
         return
@@ -126,7 +126,7 @@ def _syncs(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     most = sorted((one for one in places if one.steps == steps), key=lambda one: -one.calls)
     calls = sum(one.calls for one in most)
     where = next((one.where for one in most if one.where), "")
-    at = f"{_when(most[0])}{f', at {where}' if where else ''}"
+    at = f"{_sync_steps_text(most[0])}{f', at {where}' if where else ''}"
     if share >= SYNC:
         text = f"{percent(share)} of the step reads values of tensors one by one, {calls:.3g} times {at}"
         gain = f"up to {percent(share)}: keep them on the device, and read many at once, every so many steps"
@@ -146,20 +146,20 @@ def _syncs(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
         gain=gain,
         on_gpu=share < SYNC,
         evidence=[
-            f"{one.calls:.3g} of {one.what} at {one.where or 'a line of a library'}, {_when(one)}"
+            f"{one.calls:.3g} of {one.what} at {one.where or 'a line of a library'}, {_sync_steps_text(one)}"
             for one in places[:MAX_EVIDENCE]
         ],
     )
 
 
-def _when(sync: Sync) -> str:
+def _sync_steps_text(sync: Sync) -> str:
     """Return in which of the watched steps a place reads."""
     if sync.steps < sync.watched:
         return f"in {sync.steps} of {sync.watched} steps"
     return "in each step" if sync.watched > 1 else "in the step that was watched"
 
 
-def _dimensions(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
+def _dimension_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     share = sum(one.share for one in arm.products)
     if share < DIMENSIONS or not is_half(arm.half_dtype):
         return
@@ -178,7 +178,7 @@ def _dimensions(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     )
 
 
-def _wide(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
+def _fp32_work_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     share = _of_step(arm.fp32_seconds, arm)
     if not is_half(arm.half_dtype) or share < WIDE:
         return
@@ -204,7 +204,7 @@ def _wide(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     )
 
 
-def _casts(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
+def _cast_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     seconds = sum(part.seconds for part in arm.parts if part.kind == "cast" and part.phase not in ("optimizer", "data"))
     share = _of_step(seconds, arm)
     limits = arm.limits
@@ -231,7 +231,7 @@ def _casts(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     )
 
 
-def _optimizer(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
+def _optimizer_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     share = _phase_share(arm, "optimizer")
     trial = _trial(arm, "--optimizer-implementation")
     if trial is None and (share < OPTIMIZER or "for-loop" not in arm.optimizer or arm.trials):
@@ -243,12 +243,12 @@ def _optimizer(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
         kind="optimizer",
         text=f"{arm.optimizer or 'the optimizer'} takes {percent(share)} of the step{count}",
         share=share,
-        gain=_gain(trial) or "try fused=True or foreach=True",
+        gain=_gain_text(trial) or "try fused=True or foreach=True",
         tested=trial is not None,
     )
 
 
-def _twice(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
+def _repeated_work_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     memory = arm.memory
     if memory is None or not memory.measured_bytes:
         return
@@ -268,7 +268,7 @@ def _twice(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
         )
 
 
-def _graph_breaks(arm: ArmProfile, reference: ArmProfile) -> Iterator[Reason]:
+def _graph_break_reasons(arm: ArmProfile, reference: ArmProfile) -> Iterator[Reason]:
     breaks = arm.graph_breaks or {}
     count, before = sum(breaks.values()), sum((reference.graph_breaks or {}).values())
     if count and (count > before or arm.arm == reference.arm):
@@ -282,7 +282,7 @@ def _graph_breaks(arm: ArmProfile, reference: ArmProfile) -> Iterator[Reason]:
         )
 
 
-def _emulation(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
+def _emulation_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     if "emulated" in arm.half:
         share = arm.of_kind("emulation") / arm.seconds
         yield Reason(
@@ -293,17 +293,17 @@ def _emulation(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
 
 
 RULES: Sequence[Rule] = (
-    _data,
-    _host,
-    _small_batch,
-    _syncs,
-    _dimensions,
-    _wide,
-    _casts,
-    _optimizer,
-    _twice,
-    _graph_breaks,
-    _emulation,
+    _data_reasons,
+    _host_reasons,
+    _small_batch_reasons,
+    _sync_reasons,
+    _dimension_reasons,
+    _fp32_work_reasons,
+    _cast_reasons,
+    _optimizer_reasons,
+    _repeated_work_reasons,
+    _graph_break_reasons,
+    _emulation_reasons,
 )
 
 
@@ -313,10 +313,10 @@ def with_reasons(arms: Sequence[ArmProfile]) -> list[ArmProfile]:
 
 def headline_of(arms: Sequence[ArmProfile]) -> list[str]:
     """Return a sentence for each arm: how fast and how large it is next to the first, and its first reason."""
-    return [_sentence(arm, arms[0]) for arm in arms]
+    return [_arm_sentence(arm, arms[0]) for arm in arms]
 
 
-def _sentence(arm: ArmProfile, reference: ArmProfile) -> str:
+def _arm_sentence(arm: ArmProfile, reference: ArmProfile) -> str:
     if arm.failure:
         return f"{arm.arm} has no profile: {arm.failure}"
     faults = [one for one in arm.reasons if one.kind != "emulation" and not one.on_gpu]

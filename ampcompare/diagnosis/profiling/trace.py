@@ -237,7 +237,7 @@ def _account_of_host(
             kind = "emulation" if name == MODE else kind_of(name)
         account.add(here.phase, kind, name, dtype, here.module, max(0.0, own))
         if is_range and collectives:
-            free = _without([(event.start, event.end)], [(one.start, one.end) for one in event.inside])
+            free = _spans_without([(event.start, event.end)], [(one.start, one.end) for one in event.inside])
             exposed = sum(_overlap(span, collectives) for span in free) * MICROSECOND
             account.parts[here.phase, "host"] -= exposed
             account.parts[here.phase, "communication"] += exposed
@@ -297,7 +297,7 @@ def _account_of_device(
     account.seconds = (end - begin) * MICROSECOND
     idle_phases.sort()
     compute, wire = (_merge_spans((one.start, one.end) for one in which) for which in (kernels, collectives))
-    for start, stop in _without(wire, compute):  # a collective counts only where nothing is computed
+    for start, stop in _spans_without(wire, compute):  # a collective counts only where nothing is computed
         account.parts["backward", "communication"] += (stop - start) * MICROSECOND
     reached = begin
     for event in kernels:
@@ -306,7 +306,7 @@ def _account_of_device(
         own = max(0.0, event.end - max(event.start, reached))
         account.add(place.phase, kind, operation or event.name, dtype, place.module, own)
         reached = max(reached, event.end)
-    for start, stop in _without([(begin, end)], _merge_spans([*compute, *wire])):
+    for start, stop in _spans_without([(begin, end)], _merge_spans([*compute, *wire])):
         _add_gap(account, start, stop, idle_phases)
 
 
@@ -331,7 +331,7 @@ def _merge_spans(spans: Iterable[Span]) -> list[Span]:
     return merged
 
 
-def _without(spans: Sequence[Span], removed: Sequence[Span]) -> Iterator[Span]:
+def _spans_without(spans: Sequence[Span], removed: Sequence[Span]) -> Iterator[Span]:
     """Yield the parts of disjoint spans that lie in none of some others, which are in order."""
     for start, end in spans:
         at = start

@@ -161,7 +161,7 @@ class ForkedLauncher(ForkServerLauncher):
     ) -> int:
         """Return the exit code of the cell."""
         read = fresh_progress(folder, on_progress)
-        words, load = [str(folder.resolve())], _libraries(config.recipe)
+        words, load = [str(folder.resolve())], _libraries_to_preload(config.recipe)
         with (folder / CellFile.LOG).open("wb") as log:
             options: dict[str, Any] = {"output": log.fileno(), "environment": environment, "load": load}
             try:
@@ -180,7 +180,7 @@ class ForkedLauncher(ForkServerLauncher):
         process.send_signal(signal.SIGTERM)
 
 
-def _libraries(recipe: Recipe) -> list[str]:
+def _libraries_to_preload(recipe: Recipe) -> list[str]:
     """Return what a cell needs and later cells share."""
     data, arch = recipe.data.name, recipe.model.arch
     names = [TASKS[recipe.task].implementation.partition(":")[0]] if recipe.task in TASKS else []

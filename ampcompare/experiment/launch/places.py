@@ -143,7 +143,7 @@ def find_places(cells: Sequence[RunConfig], jobs: int | str | None, gpus: str | 
     if gpus is not None and not found:
         raise ConfigError(_why_no_gpus(gpus, devices, local=local))
     if not found:
-        return _on_cores(jobs if local else 1, processes, max(cell.threads for cell in cells), devices)
+        return _places_on_cores(jobs if local else 1, processes, max(cell.threads for cell in cells), devices)
     chosen, notes = _choose_gpus(found, gpus)
     if jobs is None and gpus is None and len(found) == 1:
         return Places((ANYWHERE,))
@@ -182,7 +182,7 @@ def _why_no_gpus(gpus: str, devices: Collection[str], *, local: bool) -> str:
 def _choose_gpus(found: Sequence[Gpu], gpus: str | None) -> tuple[list[Gpu], tuple[str, ...]]:
     """Return the GPUs to use, and notes about those that others use."""
     if gpus is not None:
-        numbers = _numbers(gpus)
+        numbers = _parse_gpu_numbers(gpus)
         if missing := [number for number in numbers if number >= len(found)]:
             raise ConfigError(f"--gpus {gpus} names GPU {missing[0]}, but {len(found)} are visible, starting at 0")
         chosen = [found[number] for number in numbers]
@@ -195,7 +195,7 @@ def _choose_gpus(found: Sequence[Gpu], gpus: str | None) -> tuple[list[Gpu], tup
     )
 
 
-def _numbers(text: str) -> list[int]:
+def _parse_gpu_numbers(text: str) -> list[int]:
     numbers: list[int] = []
     for word in text.split(","):
         first, dash, last = word.strip().partition("-")
@@ -220,7 +220,7 @@ def _cores_of_groups(groups: Sequence[Sequence[Gpu]]) -> list[tuple[int, ...]]:
     return shares if all(shares) and len(set(flat)) == len(flat) else [()] * len(groups)
 
 
-def _on_cores(jobs: int | str | None, processes: int, threads: int, devices: set[str]) -> Places:
+def _places_on_cores(jobs: int | str | None, processes: int, threads: int, devices: set[str]) -> Places:
     """Return places on disjoint cores where there are enough, each with as many as a cell has threads or more."""
     cores, need = _available_cores(), processes * threads
     on_cpu = devices <= {"auto", "cpu"}

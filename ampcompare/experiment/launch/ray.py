@@ -110,7 +110,7 @@ class RayLauncher(QueueLauncher):
     def take_record(self, config: RunConfig, folder: Path) -> RunRecord:
         task = self._tasks.pop(folder)
         try:
-            _receive(self._ray.get(task), folder)
+            _write_received_files(self._ray.get(task), folder)
             # Ray decides what runs next to a cell, so that none is known to have been alone.
             record = read_record(folder / CellFile.RECORD).model_copy(update={"jobs": max(1, self._announced)})
         except self._ray.exceptions.RayError as error:
@@ -139,7 +139,7 @@ class RayLauncher(QueueLauncher):
         for folder, task in self._tasks.items():
             with contextlib.suppress(self._ray.exceptions.RayError):
                 if self._ray.wait([task], timeout=0)[0]:
-                    _receive(self._ray.get(task), folder)
+                    _write_received_files(self._ray.get(task), folder)
         self.terminate()
         if waiting := list(self._tasks.values()):
             self._ray.wait(waiting, num_returns=len(waiting), timeout=END_SECONDS)
@@ -158,7 +158,7 @@ def _resources(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def _receive(files: dict[str, bytes], folder: Path) -> None:
+def _write_received_files(files: dict[str, bytes], folder: Path) -> None:
     """Write the files of a cell, if they came back through the object store; `record.json` last."""
     for name in sorted(files, key=lambda name: name == CellFile.RECORD):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -224,7 +224,7 @@ def _has_result(folder: Path, *, is_gone: bool) -> bool:
 def _state_of(job: str) -> str:
     """Return the state of a job as Slurm says it."""
     try:
-        found = re.search(r"JobState=(\S+)", _ask("scontrol", "show", "job", "--oneliner", job))
+        found = re.search(r"JobState=(\S+)", _run_squeue("scontrol", "show", "job", "--oneliner", job))
     except LaunchError:
         found = None
     return found[1] if found else "unknown to Slurm"
@@ -232,10 +232,10 @@ def _state_of(job: str) -> str:
 
 def active_jobs() -> set[str]:
     """Return the ID of every queued or running job of this user; a task of an array as 1234_5."""
-    return set(_ask("squeue", "--noheader", "--array", f"--user={os.getuid()}", "--format=%i").split())
+    return set(_run_squeue("squeue", "--noheader", "--array", f"--user={os.getuid()}", "--format=%i").split())
 
 
-def _ask(*command: str) -> str:
+def _run_squeue(*command: str) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -260,10 +260,10 @@ def train_in_job(folder: str) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=stop, daemon=True).start()
-    train_here(Path(folder), _place())
+    train_here(Path(folder), _job_place())
 
 
-def _place() -> str:
+def _job_place() -> str:
     """Return job, nodes and GPUs of this job, for progress."""
     found = os.environ
     job = f"{found['SLURM_ARRAY_JOB_ID']}_{found['SLURM_ARRAY_TASK_ID']}" if "SLURM_ARRAY_JOB_ID" in found else None

@@ -74,7 +74,7 @@ def _run_spawn(request: Request, url: str) -> list[dict[str, int]]:
             rank_env = {"RANK": rank, "WORLD_SIZE": request.processes, "LOCAL_RANK": rank}
             rank_env |= {"LOCAL_WORLD_SIZE": request.processes, "TORCHELASTIC_RESTART_COUNT": 0}
             ranks.append(_start_rank(request.folder, url, rank_env))
-        failures = _watch(ranks)
+        failures = _watch_ranks(ranks)
         grace = 0.0  # ranks that wait for one that is gone handle no signal
     except _LauncherGone:
         raise
@@ -82,7 +82,7 @@ def _run_spawn(request: Request, url: str) -> list[dict[str, int]]:
         grace = SAVE_SECONDS
         raise
     finally:
-        _end(ranks, grace)
+        _end_ranks(ranks, grace)
     return failures
 
 
@@ -98,7 +98,7 @@ def _start_rank(folder: str, url: str, rank_env: Mapping[str, int]) -> subproces
     return subprocess.Popen(start_command(RANK_MODULE, folder, url), env=environment, start_new_session=True)
 
 
-def _watch(ranks: Sequence[subprocess.Popen[bytes]]) -> list[dict[str, int]]:
+def _watch_ranks(ranks: Sequence[subprocess.Popen[bytes]]) -> list[dict[str, int]]:
     while True:
         codes = [rank.poll() for rank in ranks]
         failed = [{"rank": rank, "code": code} for rank, code in enumerate(codes) if code]
@@ -107,7 +107,7 @@ def _watch(ranks: Sequence[subprocess.Popen[bytes]]) -> list[dict[str, int]]:
         time.sleep(POLL_SECONDS)
 
 
-def _end(ranks: Sequence[subprocess.Popen[bytes]], grace: float) -> None:
+def _end_ranks(ranks: Sequence[subprocess.Popen[bytes]], grace: float) -> None:
     for rank in ranks:
         rank.terminate()
     deadline = time.monotonic() + grace

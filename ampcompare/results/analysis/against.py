@@ -119,7 +119,7 @@ def judge_new(
     comparison = judge(ResultsTable(runs, old.metric, []), reference=OLD, sd=sd, terms=terms)
     row = next(row for row in comparison.arms if row.arm == NEW)
     verdict, factor = row.quality, old.metric.factor
-    answer = _answer(verdict, _share_diverged(ours), _share_diverged(theirs))
+    answer = _answer_of_verdict(verdict, _share_diverged(ours), _share_diverged(theirs))
     low, high = (_in_shown_unit(end, factor) for end in (verdict.low, verdict.high))
     effect = _in_shown_unit(verdict.effect, factor)
     return AgainstResult(
@@ -140,7 +140,7 @@ def judge_new(
     )
 
 
-def _answer(verdict: Verdict, new_share: float, old_share: float) -> Answer:
+def _answer_of_verdict(verdict: Verdict, new_share: float, old_share: float) -> Answer:
     if verdict.kind in KEPT:
         return "no worse"
     if verdict.kind == "diverged" and old_share >= new_share:  # the old runs are no better in that

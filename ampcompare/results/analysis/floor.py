@@ -97,12 +97,12 @@ def make_envelope(
         floors.append(dict(largest))
     ends: dict[str, float | None] = {}
     for name, twin in twins.items():
-        distances = [] if twin is None else [_distance(*pair) or 0.0 for pair in _losses(rows, twin)]
+        distances = [] if twin is None else [_distance(*pair) or 0.0 for pair in _pair_losses(rows, twin)]
         ends[name] = None if twin is None else max(distances, default=0.0)
     return Envelope(list(rows), floors, ends, script, environment or {})
 
 
-def _losses(rows: Rows, others: Rows) -> list[tuple[float | None, float | None]]:
+def _pair_losses(rows: Rows, others: Rows) -> list[tuple[float | None, float | None]]:
     return [(row.get("loss"), other.get("loss")) for row, other in zip(rows, others, strict=False)]
 
 
@@ -115,7 +115,7 @@ def _distance(one: float | None, other: float | None) -> float | None:
     return abs(one - other) / max(abs(one), abs(other)) if one != other else 0.0
 
 
-def _is_equal(row: Mapping[str, float | None], base: Mapping[str, float | None]) -> bool:
+def _are_steps_equal(row: Mapping[str, float | None], base: Mapping[str, float | None]) -> bool:
     """Return whether two steps have equal losses, and equal gradient norms where both know theirs."""
     norms = _distance(row.get("grad_norm"), base.get("grad_norm"))
     return _distance(row.get("loss"), base.get("loss")) == 0 and not norms
@@ -140,7 +140,7 @@ def read_envelope(path: Path) -> Envelope:
         raw = parse_json(read_text(path, most=MAX_BYTES))
         if raw["schema"] != SCHEMA:
             raise UnusableInput(f"{path} has schema {raw['schema']}, and this version reads {SCHEMA}")
-        rows, floors = ([_row(one) for one in raw[name]] for name in ("rows", "floors"))
+        rows, floors = ([_parse_row(one) for one in raw[name]] for name in ("rows", "floors"))
         return Envelope(rows, floors, raw["twins"], raw["script"], raw["environment"])
     except (FileFault, KeyError, TypeError, ValueError) as error:
         raise UnusableInput(f"cannot read the envelope {path}: {error}") from None
@@ -154,7 +154,7 @@ def read_step_rows(path: Path) -> list[dict[str, float | None]]:
     """
     try:
         lines = [line for line in read_text(path, most=MAX_BYTES).splitlines() if line.strip()]
-        found = [_row(parse_json(line)) for line in lines]
+        found = [_parse_row(parse_json(line)) for line in lines]
     except (FileFault, KeyError, TypeError, ValueError, AttributeError) as error:
         raise UnusableInput(f"cannot read the steps of {path}: {error}; give lines of JSON with a loss") from None
     if not any(row["loss"] is not None for row in found):
@@ -162,7 +162,7 @@ def read_step_rows(path: Path) -> list[dict[str, float | None]]:
     return found
 
 
-def _row(raw: Mapping[str, Any]) -> dict[str, float | None]:
+def _parse_row(raw: Mapping[str, Any]) -> dict[str, float | None]:
     return {name: None if raw.get(name) is None else float(raw[name]) for name in QUANTITIES}
 
 
@@ -178,7 +178,7 @@ def judge_rows(rows: Rows, envelope: Envelope) -> FloorJudgment:
     """
     count = min(len(rows), len(envelope.rows))
     pairs = list(zip(rows, envelope.rows, envelope.floors, strict=False))
-    if len(rows) == len(envelope.rows) and all(_is_equal(row, base) for row, base, _ in pairs):
+    if len(rows) == len(envelope.rows) and all(_are_steps_equal(row, base) for row, base, _ in pairs):
         return FloorJudgment("identical", f"the losses of {format_count(count, 'step')} are equal", count)
     blind = next((k for k, (*_, floor) in enumerate(pairs) if (floor["loss"] or 0.0) > MAX_FLOOR), count)
     for number, (row, base, floor) in enumerate(pairs[:blind]):

@@ -172,12 +172,12 @@ def check_gates(
     judged = {
         gate.measure: _verdicts(gate.measure, comparison, baseline) for gate in gates if isinstance(gate, VerdictGate)
     }
-    known = {_run(record) for record in baseline.records} if baseline is not None else set()
+    known = {_run_key(record) for record in baseline.records} if baseline is not None else set()
     checks = []
     for row in comparison.arms:
-        base = _base(row.arm, comparison, baseline)
+        base = _baseline_runs(row.arm, comparison, baseline)
         runs = [record for record in comparison.records if record.arm == row.arm]
-        is_itself = any(run[1] is not None and run in known for run in map(_run, runs))
+        is_itself = any(run[1] is not None and run in known for run in map(_run_key, runs))
         for gate in gates:
             if gate.measure not in COUNTS and (is_itself or base is None):
                 if is_itself:
@@ -203,7 +203,7 @@ def _refuse_unlike(baseline: Comparison, comparison: Comparison) -> None:
         raise ConfigError(f"the baseline has none of these arms; it has {', '.join(arms[:10])}")
 
 
-def _base(arm: str, comparison: Comparison, baseline: Comparison | None) -> list[RunRecord] | None:
+def _baseline_runs(arm: str, comparison: Comparison, baseline: Comparison | None) -> list[RunRecord] | None:
     """Return the runs that an arm is compared with, if any."""
     if baseline is None:
         reference = comparison.reference
@@ -223,7 +223,7 @@ def _verdicts(measure: str, comparison: Comparison, baseline: Comparison | None)
     pairings = {
         row.arm: Pairing.by_seed(by_arm[row.arm], base, same_software=False)
         for row in comparison.arms
-        if (base := _base(row.arm, comparison, baseline)) is not None
+        if (base := _baseline_runs(row.arm, comparison, baseline)) is not None
     }
     theirs = [run for run in baseline.records if run.arm == comparison.reference]
     margin = accuracy_margin(theirs, comparison.reference, criteria, comparison.metric)
@@ -248,7 +248,7 @@ def _check_limit(
     value: float | None = row.diverged if gate.measure == "diverged" else row.failed
     why, may_skip = "", False
     if gate.measure not in COUNTS:
-        value, why, may_skip = _measure(gate.measure, metric, runs, base, same_software=same_software)
+        value, why, may_skip = _measure_arm(gate.measure, metric, runs, base, same_software=same_software)
     if value is not None:
         exceeded = f"{_value_text(gate, metric, value)}, and {gate.text} fails"
         return Check(row.arm, gate.text, failure=exceeded if gate.fails(value) else "")
@@ -257,7 +257,7 @@ def _check_limit(
     return Check(row.arm, gate.text, failure=f"{gate.measure} is unknown: {why}")
 
 
-def _measure(
+def _measure_arm(
     measure: str, metric: Metric | None, runs: Runs, base: Runs, *, same_software: bool
 ) -> tuple[float | None, str, bool]:
     """Return the difference or ratio of an arm to its base, or why there is none and whether the gate is skipped."""
@@ -278,19 +278,21 @@ def _measure(
         return None, str(work), False
     if metric:
         idle = idle_verdict(here) or idle_verdict(there)
-        return (None, str(idle), False) if idle else (*_difference(metric, here, there), False)
+        return (None, str(idle), False) if idle else (*_measure_metric_difference(metric, here, there), False)
     incomparable = incomparable_time if measure == "time" else incomparable_memory
     if verdict := incomparable(pairing):
         return None, str(verdict), True
-    return (*_time(here, there), True) if measure == "time" else (*_memory(here, there), False)
+    return (
+        (*_measure_time_ratio(here, there), True) if measure == "time" else (*_measure_memory_ratio(here, there), False)
+    )
 
 
-def _run(record: RunRecord) -> tuple[str, str | None, float | None]:
+def _run_key(record: RunRecord) -> tuple[str, str | None, float | None]:
     """Return what tells a run from another run of its cell; older records lack the start."""
     return record.cell, record.started, record.summary.wall_seconds
 
 
-def _difference(metric: Metric, runs: Sequence[RunRecord], base_runs: Sequence[RunRecord]) -> Measured:
+def _measure_metric_difference(metric: Metric, runs: Sequence[RunRecord], base_runs: Sequence[RunRecord]) -> Measured:
     here, there = (
         [value for run in side if (value := value_of(run, metric.name)) is not None] for side in (runs, base_runs)
     )
@@ -300,7 +302,7 @@ def _difference(metric: Metric, runs: Sequence[RunRecord], base_runs: Sequence[R
     return (difference, "") if math.isfinite(difference) else (None, "it is not a number in some runs")
 
 
-def _time(runs: Sequence[RunRecord], base_runs: Sequence[RunRecord]) -> Measured:
+def _measure_time_ratio(runs: Sequence[RunRecord], base_runs: Sequence[RunRecord]) -> Measured:
     here, there = (
         [seconds for run in side if not invalid_reason(run) and (seconds := run.summary.step_seconds_median)]
         for side in (runs, base_runs)
@@ -311,7 +313,7 @@ def _time(runs: Sequence[RunRecord], base_runs: Sequence[RunRecord]) -> Measured
     return None, str(Verdict(kind="invalid", why=invalid))
 
 
-def _memory(runs: Sequence[RunRecord], base_runs: Sequence[RunRecord]) -> Measured:
+def _measure_memory_ratio(runs: Sequence[RunRecord], base_runs: Sequence[RunRecord]) -> Measured:
     here, there = (max(run.summary.peak_bytes or 0 for run in side) for side in (runs, base_runs))
     return (here / there, "") if here and there else (None, "it was not measured")
 

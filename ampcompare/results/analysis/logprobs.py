@@ -99,8 +99,8 @@ def judge_logprobs(one: str | Path, other: str | Path, twin: str | Path | None =
         return LogprobsJudgment("cannot tell", why, distance, floor)
     beyond = [
         name
-        for name, per_token in (("share of tokens outside of 0.9 to 1.1", _outside), ("mean KL", _kl))
-        if _exceeds(list(per_token(first, second)), list(per_token(first, again)))
+        for name, per_token in (("share of tokens outside of 0.9 to 1.1", _outside), ("mean KL", _kl_divergences))
+        if _exceeds_floor(list(per_token(first, second)), list(per_token(first, again)))
     ]
     if beyond:
         why = f"the {' and the '.join(beyond)} exceeds that of the twin by more than {100 * MARGIN:g} % and chance"
@@ -113,7 +113,7 @@ def distance_of(one: Sequence[float], other: Sequence[float]) -> Distance:
     return Distance(
         tokens=len(one),
         outside=statistics.fmean(_outside(one, other)),
-        mean_kl=statistics.fmean(_kl(one, other)),
+        mean_kl=statistics.fmean(_kl_divergences(one, other)),
         largest=max(abs(second - first) for first, second in zip(one, other, strict=True)),
     )
 
@@ -165,12 +165,12 @@ def _outside(one: Sequence[float], other: Sequence[float]) -> Iterator[float]:
     return (float(not low <= second - first <= high) for first, second in zip(one, other, strict=True))
 
 
-def _kl(one: Sequence[float], other: Sequence[float]) -> Iterator[float]:
+def _kl_divergences(one: Sequence[float], other: Sequence[float]) -> Iterator[float]:
     ratios = (second - first for first, second in zip(one, other, strict=True))
     return (math.expm1(min(ratio, 700.0)) - ratio for ratio in ratios)
 
 
-def _exceeds(found: Sequence[float], floor: Sequence[float]) -> bool:
+def _exceeds_floor(found: Sequence[float], floor: Sequence[float]) -> bool:
     """Return whether a mean exceeds that of the floor by the margin and by chance, token by token."""
     beyond = [value - (1 + MARGIN) * least for value, least in zip(found, floor, strict=True)]
     error = statistics.stdev(beyond) / math.sqrt(len(beyond))

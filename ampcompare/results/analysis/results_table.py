@@ -108,7 +108,7 @@ def read_table(source: Path | TextIO | str, *, metric: str | None = None, better
         text = source if isinstance(source, str) else source.read(MAX_BYTES)
     except (OSError, ValueError) as error:
         raise RecordError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from None
-    written, lines = _cells(text, name)
+    written, lines = _split_cells(text, name)
     head = [cell.lower() for cell in written]
     if "arm" not in head or len(set(head)) < len(head):
         raise RecordError(f"{name} needs a column arm, and no column twice; its columns are {', '.join(head)}")
@@ -116,7 +116,7 @@ def read_table(source: Path | TextIO | str, *, metric: str | None = None, better
     runs = []
     seen: set[tuple[str, str]] = set()
     for number, cells in lines:
-        run = _run(dict(zip(head, cells, strict=True)), column, f"{name}, line {number}")
+        run = _parse_run(dict(zip(head, cells, strict=True)), column, f"{name}, line {number}")
         if run.seed and (run.arm.casefold(), run.seed) in seen:
             raise RecordError(f"{name}, line {number}: a second line of {run.arm} with seed {run.seed}")
         seen.add((run.arm.casefold(), run.seed))
@@ -131,7 +131,7 @@ def read_table(source: Path | TextIO | str, *, metric: str | None = None, better
     return ResultsTable(runs, found, [cell for cell in head if cell not in (*KNOWN, column, f"{column} sd")])
 
 
-def _cells(text: str, name: str) -> tuple[list[str], list[tuple[int, list[str]]]]:
+def _split_cells(text: str, name: str) -> tuple[list[str], list[tuple[int, list[str]]]]:
     """Return the header, and number and cells of each line below it."""
     numbered = [(number, line.strip(" ")) for number, line in enumerate(text.splitlines(), 1)]
     numbered = [(number, line) for number, line in numbered if line.strip(" |") and not line.startswith("#")]
@@ -158,7 +158,7 @@ def _metric_of(
     numeric = [
         name
         for at, name in enumerate(head)
-        if name not in KNOWN and not name.endswith(" sd") and any(_parse(cells[at]) for _, cells in lines)
+        if name not in KNOWN and not name.endswith(" sd") and any(_parse_number(cells[at]) for _, cells in lines)
     ]
     chosen = [wanted.lower()] if wanted else [name for name in numeric if name in ACCURACIES] or numeric
     if not chosen and "seconds" in head:
@@ -181,7 +181,7 @@ def _metric_of(
     return column, Metric(name=head[column][:MAX_NAME], better=better)
 
 
-def _parse(text: str) -> Quantity | None:
+def _parse_number(text: str) -> Quantity | None:
     match = VALUE.fullmatch(text.replace("−", "-"))
     if match is None:
         return None
@@ -190,12 +190,12 @@ def _parse(text: str) -> Quantity | None:
     return Quantity(float(match["mean"]), step, float(match["sd"]) if match["sd"] else None)
 
 
-def _run(cells: Mapping[str, str], column: str, location: str) -> Run:
+def _parse_run(cells: Mapping[str, str], column: str, location: str) -> Run:
     def number(name: str) -> Quantity | None:
         text = cells.get(name, "")
         if text.lower() in NOT_MEASURED:
             return None
-        if (found := _parse(text)) is None:
+        if (found := _parse_number(text)) is None:
             raise RecordError(f"{location}: {name} is {text[:40]!r}, not a number such as 76.1 or 77.01 ± 0.16")
         return found
 
@@ -245,7 +245,7 @@ class _Difference:
     uses_sd: bool = False
 
 
-def _sample(lines: Sequence[tuple[Run, Quantity]]) -> _Sample:
+def _pool_lines(lines: Sequence[tuple[Run, Quantity]]) -> _Sample:
     """Pool the lines of an arm: the variance within each line that has one, and that between the lines."""
     counts = [run.runs or 1 for run, _ in lines]
     # The mean of several runs without a standard deviation shows no more of the spread than one run does.
@@ -265,7 +265,7 @@ def _weighted_mean(values: Sequence[float], counts: Sequence[int]) -> float:
     return math.fsum(map(math.prod, zip(values, counts, strict=True))) / sum(counts)
 
 
-def _compare(
+def _difference_of_arms(
     arm: Sequence[Run],
     reference: Sequence[Run],
     value: Callable[[Run], Quantity | None],
@@ -284,7 +284,7 @@ def _compare(
         return None
     if any(run.runs is None for run, _ in (*here, *there)):
         return _Difference(None)
-    ours, theirs = samples = _sample(here), _sample(there)
+    ours, theirs = samples = _pool_lines(here), _pool_lines(there)
     values = [quantity.mean for _, quantity in (*here, *there)]
     step = grid_step(values, min(ours.step, theirs.step)) if ours.single and theirs.single else 0.0
     rounding = [max(step, sample.step) ** 2 / 12 for sample in samples]  # variance of the error of a number
@@ -340,16 +340,16 @@ def judge(
     for run in table.runs:
         arms.setdefault(run.arm.casefold(), []).append(run)
     base = _runs_of_reference(arms, reference)
-    margin = _margin(terms, table.metric, base, sd)
-    metric = _with_decimals_of(table)
+    margin = _margin_of_table(terms, table.metric, base, sd)
+    metric = _metric_with_decimals(table)
     stored_sd = None if sd is None else sd / metric.factor
     sign = 1 if metric.better == "higher" else -1
     values = {
-        key: _compare(its, base, lambda run: run.value and run.value.times(sign), 1e-12, stored_sd)
+        key: _difference_of_arms(its, base, lambda run: run.value and run.value.times(sign), 1e-12, stored_sd)
         for key, its in arms.items()
         if its is not base
     }
-    lines = [_line(its, base, metric, values.get(key)) for key, its in arms.items()]
+    lines = [_line_of_arm(its, base, metric, values.get(key)) for key, its in arms.items()]
     rows = decided_rows(lines, margin, terms, Design())
     uses_sd = any(value.uses_sd for value in values.values() if value)
     independent = [arms[key][0].arm for key, value in values.items() if value and value.by_welch]
@@ -364,7 +364,7 @@ def judge(
         seeds=sorted({seed for row in rows for seed in row.seeds}),
         reading=[
             *why_none_recommended(rows, base[0].arm, terms.prefer, metric),
-            *_notes(table, rows, sd if not uses_sd else None),
+            *_note_lines(table, rows, sd if not uses_sd else None),
         ],
         records=[],
         judged=JudgedTable(references=[base[0].arm], sd=sd if uses_sd else None, independent=independent),
@@ -387,7 +387,7 @@ def _runs_of_reference(arms: Mapping[str, Sequence[Run]], reference: str | None)
     return arms[wanted.casefold()]
 
 
-def _with_decimals_of(table: ResultsTable) -> Metric:
+def _metric_with_decimals(table: ResultsTable) -> Metric:
     """Return the metric, shown with as many decimals as most values of the table have, 2 for a share at least."""
     metric = table.metric
     digits = [-math.floor(math.log10(metric.factor * run.value.step) + 1e-9) for run in table.runs if run.value]
@@ -395,7 +395,7 @@ def _with_decimals_of(table: ResultsTable) -> Metric:
     return metric.model_copy(update={"decimals": min(8, max(least, statistics.mode(digits or [0])))})
 
 
-def _margin(terms: Criteria, metric: Metric, reference: Sequence[Run], sd: float | None) -> AccuracyMargin:
+def _margin_of_table(terms: Criteria, metric: Metric, reference: Sequence[Run], sd: float | None) -> AccuracyMargin:
     """Return the margin in the unit that is shown, and where it comes from."""
     rule = terms.rule
     values = [run.value.times(metric.factor) for run in reference if run.value is not None]
@@ -408,14 +408,14 @@ def _margin(terms: Criteria, metric: Metric, reference: Sequence[Run], sd: float
     return resolve_margin(rule, means, metric=metric, resolution=step, reference=reference[0].arm, sd=sd, least=True)
 
 
-def _line(runs: Sequence[Run], base: Sequence[Run], metric: Metric, value: _Difference | None) -> Line:
+def _line_of_arm(runs: Sequence[Run], base: Sequence[Run], metric: Metric, value: _Difference | None) -> Line:
     """Return the line of an arm before its verdicts."""
     count = sum(run.runs or 1 for run in runs)
     diverged = sum(run.runs or 1 for run in runs if run.diverged)
     divergence = Verdict(kind="diverged", share=(diverged, count)) if diverged else EMPTY
     rate = wilson(diverged, count) if diverged else (None, None)
     measured = [(run, run.value) for run in runs if run.value is not None]
-    sample = _sample(measured) if measured else None
+    sample = _pool_lines(measured) if measured else None
     only_sd = measured[0][1].sd if measured else None  # of a single line whose number of runs is unknown
     row = ArmSummary(
         arm=runs[0].arm,
@@ -433,8 +433,12 @@ def _line(runs: Sequence[Run], base: Sequence[Run], metric: Metric, value: _Diff
     )
     if runs is base:
         return Line(row, {"quality": Evidence(untested=divergence)})
-    time = _compare(runs, base, lambda run: run.speed, TIME_FLOOR)
-    return Line(row, {"quality": _evidence(value, divergence), "time": _evidence(time, EMPTY)}, _survivors(runs, base))
+    time = _difference_of_arms(runs, base, lambda run: run.speed, TIME_FLOOR)
+    return Line(
+        row,
+        {"quality": _evidence_of_difference(value, divergence), "time": _evidence_of_difference(time, EMPTY)},
+        _survivors(runs, base),
+    )
 
 
 def _survivors(runs: Sequence[Run], base: Sequence[Run]) -> tuple[int, int] | None:
@@ -446,13 +450,13 @@ def _survivors(runs: Sequence[Run], base: Sequence[Run]) -> tuple[int, int] | No
     return (kept, ran) if kept < ran else None
 
 
-def _evidence(difference: _Difference | None, untested: Verdict) -> Evidence:
+def _evidence_of_difference(difference: _Difference | None, untested: Verdict) -> Evidence:
     if difference is None or difference.effect is None:
         return Evidence(untested=untested or (NO_COUNT if difference else EMPTY))
     return Evidence(difference.effect, untested, difference.effect.mean, difference.rounded)
 
 
-def _notes(table: ResultsTable, rows: Sequence[ArmSummary], unused_sd: float | None) -> Iterator[str]:
+def _note_lines(table: ResultsTable, rows: Sequence[ArmSummary], unused_sd: float | None) -> Iterator[str]:
     if any(row.quality == NO_COUNT for row in rows):
         yield "The number of runs behind a mean is not known: add a column n."
     if unused_sd is not None:

@@ -90,7 +90,7 @@ def summarize(
         if arm == reference:
             lines.append(_line_of_reference(arm, against))
         else:
-            lines.append(_line_of(arm, Pairing.by_seed(by_arm[arm], against), evidence, margin))
+            lines.append(_line_of_arm(arm, Pairing.by_seed(by_arm[arm], against), evidence, margin))
     rows = decided_rows(lines, margin, terms, design)
     changed = {record.arm for record in records if record.config.first_weights == "twin"}
     comparison = conclude(
@@ -121,7 +121,7 @@ def summarize(
                 *(f"Not used: {text}." for text in excluded),
                 *details(comparison),
                 *sample_sentences(rows, margin.points, metric, samples_noun(records)),
-                *_without_effect(by_arm),
+                *_ineffective_option_lines(by_arm),
                 *script_sentences(records, reference),
                 *circumstances(records, reference),
                 *filter(None, [rounds_sentence(records)]),
@@ -208,13 +208,13 @@ def _line_of_reference(arm: str, records: Sequence[RunRecord]) -> Line:
     effect = accuracy_effect(itself.pairs)
     verdict = not_as_declared(records) or failure_verdict(records)
     quality = Evidence(untested=verdict, mean=None if effect is None else effect.mean)
-    return Line(_row(arm, itself), {"quality": quality, "time": Evidence(mean=time_evidence(itself).mean)})
+    return Line(_untested_row(arm, itself), {"quality": quality, "time": Evidence(mean=time_evidence(itself).mean)})
 
 
-def _line_of(
+def _line_of_arm(
     arm: str, pairing: Pairing, evidence: Mapping[Quantity, Callable[[Pairing], Evidence]], margin: AccuracyMargin
 ) -> Line:
-    row, pairs = _row(arm, pairing), pairing.pairs
+    row, pairs = _untested_row(arm, pairing), pairing.pairs
     if other := not_as_declared(pairing.arm):
         return Line(row, dict.fromkeys(evidence, Evidence(untested=other)))
     return Line(
@@ -226,29 +226,31 @@ def _line_of(
     )
 
 
-def _mean(values: Iterable[float | None], average: Callable[[list[float]], float] = statistics.fmean) -> float | None:
+def _mean_of_known(
+    values: Iterable[float | None], average: Callable[[list[float]], float] = statistics.fmean
+) -> float | None:
     known = [value for value in values if value is not None]
     return average(known) if known else None
 
 
-def _sd(values: Iterable[float | None]) -> float | None:
+def _sd_of_known(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.stdev(known) if len(known) > 1 and all(map(math.isfinite, known)) else None
 
 
-def _peak(records: Iterable[RunRecord]) -> int | None:
+def _largest_peak(records: Iterable[RunRecord]) -> int | None:
     return max((value for record in records if (value := record.summary.peak_bytes) is not None), default=None)
 
 
 def _memory_verdict(pairing: Pairing) -> Verdict:
     """Return the difference of the largest peaks, or why there is none."""
     pairs = counterparts(finished_runs(pairing.arm), finished_runs(pairing.reference))
-    here, there = _peak(arm for arm, _ in pairs), _peak(other for _, other in pairs)
+    here, there = _largest_peak(arm for arm, _ in pairs), _largest_peak(other for _, other in pairs)
     verdict = incomparable_memory(replace(pairing, pairs=pairs))
     return verdict if verdict or here is None or there is None else Verdict(effect=here - there)
 
 
-def _row(arm: str, pairing: Pairing) -> ArmSummary:
+def _untested_row(arm: str, pairing: Pairing) -> ArmSummary:
     """Return a row with what no test gives, and without what takes the runs of the reference."""
     records, pairs = pairing.arm, pairing.pairs
     done = [record for record in records if record.status == "completed"]
@@ -258,9 +260,9 @@ def _row(arm: str, pairing: Pairing) -> ArmSummary:
     metric = metric_of(records)
     finals = [record.summary.metric_final for record in done]
     return ArmSummary(
-        **_times(ran),
+        **_time_fields(ran),
         arm=arm,
-        engine=_engines(ran),
+        engine=_engine_names(ran),
         half=next((record.half for record in ran if record.half), None),
         lr=records[0].config.recipe.optimizer.lr if records and records[0].config.script is None else float("nan"),
         seeds=sorted(record.config.recipe.seed for record in records),
@@ -269,41 +271,41 @@ def _row(arm: str, pairing: Pairing) -> ArmSummary:
         diverged_low=rate[0],
         diverged_high=rate[1],
         failed=sum(record.status in ("failed", "interrupted") for record in records),
-        metric_mean=_mean(finals),
-        metric_sd=_sd(finals),
+        metric_mean=_mean_of_known(finals),
+        metric_sd=_sd_of_known(finals),
         metric_best=metric.best(value for record in ran if (value := record.summary.metric_best) is not None),
-        peak_bytes=_peak(ran),
-        metric_correlation=_correlation(pairs),
+        peak_bytes=_largest_peak(ran),
+        metric_correlation=_metric_correlation(pairs),
         pairs=len(pairs),
-        loss_tail=_mean(record.summary.loss_tail for record in ran),
+        loss_tail=_mean_of_known(record.summary.loss_tail for record in ran),
         # The middle one, so that it is that of a run.
-        final_loss_scale=_mean((record.summary.final_loss_scale for record in ran), statistics.median_low),
+        final_loss_scale=_mean_of_known((record.summary.final_loss_scale for record in ran), statistics.median_low),
         skipped_steps=sum(record.summary.skipped_steps for record in ran) if ran else None,
         num_steps=sum(record.summary.num_steps for record in ran) if ran else None,
-        status=_status(records),
+        status=_status_text(records),
     )
 
 
-def _engines(ran: Sequence[RunRecord]) -> str | None:
+def _engine_names(ran: Sequence[RunRecord]) -> str | None:
     """Return the engines and libraries that runs were trained by, with their versions; None without any."""
     engines = sorted({f"{record.engine.name} {record.engine.version}" for record in ran if record.engine})
     libraries = sorted({record.library for record in ran if record.library})
     return ", ".join([*engines, *libraries]) or None
 
 
-def _times(ran: Sequence[RunRecord]) -> dict[str, Any]:
+def _time_fields(ran: Sequence[RunRecord]) -> dict[str, Any]:
     """Return the fields of a row that are times, in seconds: those of steps and epochs of valid runs alone."""
     invalid_time = invalid_reason_of_arm(ran)
     timed = ran if invalid_time else [record for record in ran if not invalid_reason(record)]
     return {
         "invalid_time": invalid_time,
-        "epoch_seconds": _mean(record.summary.epoch_seconds for record in timed),
-        "epoch_seconds_sd": _sd(record.summary.epoch_seconds for record in timed),
-        "step_seconds_median": _mean(record.summary.step_seconds_median for record in timed),
-        "samples_per_second": _mean(record.summary.samples_per_second for record in timed),
-        "start_seconds": _mean(_start_seconds(record) for record in ran),
-        "loader_start_seconds": _mean(record.summary.loader_start_seconds for record in ran),
-        "allreduce_share": _mean(record.processes.allreduce_share for record in ran if record.processes),
+        "epoch_seconds": _mean_of_known(record.summary.epoch_seconds for record in timed),
+        "epoch_seconds_sd": _sd_of_known(record.summary.epoch_seconds for record in timed),
+        "step_seconds_median": _mean_of_known(record.summary.step_seconds_median for record in timed),
+        "samples_per_second": _mean_of_known(record.summary.samples_per_second for record in timed),
+        "start_seconds": _mean_of_known(_start_seconds(record) for record in ran),
+        "loader_start_seconds": _mean_of_known(record.summary.loader_start_seconds for record in ran),
+        "allreduce_share": _mean_of_known(record.processes.allreduce_share for record in ran if record.processes),
     }
 
 
@@ -312,7 +314,7 @@ def _start_seconds(record: RunRecord) -> float | None:
     return record.processes.start_seconds if record.processes else record.summary.start_seconds
 
 
-def _correlation(pairs: Sequence[Pair]) -> float | None:
+def _metric_correlation(pairs: Sequence[Pair]) -> float | None:
     """Return how far the values of two arms move together over seeds; it is what pairing gains."""
     both = [(arm.summary.metric_final, reference.summary.metric_final) for arm, reference in pairs]
     known = [(a, b) for a, b in both if a is not None and b is not None and math.isfinite(a) and math.isfinite(b)]
@@ -322,7 +324,7 @@ def _correlation(pairs: Sequence[Pair]) -> float | None:
     return statistics.correlation(here, there)
 
 
-def _status(records: Sequence[RunRecord]) -> str:
+def _status_text(records: Sequence[RunRecord]) -> str:
     if not records:
         return "not run"
     words = []
@@ -337,7 +339,7 @@ def _status(records: Sequence[RunRecord]) -> str:
     return "; ".join(words)
 
 
-def _without_effect(by_arm: Mapping[str, Sequence[RunRecord]]) -> list[str]:
+def _ineffective_option_lines(by_arm: Mapping[str, Sequence[RunRecord]]) -> list[str]:
     """Return a line for each option of an arm that had no effect in one of its runs."""
     found = {
         f"{label}: {text}.": None

@@ -330,7 +330,7 @@ class Comparison(Shown, FrozenRecord):
 
     def __str__(self) -> str:
         """Return the headline, a line for each arm, and the details; `ampcompare report` has the tables."""
-        rows = (_line(row, self.reference, self.metric) for row in self.arms)
+        rows = (_row_line(row, self.reference, self.metric) for row in self.arms)
         return "\n".join([*self.headline, *rows, *self.reading])
 
     def __repr__(self) -> str:
@@ -349,7 +349,7 @@ def _metric_of_older(table: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _line(row: ArmSummary, reference: str, metric: Metric) -> str:
+def _row_line(row: ArmSummary, reference: str, metric: Metric) -> str:
     facts = [row.status]
     if row.metric_mean is not None:
         facts.append(f"{metric.name} {metric.text(row.metric_mean)}")

@@ -47,13 +47,13 @@ ArmLabel = Annotated[str, AfterValidator(respell)]  # of a row, or of a cell as 
 SchemaNumber = Annotated[int, AfterValidator(lambda read: SCHEMA)]  # what is read has the fields of this version
 
 
-def _strict(value: Any) -> Any:
+def _strict_value(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
     if isinstance(value, dict):
-        return {str(key): _strict(item) for key, item in value.items()}
+        return {str(key): _strict_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_strict(item) for item in value]
+        return [_strict_value(item) for item in value]
     return value
 
 
@@ -64,7 +64,7 @@ def dump_json(value: Any, *, indent: int | None = 1) -> str:
     elif isinstance(value, tuple) and hasattr(value, "_asdict"):  # a step
         value = value._asdict()
     # Escapes beyond ASCII, so that a name in a record can neither steer a terminal nor fail to be written.
-    return json.dumps(_strict(value), indent=indent, allow_nan=False)
+    return json.dumps(_strict_value(value), indent=indent, allow_nan=False)
 
 
 def record_checksum(values: Mapping[str, Any]) -> str:
@@ -75,7 +75,7 @@ def record_checksum(values: Mapping[str, Any]) -> str:
 
 def sealed_json(record: FrozenRecord) -> str:
     """Return the JSON of a record with a checksum, by which a later edit of its file is noticed."""
-    values = _strict(record.model_dump(by_alias=True))
+    values = _strict_value(record.model_dump(by_alias=True))
     return dump_json({**values, "checksum": record_checksum(values)})
 
 

@@ -102,7 +102,9 @@ def pack_right(right: NDArray[Any], labels: NDArray[Any]) -> SampleResults:
     import numpy as np
 
     packed = np.packbits(right).tobytes()
-    return SampleResults(bits=base64.b64encode(packed).decode(), sha256=_hash(packed), labels_sha256=_of_labels(labels))
+    return SampleResults(
+        bits=base64.b64encode(packed).decode(), sha256=_hash_of_packed(packed), labels_sha256=_hash_of_labels(labels)
+    )
 
 
 def pack_values(values: NDArray[Any], labels: NDArray[Any]) -> SampleResults:
@@ -114,7 +116,7 @@ def pack_values(values: NDArray[Any], labels: NDArray[Any]) -> SampleResults:
     """
     packed = values.astype("<f4").tobytes()
     return SampleResults(
-        values=base64.b64encode(packed).decode(), sha256=_hash(packed), labels_sha256=_of_labels(labels)
+        values=base64.b64encode(packed).decode(), sha256=_hash_of_packed(packed), labels_sha256=_hash_of_labels(labels)
     )
 
 
@@ -136,19 +138,19 @@ def unpack_samples(result: EpochResult) -> NDArray[Any] | None:
         packed = base64.b64decode(kept.values or "" if kept.bits is None else kept.bits, validate=True)
     except ValueError as error:
         raise RecordError(f"they are not base64 ({error})") from None
-    if _hash(packed) != kept.sha256:
+    if _hash_of_packed(packed) != kept.sha256:
         raise RecordError("their hash is another than the recorded one")
     if kept.bits is None:
         return np.frombuffer(packed, dtype="<f4").astype(np.float64)
     return np.unpackbits(np.frombuffer(packed, dtype=np.uint8), count=result.samples).astype(bool)
 
 
-def _hash(packed: bytes) -> str:
+def _hash_of_packed(packed: bytes) -> str:
     return hashlib.sha256(packed).hexdigest()
 
 
-def _of_labels(labels: NDArray[Any]) -> str:
-    return _hash(labels.astype("<i8").tobytes())
+def _hash_of_labels(labels: NDArray[Any]) -> str:
+    return _hash_of_packed(labels.astype("<i8").tobytes())
 
 
 class PrecisionResult(FrozenRecord):

@@ -100,7 +100,7 @@ def step_cell(row: ArmSummary, comparison: Comparison) -> Cell:
     return Cell(f"{milliseconds:,.1f}" if milliseconds < 1000 else f"{milliseconds:,.0f}")
 
 
-def _epoch(row: ArmSummary, comparison: Comparison) -> Cell:
+def _epoch_cell(row: ArmSummary, comparison: Comparison) -> Cell:
     """Return the time of an epoch, which is a time of steps; a word where that is invalid."""
     if row.invalid_time and row.epoch_seconds is not None:
         return INVALID
@@ -167,7 +167,7 @@ def arm_engine(row: ArmSummary) -> str:
     return printable((row.engine or "").removesuffix("+compat"), 60)  # its name says so already
 
 
-def _engine(row: ArmSummary) -> str:
+def _engine_text(row: ArmSummary) -> str:
     words = [arm_engine(row), (row.half or "") if is_emulated(row) else ""]
     return printable("; ".join(filter(None, words)), 60) or "torch"
 
@@ -261,7 +261,7 @@ COLUMNS: dict[str, ArmColumn | ColumnsOf] = {
     "lr": of_arm(lambda row: f"{row.lr:g}", _has_own_lr),
     "metric": _metric_columns,
     "other metrics": _other_metrics,
-    "epoch (s)": ArmColumn(cell=_epoch),
+    "epoch (s)": ArmColumn(cell=_epoch_cell),
     "peak MiB": of_arm(lambda row: format_mebibytes(row.peak_bytes)),
     "step (ms)": ArmColumn(cell=step_cell),
     "data (ms)": ArmColumn(cell=_data_milliseconds, applies=_waits_for_data),
@@ -272,7 +272,7 @@ COLUMNS: dict[str, ArmColumn | ColumnsOf] = {
     "final loss scale": of_arm(lambda row: _number(row.final_loss_scale, "g")),
     "skipped steps": of_arm(_skipped_steps),
     "status": ArmColumn(cell=lambda row, comparison: status_cell(row, comparison.records)),
-    "engine": of_arm(_engine),
+    "engine": of_arm(_engine_text),
     "start (s)": of_arm(lambda row: format_seconds(row.start_seconds), _start_differs),
     "first batch (s)": of_arm(lambda row: format_seconds(row.loader_start_seconds), _start_differs),
     "all-reduce %": of_arm(lambda row: format_percent(row.allreduce_share), _has_ranks),
@@ -294,7 +294,7 @@ def verdict_columns(comparison: Comparison) -> dict[str, ArmColumn]:
     for quantity, (effect, verdict) in heads.items():
         shown[effect] = ArmColumn(cell=partial(_effect_cell, quantity))
         shown[verdict] = ArmColumn(cell=partial(_cell_of_verdict, quantity))
-    return {**shown, "Δ peak MiB": ArmColumn(cell=_memory), "paired seeds": of_arm(lambda row: str(row.pairs))}
+    return {**shown, "Δ peak MiB": ArmColumn(cell=_memory_cell), "paired seeds": of_arm(lambda row: str(row.pairs))}
 
 
 def _effect_cell(quantity: Quantity, row: ArmSummary, comparison: Comparison) -> Cell:
@@ -305,7 +305,7 @@ def _cell_of_verdict(quantity: Quantity, row: ArmSummary, comparison: Comparison
     return verdict_cell(row.verdict(quantity))
 
 
-def _memory(row: ArmSummary, comparison: Comparison) -> Cell:
+def _memory_cell(row: ArmSummary, comparison: Comparison) -> Cell:
     """Return the difference in memory, or why there is none."""
     return verdict_cell(row.memory) if row.memory.effect is None else _effect_cell("memory", row, comparison)
 

@@ -96,7 +96,7 @@ def comparison_document(comparison: Comparison, logs: Mapping[str, str] | None =
         Section("columns", [Table(first.columns, first.rows)]),
         Section("measured", [measured, *([verdicts] if verdicts.rows else [])],
                 "All measurements, one line per arm"),
-        Section("values", lambda: [_values(comparison)]),
+        Section("values", lambda: [_run_values_table(comparison)]),
         Section("answer", [Text([line]) for line in further]),
         *page_sections(comparison, logs or {}),
     ]  # fmt: skip
@@ -392,7 +392,7 @@ def published_legend(comparison: Comparison) -> str:
     return printable(f"{words}.", MAX_LINE)
 
 
-def _values(comparison: Comparison) -> Table:
+def _run_values_table(comparison: Comparison) -> Table:
     """Return a line for each run: plain numbers in full precision, each with the verdicts of its arm.
 
     The metric of verdicts is named in its own column; each other metric has a column `NAME_final`. Shares are 0 to
@@ -411,7 +411,7 @@ def _values(comparison: Comparison) -> Table:
     for record, its_weights in zip(comparison.records, weights, strict=True):
         row, line = arms.get(record.arm), published.get(record.arm)
         rows.append([
-            *_run(record, others),
+            *_run_values(record, others),
             *(str(getattr(row, quantity, "")) for quantity in VERDICTS.values()),
             invalid_reason(record),
             record.error,
@@ -432,7 +432,7 @@ def _values(comparison: Comparison) -> Table:
     return Table.of_values(heads, rows)
 
 
-def _run(record: RunRecord, others: Sequence[str]) -> list[object]:
+def _run_values(record: RunRecord, others: Sequence[str]) -> list[object]:
     engine, recipe = record.engine, record.config.recipe
     lr = recipe.optimizer.lr if record.config.script is None else None  # a script has its own
     head = [record.arm, recipe.seed, record.status, engine and engine.name, engine and engine.version, record.half, lr]

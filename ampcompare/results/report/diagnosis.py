@@ -20,10 +20,10 @@ def worst_places(diagnosis: Diagnosis) -> list[PlaceReport]:
     """Return the places with values that are not finite, then those of the largest error, then of the widest range."""
     seen = [place for place in [*diagnosis.places, *diagnosis.gradients] if place.range.elements]
     begins = [fault.place for fault in diagnosis.faults]
-    return sorted(seen, key=lambda one: (one.place in begins, *_badness(one)), reverse=True)[:WORST]
+    return sorted(seen, key=lambda one: (one.place in begins, *_rank_place(one)), reverse=True)[:WORST]
 
 
-def _badness(report: PlaceReport) -> tuple[float, ...]:
+def _rank_place(report: PlaceReport) -> tuple[float, ...]:
     values = report.range
     is_half = bool({"fp16", "bf16"} & set(report.dtypes))  # fp32 has room above
     near = (values.share(values.top + values.above) if is_half else 0.0) + values.share(values.lost)
@@ -69,11 +69,11 @@ def diagnosis_document(diagnosis: Diagnosis) -> Document:
     tried = f"Candidates trained: {len(diagnosis.trials)}; fault removed by {cures}"
     sections = [
         Section("verdict", [Text([diagnosis.verdict])]),
-        Section("cure", [] if diagnosis.cure is None else _cure(diagnosis.cure, diagnosis)),
-        Section("faults", [_fault(fault) for fault in diagnosis.faults]),
+        Section("cure", [] if diagnosis.cure is None else _cure_blocks(diagnosis.cure, diagnosis)),
+        Section("faults", [_fault_items(fault) for fault in diagnosis.faults]),
         Section("worst", [Table.of(HEADS, rows, f"The {len(rows)} worst places")] if rows else []),
-        Section("formats", _formats(diagnosis)),
-        Section("losses", [*_headroom(diagnosis), *_updates(diagnosis)]),
+        Section("formats", _format_blocks(diagnosis)),
+        Section("losses", [*_headroom_texts(diagnosis), *_lost_update_texts(diagnosis)]),
         Section("trials", [Text([tried])] if diagnosis.trials else []),
         Section("notes", [Items([f"note: {note}" for note in diagnosis.notes])] if diagnosis.notes else []),
         Section("map", [Figure("range_map", lambda: _range_map(diagnosis), is_bare=True)],
@@ -93,7 +93,7 @@ def diagnosis_document(diagnosis: Diagnosis) -> Document:
     )
 
 
-def _formats(diagnosis: Diagnosis) -> list[Block]:
+def _format_blocks(diagnosis: Diagnosis) -> list[Block]:
     """Return what each product of each layer changes, in the order of the layers, as sizes rank no layer."""
     errors = {(one.layer, one.role): one.error for one in diagnosis.formats}
     roles = list(dict.fromkeys(one.role for one in diagnosis.formats))
@@ -115,7 +115,7 @@ def _candidates(diagnosis: Diagnosis) -> Table:
     )
 
 
-def _cure(cure: Cure, diagnosis: Diagnosis) -> list[Block]:
+def _cure_blocks(cure: Cure, diagnosis: Diagnosis) -> list[Block]:
     code = Code(cure.code, "Cure (tested)")
     if cure.arm is None:
         return [code]
@@ -124,14 +124,14 @@ def _cure(cure: Cure, diagnosis: Diagnosis) -> list[Block]:
     return [code, Step("measure the cure (with your other options)", printable(shlex.join(words), 1000))]
 
 
-def _fault(fault: Fault) -> Items:
+def _fault_items(fault: Fault) -> Items:
     why = f", as {fault.reason}" if fault.reason else ""
     chain = [f"chain: {' > '.join(fault.chain)}"] if fault.chain else []
     items = [*(f"into it: {text}" for text in fault.inputs), *chain]
     return Items(items, f"{fault.kind} at step {fault.step}: {fault.text}{why}")
 
 
-def _headroom(diagnosis: Diagnosis) -> list[Text]:
+def _headroom_texts(diagnosis: Diagnosis) -> list[Text]:
     room = diagnosis.headroom
     if room is None:
         return []
@@ -141,7 +141,7 @@ def _headroom(diagnosis: Diagnosis) -> list[Text]:
     return [Text([f"Loss scale: {scale}; underflow in fp16: {shares}"])]
 
 
-def _updates(diagnosis: Diagnosis) -> list[Text]:
+def _lost_update_texts(diagnosis: Diagnosis) -> list[Text]:
     lost = [one for one in diagnosis.updates if one.moved and one.lost]
     if not lost:
         return []

@@ -51,12 +51,12 @@ def ledger_blocks(comparison: Comparison) -> list[Block]:
 
 def _bars(seen: Mapping[str, tuple[Sequence[Role], Ledger]]) -> dict[str, Any]:
     """Return a bar for each part of a step: the share of elements, or of multiply-adds, by type."""
-    names = sorted({name for _, ledger in seen.values() for _, _, types in _parts(ledger) for name in types})
+    names = sorted({name for _, ledger in seen.values() for _, _, types in _figure_parts(ledger) for name in types})
     bars: list[dict[str, Any]] = []
     for arm, (roles, ledger) in seen.items():
         bars.append({"name": printable(arm, 30), "text": "declared", "segments": []})
         by_name = {role.name: role for role in roles}
-        for title, part, types in _parts(ledger):
+        for title, part, types in _figure_parts(ledger):
             role = by_name.get(part)
             declared = "" if role is None or not role.declared else f"{'not ' * role.differs}{role.declared}"
             segments = bar_segments(names, [types.get(name, 0.0) for name in names], 1.0, "{:.0%}".format)
@@ -68,7 +68,7 @@ def _bars(seen: Mapping[str, tuple[Sequence[Role], Ledger]]) -> dict[str, Any]:
     }
 
 
-def _parts(ledger: Ledger) -> list[tuple[str, str, Types]]:
+def _figure_parts(ledger: Ledger) -> list[tuple[str, str, Types]]:
     """Return name, part and types of what a figure shows of a ledger: each parameter group, and the products."""
     several = len(ledger.groups) > 1
     held = [

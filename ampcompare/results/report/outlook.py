@@ -26,7 +26,11 @@ def outlook_document(found: Outlook) -> Document:
     """Return the report: the arms, the share lost by step, and what was run."""
     sections = [
         Section("arms", [Table.of(HEADS, _rows(found), caption="Arms", prose=True)]),
-        Section("curve", [Figure("lines", lambda: _lines(found.prefix), is_bare=True)], "Share of the update lost"),
+        Section(
+            "curve",
+            [Figure("lines", lambda: _lost_share_figure(found.prefix), is_bare=True)],
+            "Share of the update lost",
+        ),
         Section("basis", [Text([_basis(found)])]),
     ]
     return Document("outlook", sections, found, f"Outlook of {found.subject}", _basis(found))
@@ -40,7 +44,7 @@ def _rows(found: Outlook) -> list[list[str]]:
     return rows
 
 
-def _lines(prefix: Prefix) -> dict[str, Any]:
+def _lost_share_figure(prefix: Prefix) -> dict[str, Any]:
     """Return the share lost by weights of each type, as points in percent of the width and from the top."""
     end = prefix.total if prefix.rates_known and prefix.total else prefix.steps
     lines: list[tuple[int, str, bool]] = []

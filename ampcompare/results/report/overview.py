@@ -44,20 +44,20 @@ def is_reference(row: ArmSummary, comparison: Comparison) -> bool:
     return row.arm in references
 
 
-def _quality(row: ArmSummary, comparison: Comparison) -> Cell:
+def _quality_cell(row: ArmSummary, comparison: Comparison) -> Cell:
     if row.metric_mean is None:
         return Cell()
     metric = comparison.metric
     return Cell(metric_text(metric, row.metric_mean, row.metric_sd), short=metric_text(metric, row.metric_mean))
 
 
-def _difference(row: ArmSummary, comparison: Comparison) -> Cell:
+def _difference_cell(row: ArmSummary, comparison: Comparison) -> Cell:
     if row.quality.effect is None or is_reference(row, comparison):
         return Cell()
     return Cell(effect_text(row, "quality", comparison))
 
 
-def _verdict(row: ArmSummary, comparison: Comparison) -> Cell:
+def _verdict_cell(row: ArmSummary, comparison: Comparison) -> Cell:
     word, detail = row.quality.word, verdict_detail(row.quality)
     if not word:
         if row.failed and not row.completed:
@@ -69,14 +69,14 @@ def _verdict(row: ArmSummary, comparison: Comparison) -> Cell:
     return Cell(text, tone_of(row.quality), short=word, note=detail if text != word else "", badge=True)
 
 
-def _loss(row: ArmSummary, comparison: Comparison) -> Cell:
+def _loss_cell(row: ArmSummary, comparison: Comparison) -> Cell:
     if row.loss.effect is None or is_reference(row, comparison):
         return Cell()
     words = [format_decimal(100 * row.loss.effect, 2, "+"), row.loss.word, f"({row.loss.after})" * bool(row.loss.after)]
     return Cell(" ".join(filter(None, words)), tone_of(row.loss))
 
 
-def _ratio(row: ArmSummary, comparison: Comparison) -> Cell:
+def _ratio_cell(row: ArmSummary, comparison: Comparison) -> Cell:
     if is_reference(row, comparison):
         return Cell("1.00") if row.completed and not row.invalid_time else Cell()
     if row.time.effect is None:
@@ -91,23 +91,23 @@ def _ratio(row: ArmSummary, comparison: Comparison) -> Cell:
     return Cell(text, tone, short=format_decimal(row.time.effect, 2))
 
 
-def _peak(row: ArmSummary, comparison: Comparison) -> Cell:
+def _peak_cell(row: ArmSummary, comparison: Comparison) -> Cell:
     if row.peak_bytes is None:
         return Cell()
     size = row.peak_bytes / MIB
     return Cell(f"{size:,.{1 if size < 1000 else 0}f}")
 
 
-def _memory(row: ArmSummary, comparison: Comparison) -> Cell:
+def _memory_cell(row: ArmSummary, comparison: Comparison) -> Cell:
     more = row.memory.effect
     return Cell() if more is None else Cell(f"{'-' if more < 0 else '+'}{format_bytes(abs(round(more)))}")
 
 
 ARM = replace(of_arm(arm_name), head="arm", numeric=False)
-VERDICT = ArmColumn("verdict", numeric=False, cell=_verdict, shorten=1)
+VERDICT = ArmColumn("verdict", numeric=False, cell=_verdict_cell, shorten=1)
 RATIO = ArmColumn(
     "rel. time",
-    cell=_ratio,
+    cell=_ratio_cell,
     needs_others=True,
     shorten=2,
     shortened="intervals of rel. time",
@@ -119,8 +119,8 @@ RATIO = ArmColumn(
 def _columns_of_quality(metric: Metric) -> list[ArmColumn]:
     head, difference = printable(metric.head), printable(metric.difference_head)
     return [
-        ArmColumn(head, cell=_quality, shorten=7, shortened=f"sd of {printable(metric.name)}"),
-        ArmColumn(difference, cell=_difference, needs_others=True),
+        ArmColumn(head, cell=_quality_cell, shorten=7, shortened=f"sd of {printable(metric.name)}"),
+        ArmColumn(difference, cell=_difference_cell, needs_others=True),
         VERDICT,
     ]
 
@@ -130,10 +130,10 @@ def ran_columns(metric: Metric) -> list[ArmColumn]:
     return [
         ARM,
         *_columns_of_quality(metric),
-        ArmColumn("Δ tail loss (%)", cell=_loss, needs_others=True, drop=1, dropped="tail losses"),
+        ArmColumn("Δ tail loss (%)", cell=_loss_cell, needs_others=True, drop=1, dropped="tail losses"),
         ArmColumn("step (ms)", cell=step_cell, drop=5, dropped="step times"),
         RATIO,
-        ArmColumn("peak MiB", cell=_peak, drop=4, dropped="peak memory"),
+        ArmColumn("peak MiB", cell=_peak_cell, drop=4, dropped="peak memory"),
     ]
 
 
@@ -144,7 +144,7 @@ def judged_columns(metric: Metric) -> list[ArmColumn]:
         replace(of_arm(lambda row: str(row.completed + row.diverged)), head="runs", drop=3, dropped="numbers of runs"),
         *_columns_of_quality(metric),
         RATIO,
-        ArmColumn("Δ memory", cell=_memory, drop=4, dropped="differences in memory"),
+        ArmColumn("Δ memory", cell=_memory_cell, drop=4, dropped="differences in memory"),
     ]
 
 
@@ -156,7 +156,7 @@ def make_overview(comparison: Comparison) -> Table:
     kept = [column for column in known if _is_informative(column, cells[column.head], comparison)]
     rows = [[cells[column.head][index] for column in kept] for index in range(len(comparison.arms))]
     notes = row_notes(comparison)
-    states = [status_cell(row, comparison.records).tone if _status(row) else "" for row in comparison.arms]
+    states = [status_cell(row, comparison.records).tone if _status_text(row) else "" for row in comparison.arms]
     return Table(
         kept, rows, legend=fact_lines(comparison), notes=notes if any(notes) else (), states=states, narrows=True
     )
@@ -173,7 +173,7 @@ def _is_informative(column: ArmColumn, cells: Sequence[Cell], comparison: Compar
 
 def row_notes(comparison: Comparison) -> list[list[str]]:
     """Return for each row what its numbers do not say: why it has none, and in what it differs from the others."""
-    return [list(dict.fromkeys(filter(None, _notes(row, comparison)))) for row in comparison.arms]
+    return [list(dict.fromkeys(filter(None, _notes_of_row(row, comparison)))) for row in comparison.arms]
 
 
 def fact_lines(comparison: Comparison) -> list[str]:
@@ -189,7 +189,7 @@ def fact_lines(comparison: Comparison) -> list[str]:
     return [line for line in lines if line]
 
 
-def _notes(row: ArmSummary, comparison: Comparison) -> list[str]:
+def _notes_of_row(row: ArmSummary, comparison: Comparison) -> list[str]:
     its = [value(row) for value in _differing(comparison)]
     time = time_words(row.time, comparison.time_margin)
     # The cell of an open verdict has its reason.
@@ -201,20 +201,20 @@ def _notes(row: ArmSummary, comparison: Comparison) -> list[str]:
         if record.arm == row.arm and record.ledger is not None
         for note in own_types(record.config.parsed_arm.roles, record.ledger)
     ]
-    return [_status(row), reason, time, *its, memory, *ran]
+    return [_status_text(row), reason, time, *its, memory, *ran]
 
 
-def _status(row: ArmSummary) -> str:
+def _status_text(row: ArmSummary) -> str:
     """Return what became of the runs, unless all were completed."""
     status = printable(row.status, LONGEST)
     return "" if status in ("", "ok", "not run", str(row.quality)) else status
 
 
-def _lr(row: ArmSummary) -> str:
+def _lr_text(row: ArmSummary) -> str:
     return f"lr {row.lr:g}" if row.lr == row.lr else ""
 
 
-def _steps(row: ArmSummary) -> str:
+def _steps_text(row: ArmSummary) -> str:
     runs = row.completed + row.diverged
     if not row.num_steps or not runs or row.diverged or row.num_steps % runs:
         return ""
@@ -229,20 +229,20 @@ def _skipped_text(row: ArmSummary) -> str:
     return f"{row.skipped_steps:,} of {row.num_steps:,} steps skipped" if row.skipped_steps else "0 steps skipped"
 
 
-def _loss_scale(row: ArmSummary) -> str:
+def _loss_scale_text(row: ArmSummary) -> str:
     return "" if row.final_loss_scale is None else f"final loss scale {row.final_loss_scale:g}"
 
 
-SETTINGS: tuple[Value, ...] = (_lr, _steps, _skipped_text)
+SETTINGS: tuple[Value, ...] = (_lr_text, _steps_text, _skipped_text)
 
 
-def _values(comparison: Comparison, value: Value) -> set[str]:
+def _distinct_values(comparison: Comparison, value: Value) -> set[str]:
     return {text for row in comparison.arms if (text := value(row))}
 
 
 def _differing(comparison: Comparison) -> list[Value]:
     """Return the settings and counts in which rows differ, each as the note of a row."""
-    chosen: list[Value] = [value for value in SETTINGS if len(_values(comparison, value)) > 1]
+    chosen: list[Value] = [value for value in SETTINGS if len(_distinct_values(comparison, value)) > 1]
     shown = [_skipped_if_any if value is _skipped_text else value for value in chosen]
     return [*shown, *([_engine] if _engines_differ(comparison) else [])]
 
@@ -273,13 +273,13 @@ def _shared_line(comparison: Comparison) -> str:
         return ""
     shared = [*filter(None, [_seeds(comparison.seeds)])]
     for value in SETTINGS:
-        texts = _values(comparison, value)
+        texts = _distinct_values(comparison, value)
         if len(texts) == 1:
             shared += texts
     stacks = {one.config.script.first_weights for one in comparison.records if one.config.script is not None}
     shared += [f"first weights of the stack {one.name}" for one in stacks if one is not None]
-    if len(scales := _values(comparison, _loss_scale)) == 1:
-        is_of_all = all(_loss_scale(row) for row in comparison.arms if row.completed)
+    if len(scales := _distinct_values(comparison, _loss_scale_text)) == 1:
+        is_of_all = all(_loss_scale_text(row) for row in comparison.arms if row.completed)
         shared.append(f"{scales.pop()}{'' if is_of_all else ' where the loss is scaled'}")
     whose = "All arms: " if len(comparison.arms) > 1 else ""
     line = f"{whose}{', '.join(shared)}." if shared else ""
@@ -302,7 +302,7 @@ def _untimed_line(comparison: Comparison) -> str:
     reasons: dict[str, dict[str, list[str]]] = {"No step times": {}, "Step times without a verdict": {}}
     missing, unjudged = reasons.values()
     for row in comparison.arms:
-        if reason := _no_time(row):
+        if reason := _why_no_time(row):
             missing.setdefault(reason, []).append(printable(row.arm, 60))
         elif row.completed and row.time.kind in UNJUDGED:
             unjudged.setdefault(printable(str(row.time), 200), []).append(printable(row.arm, 60))
@@ -341,7 +341,7 @@ def _written_files_line(comparison: Comparison) -> str:
     return f"The script wrote {few(names)}: into cells/CELL/{CellFile.WRITTEN}, and your own files are as they were."
 
 
-def _no_time(row: ArmSummary) -> str:
+def _why_no_time(row: ArmSummary) -> str:
     """Return why there is no step time of an arm; "" where there is one, or no run."""
     if is_emulated(row):
         return f"{printable(emulated_type(row.half), 40)} emulated (computed in fp32, rounded)"

@@ -27,7 +27,7 @@ def _percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.1f} %"
 
 
-def _cell(seconds: float, arm: ArmProfile) -> str:
+def _time_text(seconds: float, arm: ArmProfile) -> str:
     return f"{_milliseconds(seconds)} ({100 * seconds / arm.seconds:.0f} %)" if seconds and arm.seconds else "-"
 
 
@@ -51,8 +51,8 @@ def _tables(profile: Profile) -> list[Table]:
     tables = [
         Table.of(["phase", *names], _step_rows(arms, PHASES, ArmProfile.of_phase), "One step, ms"),
         Table.of(["kind", *names], _step_rows(arms, KINDS, ArmProfile.of_kind), "The same by kind of work, ms"),
-        Table.of(["", *names], _limits(arms), "Limits"),
-        Table.of(["", *names], _memory(arms), "Memory at the peak of a step, MiB"),
+        Table.of(["", *names], _limit_rows(arms), "Limits"),
+        Table.of(["", *names], _memory_rows(arms), "Memory at the peak of a step, MiB"),
         Table.of(["layer", *names], _kept_rows(arms), "Activations kept, by layer, MiB"),
         Table.of(["layer", *names], _largest_rows(arms, layers), "Layers, forward and backward, ms"),
         Table.of(["operation", "phase", "type", *names], _largest_rows(arms, operations), "Operations, ms"),
@@ -69,11 +69,11 @@ def _step_rows(
     for key, title in names.items():
         values = [value(arm, key) for arm in arms]
         if any(seconds >= MIN_SHARE * arm.seconds > 0 for seconds, arm in zip(values, arms, strict=True)):
-            rows.append([title, *map(_cell, values, arms)])
+            rows.append([title, *map(_time_text, values, arms)])
     return [*rows, ["step", *(_milliseconds(arm.seconds) for arm in arms)]]
 
 
-def _limits(arms: Sequence[ArmProfile]) -> list[list[str]]:
+def _limit_rows(arms: Sequence[ArmProfile]) -> list[list[str]]:
     rows: dict[str, Callable[[Limits, float], str]] = {
         "GFLOP of a step": lambda one, _: f"{one.flops / 1e9:.3g}",
         "MiB read and written": lambda one, _: _mib(one.bytes),
@@ -93,7 +93,7 @@ def _limits(arms: Sequence[ArmProfile]) -> list[list[str]]:
     ]
 
 
-def _memory(arms: Sequence[ArmProfile]) -> list[list[str]]:
+def _memory_rows(arms: Sequence[ArmProfile]) -> list[list[str]]:
     def row(title: str, value: Callable[[Memory], float | None]) -> list[str]:
         sizes = [None if arm.memory is None else value(arm.memory) for arm in arms]
         return [title, *("-" if size is None else _mib(size) for size in sizes)]
@@ -147,7 +147,7 @@ def _largest_rows(
         for key, value in parts:
             seconds[place, key] += value
     keys = dict.fromkeys(key for parts in found for key, _ in parts[:MAX_ROWS])
-    return [[*key, *(_cell(seconds[place, key], arm) for place, arm in enumerate(arms))] for key in keys]
+    return [[*key, *(_time_text(seconds[place, key], arm) for place, arm in enumerate(arms))] for key in keys]
 
 
 def _reason_line(reason: Reason) -> str:

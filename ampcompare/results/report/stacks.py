@@ -24,7 +24,7 @@ def stack_table(comparison: Comparison) -> Table | None:
     for record in comparison.records:
         if record.status != "failed" or "recorder_run" in record.environment:  # else they are those of the command
             name = _name(record)
-            found.setdefault(name, {}).update(_facts(record))
+            found.setdefault(name, {}).update(_stack_facts(record))
             arms.setdefault(name, [])
             arms[name] += [record.arm] if record.arm not in arms[name] else []
     if len(found) < 2:
@@ -44,7 +44,7 @@ def _name(record: RunRecord) -> str:
     return HERE if record.config.stack is None else record.config.stack.name
 
 
-def _facts(record: RunRecord) -> Mapping[str, Any]:
+def _stack_facts(record: RunRecord) -> Mapping[str, Any]:
     return {
         name: value for name, value in record.environment.items() if name not in NO_PART and value not in (None, "")
     }

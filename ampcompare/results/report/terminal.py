@@ -183,13 +183,13 @@ def _lay_out(table: Table, width: int | None, paint: Paint) -> _LaidOut:
     verdicts, step times without their intervals, fewer columns; each also with heads of two lines and folded names.
     """
     if width is None:
-        return _laid_out(table, _Choice(), None, paint) or _LaidOut([], [], [])
-    for choice in _choices(table):
-        found = _laid_out(table, choice, width, paint)
+        return _lay_out_by_choice(table, _Choice(), None, paint) or _LaidOut([], [], [])
+    for choice in _narrowing_choices(table):
+        found = _lay_out_by_choice(table, choice, width, paint)
         if found is not None:
             return found
     smallest = _Choice(LAST_STEP, stacked=True, fold=FOLDS[-1], notes_column=False)
-    return _laid_out(table, smallest, None, paint) or _LaidOut([], [], [])
+    return _lay_out_by_choice(table, smallest, None, paint) or _LaidOut([], [], [])
 
 
 def _align(texts: Sequence[str]) -> list[str]:
@@ -230,7 +230,7 @@ def fold(name: str, width: int) -> list[str]:
     return [line.rstrip() for line in lines]
 
 
-def _choices(table: Table) -> Iterator[_Choice]:
+def _narrowing_choices(table: Table) -> Iterator[_Choice]:
     longest = max((len(row[0].text) for row in table.rows), default=0)
     for step in range(LAST_STEP + 1):
         for folded in FOLDS:
@@ -265,7 +265,7 @@ class _Columns(NamedTuple):
         return _Columns([*self.heads, [NOTES]], [*self.texts, notes], [*self.tones, blank], [*self.rights, False])
 
 
-def _laid_out(table: Table, choice: _Choice, width: int | None, paint: Paint) -> _LaidOut | None:
+def _lay_out_by_choice(table: Table, choice: _Choice, width: int | None, paint: Paint) -> _LaidOut | None:
     """Return the table made by a choice; None where it is too wide."""
     columns, notes = _choose_columns(table, choice)
     everywhere, notes = _shared_notes(table, notes)
@@ -279,7 +279,7 @@ def _laid_out(table: Table, choice: _Choice, width: int | None, paint: Paint) ->
     if width is not None and sum(widths) + len(GAP) * (len(widths) - 1) > width:
         return None
     drawn = _draw(columns, widths, len(table.rows), paint)
-    return _LaidOut(drawn, [*everywhere, *_group_columns(table, notes)], _hidden_columns(table, choice))
+    return _LaidOut(drawn, [*everywhere, *_group_note_lines(table, notes)], _hidden_columns(table, choice))
 
 
 def _choose_columns(table: Table, choice: _Choice) -> tuple[_Columns, list[list[str]]]:
@@ -353,16 +353,16 @@ def _row_lines(
     return lines
 
 
-def _group_columns(table: Table, notes: Sequence[Sequence[str]]) -> list[str]:
+def _group_note_lines(table: Table, notes: Sequence[Sequence[str]]) -> list[str]:
     """Return the notes of rows as lines, each once with the names of its rows."""
     arms: dict[str, list[str]] = {}
     for row, its in zip(table.rows, notes, strict=False):
         for note in its:
             arms.setdefault(note, []).append(row[0].text)
-    return [f"{_whose(names, table)}: {note}." for note, names in arms.items()]
+    return [f"{_rows_phrase(names, table)}: {note}." for note, names in arms.items()]
 
 
-def _whose(names: Sequence[str], table: Table) -> str:
+def _rows_phrase(names: Sequence[str], table: Table) -> str:
     """Return the names of rows, or which few rows they are not."""
     others = [row[0].text for row in table.rows if row[0].text not in names]
     if len(names) > 2 and len(others) == 1:
@@ -374,7 +374,7 @@ def _shared_notes(table: Table, notes: list[list[str]]) -> tuple[list[str], list
     """Return lines for the notes of all rows but at most one, and the notes of each row without them."""
     counts = Counter(note for its in notes for note in its)
     shared = [note for note, count in counts.items() if count > 2 and count >= len(notes) - 1]
-    lines = _group_columns(table, [[note for note in its if note in shared] for its in notes])
+    lines = _group_note_lines(table, [[note for note in its if note in shared] for its in notes])
     return lines, [[note for note in its if note not in shared] for its in notes]
 
 

@@ -112,7 +112,7 @@ def _replace_cuda_functions() -> None:
         torch.cuda.nccl.version = lambda: _NCCL_VERSION
 
 
-def _factory(original: Callable[..., Any]) -> Callable[..., Any]:
+def _factory_on_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def factory(*args: Any, **kwargs: Any) -> Any:
         if kwargs:
@@ -132,11 +132,11 @@ def _replace_factories() -> None:
         module = importlib.import_module(path)
         original = getattr(module, function, None)
         if original is not None:
-            replacement = _factory(original)
+            replacement = _factory_on_cpu(original)
             setattr(module, function, replacement)
             keep_for_jit(original, replacement)
     for name in TENSOR_FACTORIES:
-        setattr(Tensor, name, _factory(getattr(Tensor, name)))
+        setattr(Tensor, name, _factory_on_cpu(getattr(Tensor, name)))
 
 
 def _replace_generator() -> None:
@@ -280,7 +280,7 @@ class _Nothing(AbstractContextManager[Any]):
         return function
 
 
-def _always(value: Any) -> Any:
+def _function_returning(value: Any) -> Any:
     def constant(*args: Any, **kwargs: Any) -> Any:
         return value
 
@@ -293,9 +293,9 @@ class _Stream(_Nothing):
     device = torch.device("cpu")
     cuda_stream = 0
     priority = 0
-    wait_stream = wait_event = synchronize = _always(None)
-    query = _always(True)
-    is_capturing = _always(False)  # there are no graphs
+    wait_stream = wait_event = synchronize = _function_returning(None)
+    query = _function_returning(True)
+    is_capturing = _function_returning(False)  # there are no graphs
 
     def record_event(self, event: _Event | None = None) -> _Event:
         """Return an event recorded now."""
@@ -307,8 +307,8 @@ class _Stream(_Nothing):
 class _Event:
     """A time on the wall clock; all work before it is complete."""
 
-    wait = synchronize = _always(None)
-    query = _always(True)
+    wait = synchronize = _function_returning(None)
+    query = _function_returning(True)
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
         self._seconds = 0.0
@@ -345,16 +345,16 @@ def _cudart() -> SimpleNamespace:
 _stream = _Stream()
 
 
-def _memory() -> tuple[int, int]:
+def _memory_figures() -> tuple[int, int]:
     memory = psutil.virtual_memory()
     return memory.available, memory.total
 
 
-def _functions() -> dict[str, Any]:
+def _cuda_function_stand_ins() -> dict[str, Any]:
     """Return what stands in for functions of `torch.cuda`; TorchDynamo takes no function under two names."""
     return {
         **{
-            name: _always(None)  # the CPU's generator is seeded by torch.manual_seed
+            name: _function_returning(None)  # the CPU's generator is seeded by torch.manual_seed
             for name in (
                 *("empty_cache", "init", "ipc_collect", "manual_seed", "manual_seed_all", "seed", "seed_all"),
                 *("reset_accumulated_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached"),
@@ -363,46 +363,46 @@ def _functions() -> dict[str, Any]:
             )
         },
         **{
-            name: _always(0)
+            name: _function_returning(0)
             for name in (
                 *("current_blas_handle", "current_device", "memory_allocated", "memory_cached", "memory_reserved"),
                 *("max_memory_allocated", "max_memory_cached", "max_memory_reserved", "utilization"),
             )
         },
         **dict.fromkeys(("StreamContext", "device", "device_of", "stream"), _Nothing),
-        **{name: _always(_stream) for name in ("current_stream", "default_stream")},
-        **{name: _always(False) for name in ("can_device_access_peer", "is_current_stream_capturing")},
-        **{name: _always(True) for name in ("is_available", "is_bf16_supported")},
+        **{name: _function_returning(_stream) for name in ("current_stream", "default_stream")},
+        **{name: _function_returning(False) for name in ("can_device_access_peer", "is_current_stream_capturing")},
+        **{name: _function_returning(True) for name in ("is_available", "is_bf16_supported")},
         "Event": _Event,
         "Stream": _Stream,
         "cudart": _cudart,
-        "device_count": _always(1),
+        "device_count": _function_returning(1),
         "get_arch_list": lambda: [],
-        "get_device_capability": _always(CAPABILITY),
-        "get_device_name": _always("CPU in place of CUDA"),
+        "get_device_capability": _function_returning(CAPABILITY),
+        "get_device_name": _function_returning("CPU in place of CUDA"),
         "get_device_properties": _device_properties,
         "get_rng_state": lambda device=None: torch.get_rng_state(),
         "get_rng_state_all": lambda: [torch.get_rng_state()],
         "initial_seed": lambda: torch.initial_seed(),
-        "mem_get_info": lambda device=None: _memory(),
+        "mem_get_info": lambda device=None: _memory_figures(),
         "memory_snapshot": lambda *args, **kwargs: [],
         "memory_stats": lambda device=None: defaultdict(int),
-        "memory_summary": _always("no CUDA memory: this run uses the CPU\n"),
+        "memory_summary": _function_returning("no CUDA memory: this run uses the CPU\n"),
         "set_rng_state": lambda new_state, device=None: torch.set_rng_state(new_state),
         "set_rng_state_all": lambda new_states: torch.set_rng_state(new_states[0]),
     }
 
 
-FUNCTIONS = _functions()
+FUNCTIONS = _cuda_function_stand_ins()
 # `torch.accelerator` on a machine with a GPU, where it differs; each version of torch has more of them.
 _ACCELERATOR: dict[str, Any] = {
-    **_functions(),
-    **{name: _always(None) for name in ("set_device_idx", "set_device_index")},
-    **{name: _always(0) for name in ("current_device_idx", "current_device_index")},
+    **_cuda_function_stand_ins(),
+    **{name: _function_returning(None) for name in ("set_device_idx", "set_device_index")},
+    **{name: _function_returning(0) for name in ("current_device_idx", "current_device_index")},
     "current_accelerator": lambda check_available=False: torch.device("cuda"),
     "device_index": _Nothing,
-    "get_device_capability": _always({"supported_dtypes": {torch.float32, torch.float16, torch.bfloat16}}),
-    "get_memory_info": lambda device_index=None: _memory(),
+    "get_device_capability": _function_returning({"supported_dtypes": {torch.float32, torch.float16, torch.bfloat16}}),
+    "get_memory_info": lambda device_index=None: _memory_figures(),
 }
 
 
@@ -410,7 +410,7 @@ def _autocast_on_cpu(lists: str) -> None:
     """Let autocast for CUDA act on CPU tensors, by whichever call it is enabled, for the life of this process."""
     if lists == "cuda":
         install()
-    _follow_setters(switch if lists == "cuda" else _always(None))
+    _follow_setters(switch if lists == "cuda" else _function_returning(None))
     _keep_cpu_state()
     _cast_inputs_on_cpu()
 
@@ -480,7 +480,7 @@ def _sync_batch_norm_on_cpu() -> None:
         self._check_non_zero_input_channels(input)
         if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(self.process_group) == 1:
             return _BatchNorm.forward(self, input)
-        _add_parts(kind)
+        _add_tensor_types(kind)
         result: Tensor = self._normalize(input, None)
         return result
 
@@ -491,7 +491,7 @@ def _sync_batch_norm_on_cpu() -> None:
     )
 
 
-def _add_parts(kind: Any) -> None:
+def _add_tensor_types(kind: Any) -> None:
     if hasattr(kind, PARTS[0]):
         return
     ours = importlib.import_module("ampcompare.apex.parallel.optimized_sync_batchnorm").SyncBatchNorm

@@ -68,7 +68,7 @@ def execute(
     """
     interrupted: list[bool] = []
     # Registered first, so that it runs last: after the script's own handlers.
-    atexit.register(_die_if, interrupted)
+    atexit.register(_die_if_interrupted, interrupted)
     if first_path.IS_GONE:  # what follows replaces it, and must not take one of PYTHONPATH for it
         sys.path.insert(0, os.getcwd())
     if settings.imports_torch:
@@ -99,9 +99,9 @@ def execute(
         if isinstance(ending.error, KeyboardInterrupt):
             interrupted.append(True)
     prepared.close(ending.status, ending.in_words, _advice_of(ending.error))
-    _print_missing(prepared.finder, ending.error)
+    _print_missing_names(prepared.finder, ending.error)
     if settings.watch or settings.arm is None:  # else the user has named no record
-        _print_sums(prepared.recorder)
+        _print_step_sums(prepared.recorder)
     if ending.status == 0 and settings.arm is None:  # which stays the last thing that is read
         point_at_migrate(settings)
     return ending.status
@@ -126,7 +126,7 @@ class Ending:
     @property
     def in_words(self) -> str | None:
         """The error as the record has it; None without one."""
-        words = self.banned_loss or _in_words(self.error)
+        words = self.banned_loss or _error_in_words(self.error)
         return f"{words}; {TO_CPU}" if self.lacks_gpu else words
 
 
@@ -146,7 +146,7 @@ def _explain(
     if isinstance(meaning, AmpCompareError):
         ending.status = meaning.exit_code
         ending.error = error = meaning
-        say(str(_in_words(meaning)))
+        say(str(_error_in_words(meaning)))
     elif banned := find_banned_loss(error):
         ending.banned_loss = banned
         say(banned)
@@ -169,10 +169,10 @@ def _advice_of(error: BaseException | None) -> dict[str, Any] | None:
     """Return what a record holds of advice that names arms: which they are, and the words around them."""
     if not isinstance(error, AmpCompareError) or not error.advice.arms:
         return None
-    return {**asdict(error.advice), "seen": _in_words(error, error.seen)}
+    return {**asdict(error.advice), "seen": _error_in_words(error, error.seen)}
 
 
-def _in_words(error: BaseException | None, said: str = "") -> str | None:
+def _error_in_words(error: BaseException | None, said: str = "") -> str | None:
     """Return an error with the line of the script that led to it; some of ampcompare's own begin with it.
 
     Args:
@@ -210,7 +210,7 @@ def _exit_status(code: Any) -> int:
     return 1
 
 
-def _die_if(interrupted: list[bool]) -> None:
+def _die_if_interrupted(interrupted: list[bool]) -> None:
     """End as the interpreter does on Ctrl-C: by the signal itself, so that a shell's loop stops too."""
     if interrupted:
         sys.stdout.flush()
@@ -224,7 +224,7 @@ def _print_traceback(error: BaseException, code: CodeType | None) -> None:
     while traceback is not None and traceback.tb_frame.f_code is not code:
         traceback = traceback.tb_next
     if traceback is None:  # raised before the script ran, by an import of its parent package
-        traceback = _outside(error.__traceback__)
+        traceback = _traceback_outside_of_exec(error.__traceback__)
     if isinstance(error, GuardError):
         _end_at_users_line(traceback)
     error.__traceback__ = _without_hooks(traceback)
@@ -265,7 +265,7 @@ def _end_at_users_line(traceback: TracebackType | None) -> None:
         last.tb_next = None
 
 
-def _outside(traceback: TracebackType | None) -> TracebackType | None:
+def _traceback_outside_of_exec(traceback: TracebackType | None) -> TracebackType | None:
     while traceback is not None and traceback.tb_frame.f_globals.get("__name__", "").startswith(
         ("ampcompare.script.legacy", "importlib")
     ):
@@ -273,7 +273,7 @@ def _outside(traceback: TracebackType | None) -> TracebackType | None:
     return traceback
 
 
-def _print_missing(finder: ApexFinder | None, error: BaseException | None) -> None:
+def _print_missing_names(finder: ApexFinder | None, error: BaseException | None) -> None:
     names = [] if finder is None else missing_names(finder, error)
     if names:
         say(
@@ -282,7 +282,7 @@ def _print_missing(finder: ApexFinder | None, error: BaseException | None) -> No
         )
 
 
-def _print_sums(recorder: Recorder | None) -> None:
+def _print_step_sums(recorder: Recorder | None) -> None:
     if recorder is not None:
         empty = "the record has no step: none went through apex.amp, FP16_Optimizer or GradScaler"
         if child_processes.num_started():

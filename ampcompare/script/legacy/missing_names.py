@@ -18,7 +18,7 @@ def watch_names(finder: ApexFinder) -> None:
     """Add to `finder.missing` each attribute of `apex` modules that the script asks for and does not get."""
     for name, module in list(sys.modules.items()):
         if _is_compat(name):
-            _watch(module, finder.missing)
+            _watch_module(module, finder.missing)
     find_spec = finder.find_spec
 
     @functools.wraps(find_spec)
@@ -62,15 +62,15 @@ def _watch_when_loaded(loader: Any, missing: list[str]) -> None:
 
     def exec_module(module: ModuleType) -> None:
         execute(module)
-        _watch(module, missing)
+        _watch_module(module, missing)
 
     loader.exec_module = exec_module
 
 
-def _watch(module: ModuleType, missing: list[str]) -> None:
+def _watch_module(module: ModuleType, missing: list[str]) -> None:
     """Add a `__getattr__` that records names that the script asks for, and otherwise answers as before."""
     before: Callable[[str], Any] | None = module.__dict__.get("__getattr__")
-    alias = _alias(module.__name__)
+    alias = _name_in_script(module.__name__)
 
     def lookup(name: str) -> Any:
         try:
@@ -87,5 +87,5 @@ def _watch(module: ModuleType, missing: list[str]) -> None:
     module.__dict__["__getattr__"] = lookup
 
 
-def _alias(name: str) -> str:
+def _name_in_script(name: str) -> str:
     return "amp_C" if name == f"{HOME}.amp_C" else "apex" + name[len(HOME) :]

@@ -54,7 +54,7 @@ class Prepared:
             self.recorder.close(status, error, advice)
 
 
-def _warn(violation: guards.Violation, settings: ExecSettings) -> None:
+def _warn_of_violation(violation: guards.Violation, settings: ExecSettings) -> None:
     print_violation(violation)
     point_at_migrate(settings)
 
@@ -97,7 +97,9 @@ def prepare_process(
         record_steps(rows, amp=records_amp)
     if settings.guards != "off":
         # After the CUDA functions and an arm, so that the guards see what the script asks for.
-        guards.install(strict=settings.guards == "strict", say=lambda violation: _warn(violation, settings))
+        guards.install(
+            strict=settings.guards == "strict", say=lambda violation: _warn_of_violation(violation, settings)
+        )
     if settings.opt_level is not None:
         from ampcompare.base.patches import Layer, Subscriptions
 
@@ -117,7 +119,7 @@ def _provide_apex(settings: ExecSettings, *, quiet: bool) -> ApexFinder | None:
         if not probe.has_amp:
             raise BackendUnavailable(f"--engine nvidia: {probe.reason}")
         return None
-    if _takes_graft(settings, probe):
+    if _takes_only_amp_of_engine(settings, probe):
         assert probe.path is not None
         shim.install()
         if not quiet:
@@ -129,7 +131,7 @@ def _provide_apex(settings: ExecSettings, *, quiet: bool) -> ApexFinder | None:
     return finder
 
 
-def _takes_graft(settings: ExecSettings, installed: ApexInstall) -> bool:
+def _takes_only_amp_of_engine(settings: ExecSettings, installed: ApexInstall) -> bool:
     """Return whether the engine adds to NVIDIA's Apex without amp, whose kernels the script then keeps.
 
     Under an arm all of Apex is the engine's, as on other machines; and the kernels know no CPU.

@@ -329,7 +329,7 @@ class _Trace:
             self._is_cut = True
             raise _Enough(0)
         self._is_noting = True
-        digests.append([_digest(each) for each in _parameters(self._rows, number)])
+        digests.append([_digest(each) for each in _parameters_of_optimizer(self._rows, number)])
         self._is_noting = False
         if self._is_twin:
             self._is_twin = False
@@ -349,7 +349,7 @@ class _Trace:
         """Note the operations of a backward pass by their precision."""
         if self._is_inside:  # of a checkpoint: its operations run a second time
             return inner(tensors, *args, **options)
-        counts, halves = _operations(tensors)
+        counts, halves = _count_operations(tensors)
         self._passes.append(counts)
         self._halves |= halves
         self._is_inside = True
@@ -362,7 +362,7 @@ class _Trace:
         self._final = {
             f"{number}.{index}": each.detach().float().cpu().numpy().copy()
             for number in self._digests
-            for index, each in enumerate(_parameters(self._rows, number))
+            for index, each in enumerate(_parameters_of_optimizer(self._rows, number))
         }
 
     def write(self, folder: Path, script: str) -> None:
@@ -373,7 +373,7 @@ class _Trace:
         if self._digests:
             if not self._final:
                 self._keep()
-            names = _names(self._rows, list(self._digests))
+            names = _parameter_names(self._rows, list(self._digests))
             numpy.savez(folder / "weights.npz", **self._final)
         if self._first is not None and self._stored is not None and self._first.kept:
             import torch
@@ -425,7 +425,7 @@ def _policy_of_amp() -> list[float]:
     return next(([2.0, 0.5, float(each._scale_seq_len)] for each in scalers if each.dynamic), [])
 
 
-def _parameters(rows: Any, number: int) -> list[Any]:
+def _parameters_of_optimizer(rows: Any, number: int) -> list[Any]:
     optimizer = rows.optimizers[number]
     groups = getattr(optimizer, "param_groups", [])
     return [param for group in groups for param in group["params"]]
@@ -444,7 +444,7 @@ def _norm_of_gradients(optimizer: Any) -> float:
     return norm if scale is None else norm / float(scale)
 
 
-def _operations(tensors: Any) -> tuple[dict[str, tuple[int, int]], set[str]]:
+def _count_operations(tensors: Any) -> tuple[dict[str, tuple[int, int]], set[str]]:
     """Return how often each kind of operation below losses gave a 16-bit and a wider result, and the 16-bit types."""
     import torch
 
@@ -465,7 +465,7 @@ def _operations(tensors: Any) -> tuple[dict[str, tuple[int, int]], set[str]]:
     return {name: (counts[name, True], counts[name, False]) for name in {name for name, _ in counts}}, halves
 
 
-def _names(rows: Any, numbers: list[int]) -> dict[str, str]:
+def _parameter_names(rows: Any, numbers: list[int]) -> dict[str, str]:
     """Return the names of parameters, as far as a model that is alive has them."""
     from ampcompare.script.lifted_weights import live_modules
 
@@ -476,7 +476,7 @@ def _names(rows: Any, numbers: list[int]) -> dict[str, str]:
     return {
         f"{number}.{index}": known[id(parameter)]
         for number in numbers
-        for index, parameter in enumerate(_parameters(rows, number))
+        for index, parameter in enumerate(_parameters_of_optimizer(rows, number))
         if id(parameter) in known
     }
 

@@ -18,7 +18,7 @@ def explain_shadowing(error: BaseException) -> str | None:
     folder = Path(sys.path[0] or ".").resolve() if sys.path else None
     if folder is None or not isinstance(error, AttributeError | ImportError):
         return None
-    library, file = _imported_by_library(error, folder) or (None, _file_of(error, folder))
+    library, file = _imported_by_library(error, folder) or (None, _file_that_lacks_name(error, folder))
     if file is None:
         return None
     by = "" if library is None else f" by {library}"
@@ -39,7 +39,7 @@ def _imported_by_library(error: BaseException, folder: Path) -> tuple[str, str] 
     return None
 
 
-def _file_of(error: AttributeError | ImportError, folder: Path) -> str | None:
+def _file_that_lacks_name(error: AttributeError | ImportError, folder: Path) -> str | None:
     """Return the file that lacks a name, if there is another module with its name."""
     if isinstance(error, AttributeError):
         file = getattr(error.obj, "__file__", None) if isinstance(error.obj, ModuleType) else None

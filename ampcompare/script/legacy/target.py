@@ -78,10 +78,10 @@ def first_entry_last() -> Iterator[None]:
 def forget_shadowed() -> None:
     """Let the script find the files of its folder, also those with names of modules that this process has loaded."""
     if not sys.flags.safe_path:
-        _forget_shadowed(sys.path[0])
+        _forget_modules_of_folder(sys.path[0])
 
 
-def _forget_shadowed(folder: str) -> None:
+def _forget_modules_of_folder(folder: str) -> None:
     """Remove modules that the script finds in its own folder, and that plain Python would not have imported yet.
 
     Modules that have imported them keep them.

@@ -152,12 +152,14 @@ def _clamping_by_numbers(original: Callable[..., Any]) -> Callable[..., Any]:
     def clamp(self: Tensor, *args: Any, **kwargs: Any) -> Any:
         if self.is_floating_point() or self.is_complex():
             return original(self, *args, **kwargs)
-        return original(self, *map(_as_number, args), **{name: _as_number(value) for name, value in kwargs.items()})
+        return original(
+            self, *map(_as_integer_bound, args), **{name: _as_integer_bound(value) for name, value in kwargs.items()}
+        )
 
     return clamp
 
 
-def _as_number(bound: Any) -> Any:
+def _as_integer_bound(bound: Any) -> Any:
     """Return a bound that is a float tensor of one element as the integer that it was cast to."""
     if isinstance(bound, Tensor) and bound.is_floating_point() and bound.dim() == 0:
         note("an integer tensor is clamped by the value of a float tensor, as before torch 1.10")
@@ -355,17 +357,17 @@ def gloo_for_nccl() -> None:
         return
     # Its functions have the group as a default argument: imported later, they would keep a destroyed group alive.
     importlib.import_module("torch.distributed.nn.functional")
-    atexit.register(_destroy)
+    atexit.register(_destroy_open_group)
     init, new = dist.init_process_group, dist.new_group
 
     @functools.wraps(init)
     def init_process_group(backend: Any = None, *args: Any, **kwargs: Any) -> Any:
         kwargs.pop("device_id", None)
-        return init(_backend(backend), *args, **kwargs)
+        return init(_gloo_if_nccl(backend), *args, **kwargs)
 
     @functools.wraps(new)
     def new_group(ranks: Any = None, timeout: Any = None, backend: Any = None, *args: Any, **kwargs: Any) -> Any:
-        return new(ranks, timeout, _backend(backend), *args, **kwargs)
+        return new(ranks, timeout, _gloo_if_nccl(backend), *args, **kwargs)
 
     init_process_group._ampcompare_gloo = True  # type: ignore[attr-defined]
     for module in (dist, dist.distributed_c10d):
@@ -373,14 +375,14 @@ def gloo_for_nccl() -> None:
         module.new_group = new_group  # type: ignore[attr-defined]
 
 
-def _backend(requested: Any) -> Any:
+def _gloo_if_nccl(requested: Any) -> Any:
     if isinstance(requested, str) and requested.lower() == "nccl":
         note("process groups use gloo instead of nccl: there is no CUDA device")
         return "gloo"
     return requested
 
 
-def _destroy() -> None:
+def _destroy_open_group() -> None:
     """Destroy the group that a script left open: a gloo thread that outlives the interpreter can abort the process."""
     if dist.is_initialized():
         dist.destroy_process_group()

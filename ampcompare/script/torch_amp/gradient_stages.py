@@ -331,7 +331,7 @@ class GradientStages:
 
     def _have_numbers(self, optimizers: Iterable[Any]) -> bool:
         """Return whether any gradient of optimizers is not all zeros."""
-        return _any(grad.any() for optimizer in optimizers for grad in self._grads(optimizer))
+        return _is_any_true(grad.any() for optimizer in optimizers for grad in self._grads(optimizer))
 
     # Readers of gradients.
 
@@ -365,7 +365,7 @@ class GradientStages:
 
     def _compute_again(self, tensors: list[Tensor]) -> None:
         """Compute gradients that overflowed by the scale without it: nothing may skip what is done with them."""
-        if self._first_loss is None or not _any(
+        if self._first_loss is None or not _is_any_true(
             ~grad.isfinite().all() for one in tensors if (grad := one.grad) is not None
         ):
             return
@@ -501,7 +501,7 @@ class GradientStages:
     def _mark_overflow(self, optimizer: Any) -> None:
         """Let a step be skipped if the script has made its gradients of ones that overflowed, and cleared those."""
         self._has_overflow = False
-        if _any(~grad.isfinite().all() for grad in self._grads(optimizer)):
+        if _is_any_true(~grad.isfinite().all() for grad in self._grads(optimizer)):
             for flag in self._scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values():
                 flag.fill_(1.0)
 
@@ -512,7 +512,7 @@ def _state_without_overflow(optimizer: Any) -> dict[str, Any]:
     return {"stage": OptState.UNSCALED, "found_inf_per_device": {device: torch.zeros((), device=device)}}
 
 
-def _any(flags: Iterable[Tensor]) -> bool:
+def _is_any_true(flags: Iterable[Tensor]) -> bool:
     """Return whether one of these scalars is true; waits once for each device."""
     by_device: dict[torch.device, list[Tensor]] = {}
     for flag in flags:

@@ -147,7 +147,7 @@ class HalfScaling:
         return bool(self._precision.overflows(optimizer))
 
 
-def _alive(references: Iterable[weakref.ref[Any]]) -> list[Any]:
+def _alive_objects(references: Iterable[weakref.ref[Any]]) -> list[Any]:
     return [one for reference in references if (one := reference()) is not None]
 
 
@@ -197,7 +197,7 @@ class HalfWeights(TorchAmp):
 
     @property
     def _optimizers(self) -> list[Any]:
-        return _alive(self._found.optimizers)
+        return _alive_objects(self._found.optimizers)
 
     def is_by_apex(self) -> bool:
         """Return whether the script has prepared its models by `apex.amp`."""
@@ -280,7 +280,7 @@ class HalfWeights(TorchAmp):
         self._give_written()
         if not self._is_prepared or self._dtype is not None:  # of bf16 weights, where autocast fits what a part gets
             return None
-        models = _alive(self._found.models)
+        models = _alive_objects(self._found.models)
         if any(part is model for part in module.modules() for model in models):
             return None
         return next(
@@ -547,7 +547,7 @@ class _FoundModels:
         if self._is_over():
             self._is_done = True
             return
-        held = {id(param) for optimizer in _alive(self._waiting) for param in owned_params(optimizer)}
+        held = {id(param) for optimizer in _alive_objects(self._waiting) for param in owned_params(optimizer)}
         if not held or not (torch.is_grad_enabled() or self._wrappers.is_alone()):
             return  # a wrapper is made again by all ranks, and an evaluation may run on one
         model = bare_model(module)
@@ -556,14 +556,14 @@ class _FoundModels:
 
     def look_for_all(self) -> None:
         """Look for the models of new optimizers, before the step of one calls them."""
-        held = {id(param) for optimizer in _alive(self._waiting) for param in owned_params(optimizer)}
+        held = {id(param) for optimizer in _alive_objects(self._waiting) for param in owned_params(optimizer)}
         if held and not self._is_done and not self._is_over():
             self._find(None, held)
 
     def _find(self, model: nn.Module | None, held: set[int]) -> None:
         self._is_done = True
         gc.collect()  # those that the script has replaced by others
-        optimizers = _alive(self._waiting)
+        optimizers = _alive_objects(self._waiting)
         models = self._models_of(model, held, optimizers)
         self._wrappers.check(models, self._name)
         self.add(models, optimizers)
@@ -585,7 +585,7 @@ class _FoundModels:
         tree = _Tree()
         models: list[nn.Module] = []
         if model is not None and not (held - cast).isdisjoint(map(id, model.parameters())):
-            models.append(_whole(model, optimizers, tree))
+            models.append(_outermost_model(model, optimizers, tree))
         models += tree.others(models, held - cast)
         for one in models:
             if tree.is_sharded(one):
@@ -596,7 +596,7 @@ class _FoundModels:
                     )
                 )
             parts = {id(part) for part in one.modules() if part is not one}
-            if not parts.isdisjoint(map(id, _alive(self.models))):  # which would give it outputs in fp32
+            if not parts.isdisjoint(map(id, _alive_objects(self.models))):  # which would give it outputs in fp32
                 raise PreparationError(
                     here(
                         f"an optimizer that was made after the first forward pass has weights of {type(one).__name__} "
@@ -606,7 +606,7 @@ class _FoundModels:
         return models
 
 
-def _whole(model: nn.Module, optimizers: Sequence[Any], tree: _Tree) -> nn.Module:
+def _outermost_model(model: nn.Module, optimizers: Sequence[Any], tree: _Tree) -> nn.Module:
     """Return the module that a model is a part of, as long as an optimizer has weights of both; else the model."""
     parent = tree.parent_of(model)
     if parent is None:
@@ -616,7 +616,7 @@ def _whole(model: nn.Module, optimizers: Sequence[Any], tree: _Tree) -> nn.Modul
     for optimizer in optimizers:
         held = set(map(id, owned_params(optimizer)))
         if held & own and held & around:
-            return _whole(parent, optimizers, tree)
+            return _outermost_model(parent, optimizers, tree)
     return model
 
 

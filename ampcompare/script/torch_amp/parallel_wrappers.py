@@ -20,10 +20,10 @@ def reduce_wrappers_in(dtype: torch.dtype, name: str, events: Subscriptions) -> 
 
     def make(original: Any, wrapper: Any, *args: Any, **kwargs: Any) -> None:
         original(wrapper, *args, **kwargs)
-        wrapper.register_comm_hook(dtype, _reduce)
+        wrapper.register_comm_hook(dtype, _reduce_in_dtype)
 
     def register(original: Any, wrapper: Any, state: Any, hook: Any) -> None:
-        if hook is not _reduce:
+        if hook is not _reduce_in_dtype:
             raise UnsupportedCombination(
                 here(f"the script gives DistributedDataParallel a communication hook, and {name} needs its own")
             )
@@ -33,7 +33,7 @@ def reduce_wrappers_in(dtype: torch.dtype, name: str, events: Subscriptions) -> 
     events.wrap(nn.parallel.DistributedDataParallel, "register_comm_hook", register)
 
 
-def _reduce(dtype, bucket):  # type: ignore[no-untyped-def]  # torch compares annotations with types, and these are text
+def _reduce_in_dtype(dtype, bucket):  # type: ignore[no-untyped-def]  # torch compares annotations with types, and these are text
     return reduce_buckets_in(dtype, bucket)
 
 
@@ -70,7 +70,7 @@ class ParallelWrappers:
     def check(self, models: Sequence[nn.Module], name: str) -> None:
         """Refuse to make wrappers of models again that have a communication hook, which would be lost."""
         for wrapper, _, _ in self._around(models):
-            if any(hook is not _reduce for hook, _ in getattr(wrapper, "_comm_hooks", ())):
+            if any(hook is not _reduce_in_dtype for hook, _ in getattr(wrapper, "_comm_hooks", ())):
                 raise PreparationError(
                     here(
                         f"DistributedDataParallel has a communication hook, which {name} would lose by casting the "

@@ -62,7 +62,7 @@ class ScriptScaler:
         """Return the loss scale of a scaler, with what the script has written into its `_scale`."""
         scale = self._scales.get(scaler)
         if scale is None:
-            scale = self._scales[scaler] = _loss_scaler(self._arm)
+            scale = self._scales[scaler] = _make_loss_scaler(self._arm)
             scaler._growth_factor, scaler._backoff_factor = 2.0, 0.5
             scaler._growth_interval, scaler._init_scale = scale._scale_seq_len, scale.loss_scale()
             self._show(scaler, scale)
@@ -136,7 +136,7 @@ class ScriptScaler:
         self._show(scaler, scale)
 
 
-def _loss_scaler(arm: Arm) -> LossScaler:
+def _make_loss_scaler(arm: Arm) -> LossScaler:
     """Return what moves a loss scale as the arm declares it."""
     declared = None if arm.roles is None else arm.roles.loss_scale
     if declared is None or declared.interval is None:

@@ -55,7 +55,7 @@ class StateBefore:
         if tensor.is_sparse or tensor.is_meta:
             return
         copy = tensor.detach().clone()
-        self._undo.append(lambda: _write(tensor, copy))
+        self._undo.append(lambda: _write_if_changed(tensor, copy))
 
     def _keep_mapping(self, held: MutableMapping[Any, Any]) -> None:
         entries = dict(held)
@@ -84,7 +84,7 @@ class StateBefore:
             self._keep(value)
 
 
-def _write(tensor: Tensor, values: Tensor) -> None:
+def _write_if_changed(tensor: Tensor, values: Tensor) -> None:
     """Write values into a tensor; where nothing has changed it, its version stays."""
     if not torch.equal(tensor.detach(), values):
         tensor.detach().copy_(values)

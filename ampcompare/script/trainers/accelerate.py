@@ -74,14 +74,14 @@ def _follow_launch(name: str, context: TrainerContext, events: Subscriptions) ->
         if command[0] == sys.executable:  # otherwise by mpirun, or no Python
             os.environ.update(environment)
             is_module = command[1] == "-m"
-            _run(Target(command[1 + is_module], command[2 + is_module :], is_module=is_module))
+            _run_as_main(Target(command[1 + is_module], command[2 + is_module :], is_module=is_module))
             command = [sys.executable, "-c", ""]  # which is all that is left to start
         return command, environment
 
     events.wrap(sys.modules[name], "prepare_simple_launcher_cmd_env", prepare)
 
 
-def _run(target: Target) -> None:
+def _run_as_main(target: Target) -> None:
     """Run a script to its end as `__main__` of this process."""
     target.set_paths()
     forget_shadowed()

@@ -33,7 +33,7 @@ def follow_saved_states(note: Note, events: Subscriptions) -> None:
 
         events.wrap(sys.modules[ACCELERATOR].Accelerator, "save_state", save)
 
-    _await({ACCELERATOR: follow}, events)
+    _follow_when_imported({ACCELERATOR: follow}, events)
 
 
 def start_trainers_again(checkpoint: str, states: str, note: Note, events: Subscriptions) -> None:
@@ -108,7 +108,7 @@ def start_trainers_again(checkpoint: str, states: str, note: Note, events: Subsc
         for name in ("DataLoaderShard", "DataLoaderDispatcher"):
             events.wrap(getattr(sys.modules[LOADERS], name), "__iter__", iterate)
 
-    _await(
+    _follow_when_imported(
         {
             "transformers.trainer": follow_transformers,
             **{name: functools.partial(follow_lightning, name) for name in LIGHTNING},
@@ -119,7 +119,7 @@ def start_trainers_again(checkpoint: str, states: str, note: Note, events: Subsc
     )
 
 
-def _await(modules: dict[str, Callable[[], None]], events: Subscriptions) -> None:
+def _follow_when_imported(modules: dict[str, Callable[[], None]], events: Subscriptions) -> None:
     imports = ImportHook(modules)
     imports.begin()
     events.at_end(imports.end)

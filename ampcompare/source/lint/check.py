@@ -67,9 +67,9 @@ def _find_silenced(text: str) -> Callable[[Finding], bool]:
         whole = OF_FILE.search(line)
         part = None if whole else OF_LINE.search(line)
         if whole:
-            of_file.append(_codes(whole))
+            of_file.append(_codes_in_comment(whole))
         elif part:
-            by_line[number] = _codes(part)
+            by_line[number] = _codes_in_comment(part)
 
     def is_silenced(finding: Finding) -> bool:
         asked = [*of_file, *(by_line[line] for line in {finding.line, finding.last_line} if line in by_line)]
@@ -78,5 +78,5 @@ def _find_silenced(text: str) -> Callable[[Finding], bool]:
     return is_silenced
 
 
-def _codes(match: re.Match[str]) -> tuple[str, ...]:
+def _codes_in_comment(match: re.Match[str]) -> tuple[str, ...]:
     return tuple(code.upper() for code in re.split(r"[\s,]+", match["codes"])) if match["codes"] else ()

@@ -293,7 +293,7 @@ def training_scopes(module: Module) -> list[Scope]:
         if name == "step":
             for argument in call.args:  # a closure
                 callers.setdefault(last_name(argument), set()).add(scope)
-        if _is_of_training(call, scope, module):
+        if _is_training_call(call, scope, module):
             reached.add(scope)
     waiting = list(reached)
     while waiting:
@@ -304,7 +304,7 @@ def training_scopes(module: Module) -> list[Scope]:
     return [scope for scope in scopes if scope in reached]
 
 
-def _is_of_training(call: ast.Call, scope: Scope, module: Module) -> bool:
+def _is_training_call(call: ast.Call, scope: Scope, module: Module) -> bool:
     function = call.func
     if isinstance(function, ast.Attribute):
         return OF_TRAINING.search(function.attr) is not None or "scaler" in (dotted_name(function) or "").lower()

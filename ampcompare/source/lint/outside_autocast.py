@@ -58,14 +58,14 @@ def move_outside(
     if not _is_same(module, statement, losses, above):
         return ()
     edits = Edits(module)
-    edits.before(statement, [f"{name} = {_in_brackets(module.source(one))}" for one, name in above.items()])
+    edits.before(statement, [f"{name} = {_bracket_if_needed(module.source(one))}" for one, name in above.items()])
     device = "" if full == "torch.cuda.amp.autocast" else '"cuda", '
     edits.wrap(statement, statement, f"with {module.source(autocast.func)}({device}enabled=False):")
     for one in (each for pair in inputs for each in pair):
         if one in above:
             edits.replace(one, f"{above[one]}.float()")
         else:
-            _widen(module, edits, one)
+            _cast_input_to_fp32(module, edits, one)
     return () if edits.shared else edits.sorted_edits()
 
 
@@ -93,13 +93,13 @@ def _computed_above(
     return {one: _new_name(module, word) for one, word in pairs if not _is_same(module, one, losses, ())}
 
 
-def _in_brackets(text: str) -> str:
+def _bracket_if_needed(text: str) -> str:
     return f"({text})" if "\n" in text else text
 
 
 def _is_same(module: Module, part: ast.AST, losses: Collection[ast.Call], apart: Collection[ast.expr]) -> bool:
     """Return whether a part of a statement, without losses and what is kept apart, gives the same out of autocast."""
-    for node in _nodes(part, losses, apart):
+    for node in _nodes_of_tree(part, losses, apart):
         if isinstance(node, (ast.BinOp, ast.AugAssign)):
             is_reciprocal = isinstance(node.op, ast.Div) and isinstance(getattr(node, "left", None), ast.Constant)
             if isinstance(node.op, (ast.MatMult, ast.Pow)) or is_reciprocal:
@@ -109,12 +109,12 @@ def _is_same(module: Module, part: ast.AST, losses: Collection[ast.Call], apart:
     return True
 
 
-def _nodes(node: ast.AST, losses: Collection[ast.Call], apart: Collection[ast.expr]) -> Iterator[ast.AST]:
+def _nodes_of_tree(node: ast.AST, losses: Collection[ast.Call], apart: Collection[ast.expr]) -> Iterator[ast.AST]:
     """Yield the nodes of a tree without what is kept apart, and without what names a loss."""
     yield node
     for child in ast.iter_child_nodes(node):
         if child not in apart and not (node in losses and child is getattr(node, "func", None)):
-            yield from _nodes(child, losses, apart)
+            yield from _nodes_of_tree(child, losses, apart)
 
 
 def _is_without_cast(module: Module, call: ast.Call, losses: Collection[ast.Call]) -> bool:
@@ -126,7 +126,7 @@ def _is_without_cast(module: Module, call: ast.Call, losses: Collection[ast.Call
     return isinstance(call.func, ast.Name) and call.func.id in BUILT_IN
 
 
-def _widen(module: Module, edits: Edits, node: ast.expr) -> None:
+def _cast_input_to_fp32(module: Module, edits: Edits, node: ast.expr) -> None:
     """Make an input of a loss fp32 before it is reshaped, or goes through a sigmoid."""
     is_fp32 = through_sigmoid = False
     while isinstance(node, ast.Call):

@@ -87,14 +87,14 @@ class Report(Shown):
 
     def summary(self) -> str:
         """Return the counts in one line."""
-        fixed = f"{_count_of(self.fixed, 'finding')} fixed; " if self.fixed else ""
+        fixed = f"{_count_text(self.fixed, 'finding')} fixed; " if self.fixed else ""
         files = len({finding.path for finding in self.findings})
         fixable = sum(finding.fixable for finding in self.findings)
         hint = f"; --fix corrects {fixable} of them" if fixable else ""
-        examined = _count_of(self.files, "file")
+        examined = _count_text(self.files, "file")
         where = f" in {files} of {examined}" if files else f" in {examined}"
-        unread = f"; {_count_of(len(self.unread), 'file')} not read" if self.unread else ""
-        return f"{fixed}{_count_of(len(self.findings), 'finding')}{where}{hint}{unread}"
+        unread = f"; {_count_text(len(self.unread), 'file')} not read" if self.unread else ""
+        return f"{fixed}{_count_text(len(self.findings), 'finding')}{where}{hint}{unread}"
 
 
 def level_of(code: str) -> str:
@@ -102,17 +102,17 @@ def level_of(code: str) -> str:
     return "error" if code.startswith(("AMP1", "AMP2")) else "warning"
 
 
-def _count_of(number: int, noun: str) -> str:
+def _count_text(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _text(report: Report) -> Iterator[str]:
+def _text_lines(report: Report) -> Iterator[str]:
     for one in report.findings:
         fix = " [*]" if one.fixable else ""
         yield printable(f"{one.path}:{one.place}: {one.code}{fix} {one.message}; {CODES[one.code].remedy}", LONGEST)
 
 
-def _json(report: Report) -> Iterator[str]:
+def _json_lines(report: Report) -> Iterator[str]:
     findings = [
         {
             "path": one.path.as_posix(),
@@ -141,7 +141,7 @@ def _json(report: Report) -> Iterator[str]:
     yield json.dumps(document, indent=2)
 
 
-def _github(report: Report) -> Iterator[str]:
+def _github_lines(report: Report) -> Iterator[str]:
     for one in report.findings:
         cell = "" if one.place.cell is None else f"cell {one.place.cell}: "
         line = f",line={one.place.line},col={one.place.column}" if one.place.cell is None else ""
@@ -161,7 +161,7 @@ def _property(text: str) -> str:
     return _escape(text).replace(":", "%3A").replace(",", "%2C")
 
 
-def _sarif(report: Report) -> Iterator[str]:
+def _sarif_lines(report: Report) -> Iterator[str]:
     codes = sorted({one.code for one in report.findings})
     results: list[dict[str, Any]] = []
     seen: Counter[tuple[str, str, str]] = Counter()
@@ -224,8 +224,8 @@ def _sarif_location(path: Path, region: dict[str, int] | None) -> dict[str, Any]
 
 
 FORMATS: dict[str, Callable[[Report], Iterator[str]]] = {
-    "text": _text,
-    "json": _json,
-    "github": _github,
-    "sarif": _sarif,
+    "text": _text_lines,
+    "json": _json_lines,
+    "github": _github_lines,
+    "sarif": _sarif_lines,
 }

@@ -52,11 +52,11 @@ class Selection:
 
     def reports(self, code: str) -> bool:
         """Return whether findings of a code are reported."""
-        return code in _codes_to_report(self.select, self.ignore)
+        return code in _reported_codes(self.select, self.ignore)
 
 
 @functools.cache
-def _codes_to_report(select: tuple[str, ...], ignore: tuple[str, ...]) -> frozenset[str]:
+def _reported_codes(select: tuple[str, ...], ignore: tuple[str, ...]) -> frozenset[str]:
     def longest(prefixes: Iterable[str], code: str) -> int:
         return max((len(prefix) for prefix in prefixes if code.startswith(prefix)), default=0)
 

@@ -63,6 +63,11 @@ BUFFERS = (
     "torch's DistributedDataParallel sends the buffers of rank 0 before each forward pass, so that one on rank 0 alone "
     f"waits for the others; Apex's does not: pass {APART} where this is called"
 )
+UNUSED = (
+    "Apex's DistributedDataParallel takes parameters that never get a gradient; torch's raises an error in the second "
+    "step: pass {0} if there are any that do not have requires_grad=False"
+)
+UNUSED_OPTION = "find_unused_parameters=True"
 SHARDS = (
     "each rank holds all weights in fp32 now, which takes more memory than O2; if that is too much, "
     "torch.distributed.fsdp.fully_shard (FSDP2) splits weights, gradients and optimizer state over the ranks"
@@ -168,6 +173,8 @@ class Replacements:
         call = self._call(node)
         if twin == DDP:
             self._ddp(call) if call is not None else self._note(node, BUFFERS)
+            if may_lack_gradients(call):
+                self._note(call or node, UNUSED.format(UNUSED_OPTION))
         self._refuse_options(call, twin)
         own = [
             (statement, alias.name)
@@ -424,6 +431,12 @@ def _why_left(meaning: str) -> str | None:
         return None
     when, instead = GONE[gone]
     return f"Apex removed {gone} {when}: take {instead}"
+
+
+def may_lack_gradients(ddp: ast.Call | None) -> bool:
+    """Return whether Apex's DistributedDataParallel, or what is not called here, may not look for unused parameters."""
+    given = {} if ddp is None else arguments(ddp, DDP_ARGUMENTS)
+    return not any(is_literal(given.get(each), True) for each in ("delay_allreduce", "find_unused_parameters"))
 
 
 def _is_off(value: ast.expr | None) -> bool:

@@ -76,10 +76,10 @@ def _inspect(path: Path, contents: Contents) -> Inspection:
         level=level,
         level_because=because,
         arm=parts.arm,
-        rows=list(_rows(parts)),
-        scales=list(_scales(parts)),
-        notes=list(_notes(parts)),
-        traps=list(_traps(parts)),
+        rows=list(_inspection_rows(parts)),
+        scales=list(_loss_scale_rows(parts)),
+        notes=list(_note_sentences(parts)),
+        traps=list(_trap_sentences(parts)),
         objects=objects,
         calls=contents.calls,
     )
@@ -116,18 +116,18 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             todo += reversed(list(value.values() if isinstance(value, Mapping) else value))
 
 
-def _rows(parts: CheckpointContents) -> Iterator[dict[str, Any]]:
+def _inspection_rows(parts: CheckpointContents) -> Iterator[dict[str, Any]]:
     kinds = (("weights", parts.models), ("averaged weights", parts.averages), ("optimizer", parts.optimizers))
     for kind, entries in kinds:
         for place, entry in entries.items():
             is_other = kind == "weights" and len(parts.models) > 1 and _are_statistics(entry)
             with reading(*place):
-                row = _row("tensors" if is_other else kind, ".".join(place) or "(all)", entry)
+                row = _inspection_row("tensors" if is_other else kind, ".".join(place) or "(all)", entry)
             yield row
     where = parts.where_masters or "masters"
     for index, masters in enumerate(parts.masters):
         if masters:
-            yield _row("fp32 masters", f"{where}.{index}" if len(parts.masters) > 1 else where, masters)
+            yield _inspection_row("fp32 masters", f"{where}.{index}" if len(parts.masters) > 1 else where, masters)
 
 
 def _are_statistics(entry: Mapping[str, Any]) -> bool:
@@ -135,7 +135,7 @@ def _are_statistics(entry: Mapping[str, Any]) -> bool:
     return all(key.lower().strip("_") in STATISTICS for key in entry)
 
 
-def _row(kind: str, place: str, entry: Mapping[str, Any]) -> dict[str, Any]:
+def _inspection_row(kind: str, place: str, entry: Mapping[str, Any]) -> dict[str, Any]:
     inner = entry["state"] if kind == "optimizer" else entry
     tensors = list(_tensors(inner))
     dtypes = Counter(str(tensor.dtype).removeprefix("torch.") for tensor in tensors)
@@ -148,7 +148,7 @@ def _row(kind: str, place: str, entry: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _scales(parts: CheckpointContents) -> Iterator[dict[str, Any]]:
+def _loss_scale_rows(parts: CheckpointContents) -> Iterator[dict[str, Any]]:
     for place, state in parts.apex.items():
         for name, own in state.items():
             yield {
@@ -178,7 +178,7 @@ def _scales(parts: CheckpointContents) -> Iterator[dict[str, Any]]:
         }
 
 
-def _notes(parts: CheckpointContents) -> Iterator[str]:
+def _note_sentences(parts: CheckpointContents) -> Iterator[str]:
     for place, model in parts.models.items():
         if prefix := common_prefix(model):
             yield f"the names in {'.'.join(place) or 'it'} begin with `{prefix}`: saved from inside of a wrapper"
@@ -186,7 +186,7 @@ def _notes(parts: CheckpointContents) -> Iterator[str]:
         yield f"{parts.unmatched} masters have no weight with their values in 16 bits"
 
 
-def _weights(parts: CheckpointContents, *, of_norms: bool) -> Iterator[Tensor]:
+def _iter_weights(parts: CheckpointContents, *, of_norms: bool) -> Iterator[Tensor]:
     for model in parts.models.values():
         yield from floating_entries(model, of_norms=of_norms)
 
@@ -198,7 +198,7 @@ def guess_level(parts: CheckpointContents) -> tuple[str | None, str]:
         return (options.split(",")[0] or "O1", "its arm") if head == "apex" else (None, "")
     if parts.wrappers:
         return None, "FP16_Optimizer has none; its masters are those of O2"
-    weights = list(_weights(parts, of_norms=False))
+    weights = list(_iter_weights(parts, of_norms=False))
     half = next((kind for model in parts.models.values() if (kind := half_dtype(model)) is not None), None)
     if not parts.apex:
         if any(parts.masters):
@@ -211,8 +211,8 @@ def guess_level(parts: CheckpointContents) -> tuple[str | None, str]:
     if half is torch.bfloat16:
         return "O5", "weights are bf16 values"
     if half is not None:
-        norms = is_rounded(_weights(parts, of_norms=True))
-        state = is_rounded(_moments(parts))
+        norms = is_rounded(_iter_weights(parts, of_norms=True))
+        state = is_rounded(_iter_moments(parts))
         if norms is False or state is False:
             return "O2", "weights are fp16 values, batch norms or optimizer state are not"
         if norms or _half_state(parts):
@@ -229,7 +229,7 @@ def guess_level(parts: CheckpointContents) -> tuple[str | None, str]:
     return "O1", "fp32 weights and a loss scale"
 
 
-def _moments(parts: CheckpointContents) -> Iterator[Tensor]:
+def _iter_moments(parts: CheckpointContents) -> Iterator[Tensor]:
     for optimizer in parts.optimizers.values():
         for state in optimizer["state"].values():
             if isinstance(state, Mapping):
@@ -237,10 +237,10 @@ def _moments(parts: CheckpointContents) -> Iterator[Tensor]:
 
 
 def _half_state(parts: CheckpointContents) -> bool:
-    return any(tensor.dtype is torch.float16 for tensor in _moments(parts))
+    return any(tensor.dtype is torch.float16 for tensor in _iter_moments(parts))
 
 
-def _traps(parts: CheckpointContents) -> Iterator[str]:
+def _trap_sentences(parts: CheckpointContents) -> Iterator[str]:
     yield from broken_values(parts)
     kinds = {half_dtype(model) for model in parts.models.values()} - {None}
     rounded = bool(kinds)
@@ -259,11 +259,11 @@ def _traps(parts: CheckpointContents) -> Iterator[str]:
         yield f"{bare} weights in 16 bits have no fp32 master: a resume begins with their rounded values"
     if _half_state(parts):
         yield "optimizer state is fp16, rounded to 11 bits"
-    elif any(tensor.dtype is torch.bfloat16 for tensor in _moments(parts)):
+    elif any(tensor.dtype is torch.bfloat16 for tensor in _iter_moments(parts)):
         yield "optimizer state is bf16, rounded to 8 bits"
-    elif is_rounded(_moments(parts)):
+    elif is_rounded(_iter_moments(parts)):
         yield "optimizer state holds fp16 values only, so it is one step old or went through fp16 on a resume"
-    if parts.optimizers and torch.float16 in kinds and not list(_scales(parts)):
+    if parts.optimizers and torch.float16 in kinds and not list(_loss_scale_rows(parts)):
         yield "no state of the loss scaler: its scale restarts at 65536, and the first steps after a resume are skipped"
     for state in parts.apex.values():
         for name, entry in state.items():
@@ -291,7 +291,7 @@ def broken_values(parts: CheckpointContents) -> Iterator[str]:
                 f"{'.'.join(place) or 'the file'} holds {sum(bad.values())} values that are NaN or infinite "
                 f"({names}{more}): no training resumes from it; take a checkpoint from before"
             )
-    for scale in _scales(parts):
+    for scale in _loss_scale_rows(parts):
         value = scale["scale"]
         if not isinstance(value, int | float) or not 0 < value < math.inf:
             yield f"the loss scale {scale['place']} is {value}, not a positive number: no gradient is usable with it"

@@ -84,7 +84,7 @@ def shard(
 
 def units(model: nn.Module) -> list[nn.Module]:
     """Return the parts of `model` that are gathered one after the other, without the model itself."""
-    found = [child for child in _blocks(model) if _is_unit(child)]
+    found = [child for child in _outermost_blocks(model) if _is_unit(child)]
     if not found and not isinstance(model, LISTS):
         found = [child for child in model.children() if _is_unit(child)]
     holders = Counter(id(param) for _, param in model.named_parameters(remove_duplicate=False))
@@ -96,10 +96,10 @@ def units(model: nn.Module) -> list[nn.Module]:
     return alone
 
 
-def _blocks(module: nn.Module) -> Iterator[nn.Module]:
+def _outermost_blocks(module: nn.Module) -> Iterator[nn.Module]:
     """Yield the children of the outermost lists of modules."""
     for child in [module] if isinstance(module, LISTS) else module.children():
-        yield from child.children() if isinstance(child, LISTS) else _blocks(child)
+        yield from child.children() if isinstance(child, LISTS) else _outermost_blocks(child)
 
 
 def _is_unit(module: nn.Module) -> bool:

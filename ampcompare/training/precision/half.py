@@ -490,7 +490,7 @@ class Half(Precision):
 
     def _step_on_device(self, optimizers: Sequence[Optimizer], scale: DeviceLossScale) -> StepOutcome:
         """Step without reading a flag: the optimizers leave weights and state as they are where theirs is set."""
-        flags = [_union(self._flags[id(optimizer)], like=scale.inverse) for optimizer in optimizers]
+        flags = [_is_any_set(self._flags[id(optimizer)], like=scale.inverse) for optimizer in optimizers]
         self._forget(optimizers)
         for optimizer, flag in zip(optimizers, flags, strict=True):
             optimizer.found_inf, optimizer.grad_scale = flag, None  # type: ignore[attr-defined]
@@ -499,7 +499,7 @@ class Half(Precision):
             finally:
                 del optimizer.found_inf, optimizer.grad_scale  # type: ignore[attr-defined]
             self._weights[id(optimizer)].give_weights()  # after a skip the same weights again
-        scale.update(_union(flags, like=scale.inverse), self.growth_interval, MIN_SCALE)
+        scale.update(_is_any_set(flags, like=scale.inverse), self.growth_interval, MIN_SCALE)
         moved = scale.copy()
 
         def resolve(values: list[float]) -> tuple[tuple[bool, ...], tuple[float, ...]]:
@@ -545,7 +545,7 @@ class Half(Precision):
             self._stochastic.seed, self._stochastic.rounds = int(state["rounding_seed"]), int(state["rounding_steps"])
 
 
-def _union(flags: Sequence[Tensor], *, like: Tensor) -> Tensor:
+def _is_any_set(flags: Sequence[Tensor], *, like: Tensor) -> Tensor:
     """Return a scalar on the device of `like` that is not 0 if one of these is not."""
     if not flags:
         return torch.zeros_like(like)

@@ -100,11 +100,11 @@ def find_ids(patterns: Sequence[str], named: Sequence[tuple[str, nn.Module]], op
     """
     kept: set[int] = set()
     for pattern in patterns:
-        found = [module for name, module in named if _matches(pattern, name, module)]
+        found = [module for name, module in named if _pattern_matches(pattern, name, module)]
         if not found:
             raise ConfigError(
                 f"{option}={pattern} matches no module, neither by its dotted name nor by its type; "
-                f"{_near(pattern, named)}"
+                f"{_near_names_hint(pattern, named)}"
             )
         kept.update(id(inner) for module in found for inner in module.modules())
     size = -1
@@ -115,11 +115,11 @@ def find_ids(patterns: Sequence[str], named: Sequence[tuple[str, nn.Module]], op
     return kept
 
 
-def _matches(pattern: str, name: str, module: nn.Module) -> bool:
+def _pattern_matches(pattern: str, name: str, module: nn.Module) -> bool:
     return fnmatchcase(name, pattern) or fnmatchcase(type(module).__name__, pattern)
 
 
-def _near(pattern: str, named: Sequence[tuple[str, nn.Module]]) -> str:
+def _near_names_hint(pattern: str, named: Sequence[tuple[str, nn.Module]]) -> str:
     known = [*dict.fromkeys([*(name for name, _ in named), *(type(module).__name__ for _, module in named)])]
     core = pattern.strip("*.").lower()
     ends = {name: name.rpartition(".")[2].lower() for name in known}

@@ -215,7 +215,9 @@ def _multiply_watched(layer: LayerFormats, role: str, left: Tensor, right: Tenso
     figures = is_lost = None
     if rounding is not None:
         a, b = operands
-        figures = sum_figures([_figures(a, rounding, role, is_left=True), _figures(b, rounding, role, is_left=False)])
+        figures = sum_figures(
+            [_rounding_figures(a, rounding, role, is_left=True), _rounding_figures(b, rounding, role, is_left=False)]
+        )
     if role != "fprop":
         exact = left.float() @ right.float().t()
         is_lost = ~result.any() & exact.bfloat16().any()
@@ -229,7 +231,7 @@ def sum_figures(figures: list[Tensor]) -> Tensor:
     return torch.stack(figures).sum(0)
 
 
-def _figures(operand: _Operand, rounding: ProductRounding, role: str, *, is_left: bool) -> Tensor:
+def _rounding_figures(operand: _Operand, rounding: ProductRounding, role: str, *, is_left: bool) -> Tensor:
     """Return the figures of `LinearProduct` of one operand."""
     matrix, element = operand.matrix, rounding.element_of(role, is_left=is_left)
     square = rounding.is_square(role, is_left=is_left)

@@ -116,7 +116,7 @@ def _nvfp4_scales(largest: Tensor, scale: str, one: Tensor) -> tuple[Tensor, Ten
     return (1 / whole) / tile, tile, whole
 
 
-def _split(x: Tensor, rows: int, columns: int) -> Tensor:
+def _split_tiles(x: Tensor, rows: int, columns: int) -> Tensor:
     """Return a matrix as (row tiles, rows, column tiles, columns), filled up with zeros; 0 is the whole size."""
     rows, columns = rows or x.shape[0], columns or x.shape[1]
     down, right = -x.shape[0] % rows, -x.shape[1] % columns
@@ -150,7 +150,7 @@ def round_matrix(
         generator: rounds at random.
     """
     tile_rows = 0 if form.shares == "tensor" else form.block if square else 1
-    blocks = _split(x, tile_rows, form.block)
+    blocks = _split_tiles(x, tile_rows, form.block)
     largest = blocks.abs().amax((1, 3), keepdim=True)
     factor, tile, whole = _make_scales(largest, element, form, scale)
     unrounded = blocks * factor
@@ -188,7 +188,7 @@ def round_values(
             tiles, over = tiles.unflatten(summed, (-1, form.block)), (summed + 1,)
     else:
         tiles, over = stored, (0, 1) if form.shares == "tensor" else (summed,)
-    largest = _largest(tiles, over)
+    largest = _largest_magnitude(tiles, over)
     rounded = None
     whole: Tensor | float = 1.0
     if scale in E8M0_SCALES:
@@ -208,7 +208,7 @@ def round_values(
     return rounded.t() if by_columns else rounded, whole
 
 
-def _largest(tiles: Tensor, over: tuple[int, ...]) -> Tensor:
+def _largest_magnitude(tiles: Tensor, over: tuple[int, ...]) -> Tensor:
     """Return the largest magnitude over some dimensions, which stay with size 1; NaN where there is one."""
     magnitudes = tiles.abs()
     is_short = over == (tiles.dim() - 1,) and tiles.dim() == 3 and tiles.shape[-1] < _VECTORS
@@ -285,4 +285,4 @@ def multiply_by_hadamard(x: Tensor, matrix: Tensor) -> Tensor:
         down = -len(stored) % HADAMARD
         blocks: Tensor = (F.pad(stored, (0, 0, 0, down)) if down else stored).unflatten(0, (-1, HADAMARD))
         return (matrix.t() @ blocks).bfloat16().float().flatten(0, 1).t()
-    return join_tiles(_split(x, 1, HADAMARD) @ matrix).bfloat16().float()
+    return join_tiles(_split_tiles(x, 1, HADAMARD) @ matrix).bfloat16().float()

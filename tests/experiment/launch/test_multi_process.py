@@ -17,7 +17,7 @@ import pytest
 from ampcompare.base.processes.start import start_command
 from ampcompare.experiment.launch.contract import Progress
 from ampcompare.experiment.launch.multi_process import MultiProcessLauncher
-from ampcompare.experiment.launch.start_ranks import _end
+from ampcompare.experiment.launch.start_ranks import _end_ranks
 from ampcompare.results.records.run import RunRecord, read_record
 from ampcompare.results.records.step import iter_steps
 from ampcompare.settings.config import RunConfig
@@ -257,5 +257,5 @@ def test_ranks_are_asked_to_end_before_they_are_killed() -> None:
     """SIGTERM gives a rank the time to save; one that has ended is left alone."""
     ranks = [subprocess.Popen([name, "60"]) for name in ("sleep", "true")]
     ranks[1].wait(10)
-    _end(ranks, 20)
+    _end_ranks(ranks, 20)
     assert [rank.returncode for rank in ranks] == [-signal.SIGTERM, 0]

@@ -189,10 +189,10 @@ def test_the_place_of_a_task_of_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SLURM_JOB_ID", "71")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
-    assert slurm._place() == "job 71 on n[1-2]"
+    assert slurm._job_place() == "job 71 on n[1-2]"
     for name, value in (("SLURM_ARRAY_JOB_ID", "70"), ("SLURM_ARRAY_TASK_ID", "3"), ("SLURM_JOB_GPUS", "2,3")):
         monkeypatch.setenv(name, value)
-    assert slurm._place() == "job 70_3 on n[1-2], GPU 2,3"
+    assert slurm._job_place() == "job 70_3 on n[1-2], GPU 2,3"
 
 
 class RayError(Exception):

@@ -105,8 +105,8 @@ class ScriptLauncher(ForkServerLauncher):
             record = failed_script(config, "asked to stop", started=started).model_copy(
                 update={"status": "interrupted"}
             )
-        elif error := self._stuck or _failure(config.script, code, rows, folder):
-            record = failed_script(config, error, exit_code=_our_code(code, rows), started=started)
+        elif error := self._stuck or _failure_reason(config.script, code, rows, folder):
+            record = failed_script(config, error, exit_code=_exit_code_for_script(code, rows), started=started)
         else:
             assert output is not None
             record = script_record(
@@ -258,13 +258,13 @@ def first_weights_config(config: RunConfig) -> RunConfig:
     return config.model_copy(update=recording)
 
 
-def _our_code(code: int, rows: ScriptRows) -> int:
+def _exit_code_for_script(code: int, rows: ScriptRows) -> int:
     """Return the exit code of a failed cell: what the script itself passes to `sys.exit` is none of ampcompare's."""
     is_scripts = rows.ended is not None and rows.ended.get("error") is None
     return code if code in OUR_ERRORS and not is_scripts else 3
 
 
-def _failure(script: ScriptConfig, code: int, rows: ScriptRows, folder: Path) -> str:
+def _failure_reason(script: ScriptConfig, code: int, rows: ScriptRows, folder: Path) -> str:
     """Return why a script gave no result; "" if it did."""
     if code < 0:
         return f"the script {how_ended(code)}"
@@ -285,14 +285,14 @@ def _failure(script: ScriptConfig, code: int, rows: ScriptRows, folder: Path) ->
             "WORLD_SIZE in its environment"
         )
     if code != 0:
-        return _last_words(code, folder)
+        return _last_line_of_output(code, folder)
     if not rows.steps:
         called = f" (step() of {' and '.join(rows.optimizers)} was not called)" if rows.optimizers else ""
         return f"the script ended with exit code 0, but made no optimizer step{called}"
     return "" if rows.ended else "the script's process ended before its record was complete"
 
 
-def _last_words(code: int, folder: Path) -> str:
+def _last_line_of_output(code: int, folder: Path) -> str:
     """Return the last line of a script's output, or ampcompare's own if it is about the end."""
     lines = last_lines(folder / CellFile.LOG, MAX_LAST_LINES)
     lines = [line for line in lines if not NO_REASON.match(line) and WORD.search(line)]  # no ruled line
@@ -375,8 +375,8 @@ def script_record(
     for metric in script.metrics:
         found = list(printed[metric.name] if metric.pattern is not None else rows.scalars.get(metric.name, []))
         if not found:
-            return failed_script(config, _why_unseen(metric, rows), started=started)
-        found, fault, note = _of_one_rank(metric.name, found, is_alone=rows.rank is None or rows.rank[1] == 1)
+            return failed_script(config, _why_metric_unseen(metric, rows), started=started)
+        found, fault, note = _values_of_one_rank(metric.name, found, is_alone=rows.rank is None or rows.rank[1] == 1)
         if fault := fault or (faults or {}).get(metric.name, ""):
             return failed_script(config, fault, started=started)
         notes += [note] if note else []
@@ -384,15 +384,15 @@ def script_record(
         values[metric.name] = pick_value(metric, found)
         if isinstance(value := values[metric.name], Printed):
             steps[metric.name] = value.step
-        lost = lost or ("" if values.keys() - {metric.name} else _why_lost(metric, found, values[metric.name]))
+        lost = lost or ("" if values.keys() - {metric.name} else _why_metric_lost(metric, found, values[metric.name]))
     if not script.metrics:
         values[LOSS] = statistics.fmean(losses[-max(1, len(losses) // TAIL_SHARE) :])
-    diverged, divergence = _divergence(losses, config.nan_patience)
+    diverged, divergence = _find_divergence(losses, config.nan_patience)
     if diverged is None and lost:
         diverged, divergence = max(0, len(losses) - 1), lost
     status: Literal["completed", "diverged"] = "completed" if diverged is None else "diverged"
     first, *others = values
-    summary = _summary(config, rows, losses, wall_seconds).model_copy(
+    summary = _summarize_run(config, rows, losses, wall_seconds).model_copy(
         update={
             "metric_final": values[first] if diverged is None else None,
             "metric_best": values[first] if math.isfinite(values[first]) else None,
@@ -412,7 +412,7 @@ def script_record(
         arm=config.arm,
         status=status,
         config=config,
-        engine=_engine(config, rows),
+        engine=_engine_of_rows(config, rows),
         ledger=rows.ledger,
         half=rows.setup.get("half"),
         host=host_name(),
@@ -426,7 +426,7 @@ def script_record(
     )
 
 
-def _of_one_rank(name: str, values: list[float], *, is_alone: bool) -> tuple[list[float], str, str]:
+def _values_of_one_rank(name: str, values: list[float], *, is_alone: bool) -> tuple[list[float], str, str]:
     """Return the values of rank 0, or of the rank that printed any; why there are none, and a note if ranks differ."""
     by_rank: dict[int | None, list[float]] = {}
     for value in values:
@@ -447,7 +447,7 @@ def _of_one_rank(name: str, values: list[float], *, is_alone: bool) -> tuple[lis
     return values, f"{whom} printed different values of metric {name} ({shown} in the end); print it on rank 0", ""
 
 
-def _why_lost(metric: ScriptMetric, values: Sequence[float], value: float) -> str:
+def _why_metric_lost(metric: ScriptMetric, values: Sequence[float], value: float) -> str:
     """Return that a metric ended as no number, or has none that counts; "" if it is one."""
     if metric.pick != "first" and not math.isfinite(values[-1]):
         return f"the last {metric.name} is {values[-1]:g}"
@@ -463,7 +463,7 @@ def pick_value(metric: ScriptMetric, values: Sequence[float]) -> float:
     return values[0 if metric.pick == "first" else -1]
 
 
-def _why_unseen(metric: ScriptMetric, rows: ScriptRows) -> str:
+def _why_metric_unseen(metric: ScriptMetric, rows: ScriptRows) -> str:
     if metric.pattern is not None:
         reason = f"no line of the script's output matches metric {metric.name}, {metric.pattern!r}"
     else:
@@ -472,7 +472,7 @@ def _why_unseen(metric: ScriptMetric, rows: ScriptRows) -> str:
     return f"{reason}. --list-metrics shows the available metrics"
 
 
-def _divergence(losses: Sequence[float], patience: int) -> tuple[int | None, str | None]:
+def _find_divergence(losses: Sequence[float], patience: int) -> tuple[int | None, str | None]:
     """Return the first of `patience` non-finite losses in a row, or of two or more at the end, and which it is."""
     row = 0
     for step, loss in enumerate(losses):
@@ -484,7 +484,7 @@ def _divergence(losses: Sequence[float], patience: int) -> tuple[int | None, str
     return None, None
 
 
-def _summary(config: RunConfig, rows: ScriptRows, losses: Sequence[float], wall_seconds: float) -> RunSummary:
+def _summarize_run(config: RunConfig, rows: ScriptRows, losses: Sequence[float], wall_seconds: float) -> RunSummary:
     steps, seconds = rows.steps, _timed_seconds(config, rows.steps)
     iqr = None
     if len(seconds) >= 4:
@@ -511,7 +511,7 @@ def _timed_seconds(config: RunConfig, steps: Sequence[StepRecord]) -> list[float
     return [step.seconds for step in steps if step.step >= config.warmup_steps]
 
 
-def _engine(config: RunConfig, rows: ScriptRows) -> EngineInfo | None:
+def _engine_of_rows(config: RunConfig, rows: ScriptRows) -> EngineInfo | None:
     if not config.parsed_arm.spec.calls_apex:
         return None
     version = str(rows.header.get("engine_version", "unknown"))

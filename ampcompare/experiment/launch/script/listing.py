@@ -81,7 +81,7 @@ def list_metrics(config: RunConfig) -> ShortRun:
         record = brief_record(config, folder)
         rows = read_rows(folder / CellFile.SCRIPT)
         seen = [
-            SeenMetric(metric, rows.sources[metric], len(values), values[-1], _option(metric))
+            SeenMetric(metric, rows.sources[metric], len(values), values[-1], _metric_option(metric))
             for metric, values in rows.scalars.items()
         ]
         seen += printed_metrics(last_lines(folder / CellFile.LOG, MAX_LINES))
@@ -116,16 +116,16 @@ def printed_metrics(lines: list[str]) -> Iterator[SeenMetric]:
     found: dict[tuple[str, str], dict[str, list[tuple[Place, float]]]] = {}
     for row, line in enumerate(plain):
         for name, before, match in _figures(line):
-            owner = _owner(line, match.start("name"))
+            owner = _owner_of_figure(line, match.start("name"))
             value = (row, match.start("number")), float(match["number"])
             found.setdefault((name, before), {}).setdefault(owner, []).append(value)
     for (name, before), by_owner in found.items():
         for owner, values in by_owner.items():
             shown = f"{owner.strip(OWNERS_MARKS)} {name}".strip() if len(by_owner) > 1 else name
-            patterns = _patterns(name, before, owner, [*by_owner], [other for other, _ in found])
+            patterns = _candidate_patterns(name, before, owner, [*by_owner], [other for other, _ in found])
             places = [place for place, _ in values]
-            pattern = next((one for one in patterns if _places(one, plain) == places), patterns[-1])
-            yield SeenMetric(shown, "output", len(values), values[-1][1], _option(shown, pattern))
+            pattern = next((one for one in patterns if _match_places(one, plain) == places), patterns[-1])
+            yield SeenMetric(shown, "output", len(values), values[-1][1], _metric_option(shown, pattern))
 
 
 def _figures(line: str) -> Iterator[tuple[str, str, re.Match[str]]]:
@@ -141,7 +141,7 @@ def _figures(line: str) -> Iterator[tuple[str, str, re.Match[str]]]:
         yield name, _without_apostrophe(f"{quote}{re.escape(name)}{quote}: ?{re.escape(opening)}"), entry
 
 
-def _owner(line: str, place: int) -> str:
+def _owner_of_figure(line: str, place: int) -> str:
     """Return what the figure at a place belongs to: the bracket that is open, else the last word with a colon."""
     opened: list[str] = []
     last = ""
@@ -157,7 +157,7 @@ def _owner(line: str, place: int) -> str:
     return opened[-1] if opened else last
 
 
-def _patterns(name: str, before: str, owner: str, owners: list[str], names: list[str]) -> list[str]:
+def _candidate_patterns(name: str, before: str, owner: str, owners: list[str], names: list[str]) -> list[str]:
     """Return patterns for a figure, the shortest first, which other figures of its name may match too."""
     words = [other.removesuffix(name) for other in names if other != name and other.endswith(f" {name}")]
     apart = BOUNDARY + "".join(rf"(?<!{re.escape(word)})" for word in dict.fromkeys(words))
@@ -168,7 +168,7 @@ def _patterns(name: str, before: str, owner: str, owners: list[str], names: list
     return [one + VALUE for one in (before, BOUNDARY + before, apart + before, place + apart + before)]
 
 
-def _places(pattern: str, lines: list[str]) -> list[Place]:
+def _match_places(pattern: str, lines: list[str]) -> list[Place]:
     """Return where a pattern takes a number, as it reads the output of a script."""
     wide = widen(pattern)
     return [
@@ -181,7 +181,7 @@ def _without_apostrophe(pattern: str) -> str:
     return pattern.replace("'", r"\x27")
 
 
-def _option(name: str, pattern: str | None = None) -> str:
+def _metric_option(name: str, pattern: str | None = None) -> str:
     goal = known_direction(name) or "MAX-OR-MIN"
     short = re.sub(r"[:=]", "_", name)[:40].strip()
     return f"--metric {shlex.quote(f'{short}:{goal}' + (f'={pattern}' if pattern else ''))}"

@@ -137,12 +137,12 @@ class OutputReader:
         text = INVISIBLE.sub("", text)
         for name, pattern in self._patterns.items():
             for found in pattern.finditer(text):
-                number = _whole(found, text)
+                number = _whole_number_at(found, text)
                 if number is None:
                     continue
-                if whole := _cut_number(found, text):
+                if whole := _truncated_number(found, text):
                     self.parts.setdefault(name, (found[1], whole))
-                if found.end() == found.end(1) and (unit := _unit(found, text)) is not None:
+                if found.end() == found.end(1) and (unit := _unit_behind_number(found, text)) is not None:
                     self.units.setdefault(name, {}).setdefault(unit, number)
                 self.values[name].append(Printed(number, rank, passing))
 
@@ -153,7 +153,7 @@ def widen(pattern: str) -> re.Pattern[str]:
     Else the last finite value would stand for a run that has diverged. A sign counts after a space or one of `=:(`, and
     so do blanks, which pad a number that has become shorter.
     """
-    place = _group(pattern)
+    place = _first_group_span(pattern)
     if place is None:
         return re.compile(pattern)
     begin, end = place
@@ -165,7 +165,7 @@ def widen(pattern: str) -> re.Pattern[str]:
         return re.compile(pattern)
 
 
-def _group(pattern: str) -> tuple[int, int] | None:
+def _first_group_span(pattern: str) -> tuple[int, int] | None:
     """Return where the inside of the first group that is kept begins and ends; None where it is not found."""
     opened: list[int | None] = []
     number = 0
@@ -190,9 +190,9 @@ def _group(pattern: str) -> tuple[int, int] | None:
     return None
 
 
-def _whole(found: re.Match[str], text: str) -> str | None:
+def _whole_number_at(found: re.Match[str], text: str) -> str | None:
     r"""Return the number that a pattern has matched, whole where it matched a part: `[\d.]+` takes 1.5 of 1.5e-05."""
-    own = _plain(found[1])
+    own = _number_text(found[1])
     if own is None:
         return None
     begin, end = found.span(1)
@@ -208,7 +208,7 @@ def _whole(found: re.Match[str], text: str) -> str | None:
     return own
 
 
-def _cut_number(found: re.Match[str], text: str) -> str:
+def _truncated_number(found: re.Match[str], text: str) -> str:
     """Return the number of which a pattern has matched the first digits only; "" if none."""
     begin, end = found.span(1)
     if found.end() != end or text[max(0, begin - 1) : begin] in (",", "_"):
@@ -220,7 +220,7 @@ def _cut_number(found: re.Match[str], text: str) -> str:
     return "" if whole is None or whole.end() <= end else whole[0]
 
 
-def _unit(found: re.Match[str], text: str) -> str | None:
+def _unit_behind_number(found: re.Match[str], text: str) -> str | None:
     """Return the letters, or %, right behind a number, "" if there are none; None where no digits are."""
     begin, end = found.span(1)
     first = re.search(r"\d|\.\d", found[1])
@@ -234,7 +234,7 @@ def _unit(found: re.Match[str], text: str) -> str | None:
     return "" if unit is None else unit[0]
 
 
-def _plain(text: str | None) -> str | None:
+def _number_text(text: str | None) -> str | None:
     """Return the number that a text holds as Python reads it; None if it holds none."""
     bare = (text or "").strip().rstrip("%.,;")
     if separated := SEPARATED.fullmatch(bare):

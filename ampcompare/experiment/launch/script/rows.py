@@ -83,12 +83,12 @@ def read_rows(path: Path) -> ScriptRows:
     if read:
         rows.header = read.pop(0)
     for row in read:
-        _add(rows, row)
-    rows.steps = list(_updates(row for row in read if row.get("kind") in ("backward", "plain_backward", "step")))
+        _add_row(rows, row)
+    rows.steps = list(_iter_updates(row for row in read if row.get("kind") in ("backward", "plain_backward", "step")))
     return rows
 
 
-def _add(rows: ScriptRows, row: dict[str, Any]) -> None:
+def _add_row(rows: ScriptRows, row: dict[str, Any]) -> None:
     kind = row.get("kind")
     if kind == "weights":
         rows.weights.append(row["sha256"])
@@ -132,7 +132,7 @@ class _Update:
     grad_norm: float | None = None
 
 
-def _updates(rows: Iterable[dict[str, Any]]) -> Iterable[StepRecord]:
+def _iter_updates(rows: Iterable[dict[str, Any]]) -> Iterable[StepRecord]:
     """Yield the updates: losses belong to the step after them, and an optimizer that steps again begins another one.
 
     A loss that nothing scales counts where a step has no other.
@@ -149,30 +149,30 @@ def _updates(rows: Iterable[dict[str, Any]]) -> Iterable[StepRecord]:
             continue
         optimizer = int(row["optimizer"])
         if optimizer in update.applied:
-            yield _record(update, number)
+            yield _step_record(update, number)
             update, number = _Update(), number + 1
         if not update.applied:
             update.seconds = float(row["seconds"] or 0.0)
             update.lr, update.grad_norm = (None if row.get(name) is None else to_float(row[name]) for name in KNOWN)
         update.applied[optimizer] = bool(row["applied"])
         if waiting:
-            update.losses.append(sum(_losses(waiting)))
+            update.losses.append(sum(_losses_of_rows(waiting)))
             for backward in waiting:
                 if backward["scale_before"] is not None:
                     update.before.setdefault(backward["loss_id"], to_float(backward["scale_before"]))
                     update.after[backward["loss_id"]] = to_float(backward["scale_after"])
         elif plain:
-            update.losses.append(sum(_losses(plain)))
+            update.losses.append(sum(_losses_of_rows(plain)))
         waiting, plain = [], []
     if update.applied:
-        yield _record(update, number)
+        yield _step_record(update, number)
 
 
-def _losses(rows: Sequence[dict[str, Any]]) -> list[float]:
+def _losses_of_rows(rows: Sequence[dict[str, Any]]) -> list[float]:
     return [math.nan if row["loss"] is None else to_float(row["loss"]) for row in rows]
 
 
-def _record(update: _Update, number: int) -> StepRecord:
+def _step_record(update: _Update, number: int) -> StepRecord:
     return StepRecord(
         step=number,
         epoch=0,

@@ -119,7 +119,7 @@ def look_at(stack: StackConfig, folder: Path) -> Stack:
             start_new_session=True,
         )  # fmt: skip
     except (OSError, ValueError) as error:
-        return Stack(stack.name, {}, f"the stack {stack.name} cannot be started: {shown}: {_reason(error)}")
+        return Stack(stack.name, {}, f"the stack {stack.name} cannot be started: {shown}: {_reason_of_error(error)}")
     try:
         out, err = process.communicate(timeout=START_SECONDS)
     except subprocess.TimeoutExpired:
@@ -153,7 +153,7 @@ def _read_facts(name: str, shown: str, code: int, out: bytes, err: bytes) -> Sta
     return Stack(name, {}, f"the stack {name} cannot be started: {shown} ended with exit code {code}{last}")
 
 
-def _reason(error: OSError | ValueError) -> str:
+def _reason_of_error(error: OSError | ValueError) -> str:
     return getattr(error, "strerror", None) or str(error)
 
 
@@ -225,7 +225,7 @@ class StackLauncher(ScriptLauncher):
             _write_command(config, folder)
         stack = look_at(config.stack, folder)
         own = stack.records_by_itself(config) and not self.keeps_weights
-        fault = stack.fault or ("" if own else _why_not(config, stack))
+        fault = stack.fault or ("" if own else _why_recorder_cannot(config, stack))
         if fault:
             by_hand = f"; {CellFile.BY_HAND} in {folder} says how to record it by hand" if config.script else ""
             record = failed_script(config, fault + by_hand * (not stack.facts), started=started)
@@ -266,7 +266,7 @@ class StackLauncher(ScriptLauncher):
                         start, stdin=subprocess.PIPE, env=dict(environment), start_new_session=True, **options
                     )
             except OSError as error:
-                raise LaunchError(f"cannot start {start[0]}: {_reason(error)}") from None
+                raise LaunchError(f"cannot start {start[0]}: {_reason_of_error(error)}") from None
             return _Child(process)
 
         process: _Child = self._process.start(make)
@@ -439,7 +439,7 @@ def run_in_stack(
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 
-def _why_not(config: RunConfig, stack: Stack) -> str:
+def _why_recorder_cannot(config: RunConfig, stack: Stack) -> str:
     """Return why the recorder cannot train a cell; "" if it can."""
     there = stack.facts.get("ampcompare")
     has = f"has ampcompare {there}, not {__version__}" if there else "has no ampcompare"

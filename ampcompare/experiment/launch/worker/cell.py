@@ -262,11 +262,11 @@ def run(cell: Cell, on_progress: Callable[[Progress], None] | None = None) -> No
     session.on_phase = report
     files = LineFile(cell.steps_path), LineFile(cell.epochs_path)
     with cell.compute, cell.saver, files[0] as steps, files[1] as epochs, stopped_by_signal(cell.stop):
-        epochs.write(map(_without_samples, metrics.epochs))  # of the run that this one resumes
+        epochs.write(map(_epoch_without_samples, metrics.epochs))  # of the run that this one resumes
         for event in session.events():
             if isinstance(event, EpochResult):
                 metrics.add_epoch(event)
-                epochs.write([_without_samples(event)])
+                epochs.write([_epoch_without_samples(event)])
                 continue
             metrics.add_steps(event)
             cell.monitor.sample(timed=metrics.num_steps > warmup_steps)
@@ -278,7 +278,7 @@ def run(cell: Cell, on_progress: Callable[[Progress], None] | None = None) -> No
             report("training")
 
 
-def _without_samples(event: EpochResult) -> EpochResult:
+def _epoch_without_samples(event: EpochResult) -> EpochResult:
     return event.model_copy(update={"per_sample": None})
 
 

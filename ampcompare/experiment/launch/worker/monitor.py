@@ -52,7 +52,7 @@ class SystemMonitor:
             return
         self._load.append(psutil.getloadavg()[0])
         if self._gpu is None:
-            self._clocks += _fastest_core()
+            self._clocks += _highest_clock_mhz()
         elif timed:
             self._gpu.sample()
         else:
@@ -101,7 +101,7 @@ def _seconds_without_core() -> float | None:
         return None
 
 
-def _fastest_core() -> list[float]:
+def _highest_clock_mhz() -> list[float]:
     """Return the highest clock of the cores in MHz, which is that of the busy one; empty if it cannot be read."""
     try:
         cores = psutil.cpu_freq(percpu=True)

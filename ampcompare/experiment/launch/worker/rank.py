@@ -178,7 +178,7 @@ def open_store(world: DistributedEnv) -> Store:
         # A restart must not find the addresses that dead processes left in the store.
         return dist.PrefixStore(f"attempt{world.attempt}", _store(world))  # type: ignore[attr-defined]
     except (dist.DistError, RuntimeError, ValueError, OSError) as error:
-        raise LaunchError(_explain(error, world)) from error
+        raise LaunchError(_explain_rendezvous_error(error, world)) from error
 
 
 @contextlib.contextmanager
@@ -198,7 +198,7 @@ def process_group(world: DistributedEnv, store: Store, backend: str, device: str
             **binding,
         )
     except (dist.DistError, RuntimeError, ValueError, OSError) as error:
-        raise LaunchError(_explain(error, world)) from error
+        raise LaunchError(_explain_rendezvous_error(error, world)) from error
     try:
         yield
     finally:
@@ -226,11 +226,11 @@ def _store(world: DistributedEnv) -> Store:
         world.size,
         is_master=is_master,
         timeout=timedelta(seconds=CONNECT_SECONDS),
-        master_listen_fd=_listen(host, int(port)) if is_master else None,
+        master_listen_fd=_listening_socket(host, int(port)) if is_master else None,
     )
 
 
-def _listen(host: str, port: int) -> int | None:
+def _listening_socket(host: str, port: int) -> int | None:
     """Return a socket that listens at the address of `host` alone; None where no interface has it, as behind a NAT.
 
     Left to itself, the store listens on all interfaces.
@@ -248,7 +248,7 @@ def _listen(host: str, port: int) -> int | None:
         return listening.detach()
 
 
-def _explain(error: Exception, world: DistributedEnv) -> str:
+def _explain_rendezvous_error(error: Exception, world: DistributedEnv) -> str:
     address = world.url
     if address == "env://":
         address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"

@@ -54,7 +54,7 @@ class Roll:
     def __init__(self, store: Store, world: DistributedEnv) -> None:
         self._store = store
         self._world = world
-        entry = {"pid": os.getpid(), "machine": _machine()}
+        entry = {"pid": os.getpid(), "machine": _machine_key()}
         store.set(f"process{world.rank}", json.dumps(entry))
 
     def answer(self) -> None:
@@ -78,7 +78,7 @@ class Roll:
         """Make a rank of this machine write its stack."""
         if STACK_SIGNAL is not None and self._store.check([f"process{rank}"]):
             entry = json.loads(self._store.get(f"process{rank}"))
-            if entry["machine"] == _machine():
+            if entry["machine"] == _machine_key():
                 with contextlib.suppress(OSError):  # it has ended
                     os.kill(entry["pid"], STACK_SIGNAL)
 
@@ -108,7 +108,7 @@ class Roll:
         self._store.wait(["recorded"], timedelta(seconds=seconds))
 
 
-def _machine() -> str:
+def _machine_key() -> str:
     """Return a key that processes share if they can signal each other: host, boot time, PID namespace."""
     try:
         namespace = os.readlink("/proc/self/ns/pid")

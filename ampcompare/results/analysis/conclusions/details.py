@@ -43,21 +43,21 @@ def details(comparison: Comparison) -> Iterable[str]:
         yield from why_none_recommended(rows, reference, comparison.prefer, metric)
     diverged = [row for row in rows if row.diverged]
     if diverged:
-        yield f"Rate of divergence: {'; '.join(map(_rate, diverged))}."
+        yield f"Rate of divergence: {'; '.join(map(_divergence_rate_text, diverged))}."
     failed = [row.arm for row in rows if row.failed]
     if failed:
         yield f"The logs of runs that failed or were interrupted are in their cells' folders: {', '.join(failed)}."
     if not any(row.completed for row in rows):
         return
     yield from sorted({f"{note}." for record in records for note in record.notes})
-    yield from _events(rows, records)
-    yield from _averaged_metric({row.arm: by_arm[row.arm] for row in rows}, metric)
-    yield from _correlations(rows, reference, metric)
-    yield from _same_bits(by_arm, reference)
-    yield from _half_on_cpu(records)
+    yield from _training_event_sentences(rows, records)
+    yield from _averaged_weights_sentences({row.arm: by_arm[row.arm] for row in rows}, metric)
+    yield from _correlation_sentences(rows, reference, metric)
+    yield from _equal_loss_sentences(by_arm, reference)
+    yield from _cpu_half_sentences(records)
 
 
-def _half_on_cpu(records: Sequence[RunRecord]) -> Iterable[str]:
+def _cpu_half_sentences(records: Sequence[RunRecord]) -> Iterable[str]:
     """Yield how 16 bits were computed on a CPU, if any run did so."""
     on_cpu = [record for record in records if str(record.environment.get("device", "")).startswith("cpu")]
     hows = {record.half for record in on_cpu}
@@ -97,7 +97,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
-def _rate(row: ArmSummary) -> str:
+def _divergence_rate_text(row: ArmSummary) -> str:
     ran = row.completed + row.diverged
     if row.diverged_low is None or row.diverged_high is None:
         return f"{row.arm} {row.diverged}/{ran}"
@@ -105,7 +105,7 @@ def _rate(row: ArmSummary) -> str:
     return f"{row.arm} {row.diverged}/{ran} (95 % interval {interval})"
 
 
-def _events(rows: Sequence[ArmSummary], records: Sequence[RunRecord]) -> Iterable[str]:
+def _training_event_sentences(rows: Sequence[ArmSummary], records: Sequence[RunRecord]) -> Iterable[str]:
     """Yield which arms trained for fewer epochs than others, and which rolled back to a good state."""
     for event, detail, happened in EVENTS:
         counts = {row.arm: [happened(record.summary) for record in records if record.arm == row.arm] for row in rows}
@@ -114,7 +114,7 @@ def _events(rows: Sequence[ArmSummary], records: Sequence[RunRecord]) -> Iterabl
             yield f"{event}: {', '.join(shown)}; the records say {detail}."
 
 
-def _correlations(rows: Sequence[ArmSummary], reference: str, metric: Metric) -> Iterable[str]:
+def _correlation_sentences(rows: Sequence[ArmSummary], reference: str, metric: Metric) -> Iterable[str]:
     """Yield how far the values of the arms follow the reference's over seeds."""
     shown = [
         f"{row.arm} {row.metric_correlation:.2f}"
@@ -125,7 +125,7 @@ def _correlations(rows: Sequence[ArmSummary], reference: str, metric: Metric) ->
         yield f"Correlation of {metric.name} with {reference} over seeds: {', '.join(shown)}."
 
 
-def _same_bits(by_arm: Mapping[str, Sequence[RunRecord]], reference: str) -> Iterable[str]:
+def _equal_loss_sentences(by_arm: Mapping[str, Sequence[RunRecord]], reference: str) -> Iterable[str]:
     """Yield which arms had the losses of the reference, and weights that differ or are not known."""
     pairs = {arm: pairs_by_seed(runs, by_arm[reference]) for arm, runs in by_arm.items() if arm != reference}
     alike = [arm for arm, its in pairs.items() if equal_losses(its) and not are_identical(its)]
@@ -142,7 +142,7 @@ def _same_bits(by_arm: Mapping[str, Sequence[RunRecord]], reference: str) -> Ite
             )
 
 
-def _averaged_metric(by_arm: Mapping[str, Sequence[RunRecord]], metric: Metric) -> Iterable[str]:
+def _averaged_weights_sentences(by_arm: Mapping[str, Sequence[RunRecord]], metric: Metric) -> Iterable[str]:
     """Yield the mean over completed runs of what the averaged weights reach, where some were kept."""
     shown = []
     for arm, records in by_arm.items():

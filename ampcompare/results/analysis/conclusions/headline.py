@@ -46,16 +46,16 @@ def headline(comparison: Comparison) -> list[str]:
 
     Caveats come before the claims that they weaken. A sentence claims no more than the verdicts of the rows do.
     """
-    return [*_warnings(comparison), *_answer_sentences(comparison, comparison.by_arm())]
+    return [*_warning_sentences(comparison), *_answer_sentences(comparison, comparison.by_arm())]
 
 
 def warnings_and_answer(comparison: Comparison) -> tuple[list[str], list[str]]:
     """Return the first sentences of a headline, which weaken what follows, apart from the answer."""
-    count = len(list(_warnings(comparison)))
+    count = len(list(_warning_sentences(comparison)))
     return comparison.headline[:count], comparison.headline[count:]
 
 
-def _warnings(comparison: Comparison) -> Iterable[str]:
+def _warning_sentences(comparison: Comparison) -> Iterable[str]:
     """Yield what weakens every claim: terms that were changed, in older reports, and records that are not used."""
     for look in comparison.looks:
         if look.number == comparison.look and look.changes:
@@ -76,7 +76,7 @@ def _answer_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[RunR
     rows = [row for row in comparison.arms if row.arm != comparison.reference]
     everyone = [row.arm for row in rows]
     outcomes = list(_outcome_sentences(comparison, by_arm))
-    blocked = _nothing_to_compare(comparison, by_arm)
+    blocked = _why_nothing_to_compare(comparison, by_arm)
     if blocked or not rows:
         yield from [blocked] if blocked else _sentence_on_one_arm(comparison, by_arm)
         yield from outcomes
@@ -88,20 +88,20 @@ def _answer_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[RunR
     wide = too_wide(by_arm.get(comparison.reference, []), comparison.reference, comparison.margin)
     chosen = [] if wide else recommended_arms(rows, comparison.prefer, comparison.metric)[:1]
     rest = [row for row in rows if row not in chosen]
-    yield from _contradictions(rows, comparison.metric)
+    yield from _contradiction_sentences(rows, comparison.metric)
     if wide:
         yield wide
     else:
         yield from (use_sentence(row, comparison) for row in chosen)
-        yield from _accuracy_sentences(comparison, rest, ArmNames(everyone, {row.arm for row in chosen}))
+        yield from _quality_sentences(comparison, rest, ArmNames(everyone, {row.arm for row in chosen}))
     yield from outcomes
     yield from _speed_sentences(
         comparison, [row for row in rows if row not in chosen or row.time.kind != "better"], everyone
     )
-    yield from filter(None, [_memory_sentence(comparison, rest), _engines(comparison, by_arm)])
+    yield from filter(None, [_memory_sentence(comparison, rest), _engine_sentence(comparison, by_arm)])
 
 
-def _contradictions(rows: Sequence[ArmSummary], metric: Metric) -> Iterable[str]:
+def _contradiction_sentences(rows: Sequence[ArmSummary], metric: Metric) -> Iterable[str]:
     """Yield which arms the metric and the training loss show to differ in opposite ways; a wrong direction shows so."""
     arms = []
     for row in rows:
@@ -116,7 +116,7 @@ def _contradictions(rows: Sequence[ArmSummary], metric: Metric) -> Iterable[str]
         )
 
 
-def _nothing_to_compare(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) -> str:
+def _why_nothing_to_compare(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) -> str:
     """Return why there is nothing to compare; "" if there is."""
     reference = comparison.reference
     records = by_arm.get(reference, [])
@@ -151,7 +151,7 @@ def _why_untested(comparison: Comparison) -> str:
     return "No verdicts: nothing was tested; the details have the reason."
 
 
-def _engines(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) -> str:
+def _engine_sentence(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) -> str:
     """Return which arms ran on which engine of `apex.amp`, where both did."""
     arms: dict[tuple[str, str], list[str]] = {}
     for arm, records in by_arm.items():
@@ -163,7 +163,7 @@ def _engines(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRecord]]) 
     return f"Two engines of apex.amp ran: {'; '.join(parts)}. Results of compat are not results of NVIDIA's Apex."
 
 
-def _accuracy_sentences(comparison: Comparison, rows: Sequence[ArmSummary], names: ArmNames) -> Iterable[str]:
+def _quality_sentences(comparison: Comparison, rows: Sequence[ArmSummary], names: ArmNames) -> Iterable[str]:
     """Yield the decided results of these rows, then the open ones, then what could not be compared.
 
     Args:
@@ -176,7 +176,7 @@ def _accuracy_sentences(comparison: Comparison, rows: Sequence[ArmSummary], name
 
     tried = [row for row in those("identical") if row.pairs >= MIN_PAIRS]
     if tested := those("equivalent", "non-inferior"):
-        yield _sentence_on_kept([row for row in rows if row in tried or row in tested], comparison, names)
+        yield _sentence_on_kept_quality([row for row in rows if row in tried or row in tested], comparison, names)
     if same := [row.arm for row in those("identical")]:
         yield f"{names.begin(same, 'is', 'are')} identical to {reference}, every loss and all weights to the last bit."
     for kind in ("better", "worse"):
@@ -192,18 +192,18 @@ def _accuracy_sentences(comparison: Comparison, rows: Sequence[ArmSummary], name
         )
         names.said.add(row.arm)
     if apart := those("not comparable"):
-        why = _such_as(row.quality.detail for row in apart)
+        why = _example_of_reasons(row.quality.detail for row in apart)
         yield f"Not compared with {reference}: {names.name([row.arm for row in apart])} ({why})."
     for row in those("not as declared"):
         yield f"No verdict on {row.arm}: it is {row.quality}."
         names.said.add(row.arm)
-    for word, arms in _by_reason((str(row.quality), row) for row in those("learned nothing")).items():
+    for word, arms in _group_arms_by_reason((str(row.quality), row) for row in those("learned nothing")).items():
         yield f"{names.begin(arms, word, word)}."
-    for reason, arms in _by_reason(_without_pairs(comparison, rows)).items():
+    for reason, arms in _group_arms_by_reason(_rows_without_pairs(comparison, rows)).items():
         yield f"No verdict on {names.name(arms)}: {reason}."
 
 
-def _by_reason(reasons: Iterable[tuple[str, ArmSummary]]) -> dict[str, list[str]]:
+def _group_arms_by_reason(reasons: Iterable[tuple[str, ArmSummary]]) -> dict[str, list[str]]:
     """Return the arms of each reason."""
     arms: dict[str, list[str]] = {}
     for reason, row in reasons:
@@ -211,13 +211,13 @@ def _by_reason(reasons: Iterable[tuple[str, ArmSummary]]) -> dict[str, list[str]
     return arms
 
 
-def _such_as(reasons: Iterable[str], several: str = "") -> str:
+def _example_of_reasons(reasons: Iterable[str], several: str = "") -> str:
     """Return the first of some reasons, and that there are others."""
     first, *others = dict.fromkeys(reasons)
     return f"{several}such as {first}" if others else first
 
 
-def _without_pairs(comparison: Comparison, rows: Sequence[ArmSummary]) -> Iterable[tuple[str, ArmSummary]]:
+def _rows_without_pairs(comparison: Comparison, rows: Sequence[ArmSummary]) -> Iterable[tuple[str, ArmSummary]]:
     """Yield each row that has runs and no verdict, with why it has no pair."""
     quality, measured = comparison.metric.quality, {row.arm for row in comparison.arms if row.metric_mean is not None}
     for row in rows:
@@ -232,13 +232,13 @@ def _without_pairs(comparison: Comparison, rows: Sequence[ArmSummary]) -> Iterab
             yield "no seed was completed by both sides" if is_measured else f"no {quality} was measured", row
 
 
-def _sentence_on_kept(rows: Sequence[ArmSummary], comparison: Comparison, names: ArmNames) -> str:
+def _sentence_on_kept_quality(rows: Sequence[ArmSummary], comparison: Comparison, names: ArmNames) -> str:
     """Return that these rows keep the accuracy, and which of them are identical."""
     metric = comparison.metric
     tested = [row for row in rows if row.quality.kind != "identical"]
     same = [row.arm for row in rows if row not in tested]
     sides = "within ±" if all(row.quality.kind == "equivalent" for row in tested) else "margin "
-    shown = f"{_differences(rows, metric)}, {sides}{metric.margin_text(comparison.margin)}"
+    shown = f"{_differences_text(rows, metric)}, {sides}{metric.margin_text(comparison.margin)}"
     shown = "; ".join([shown, *(f"{row.arm} after {row.quality.after}" for row in tested if row.quality.after)])
     identical = f"; {names_of(same)} {'is' if len(same) == 1 else 'are'} identical to the last bit" if same else ""
     keep = names.begin([row.arm for row in rows], "keeps", "keep")
@@ -246,7 +246,7 @@ def _sentence_on_kept(rows: Sequence[ArmSummary], comparison: Comparison, names:
     return f"{keep} {what} ({shown}){identical}."
 
 
-def _differences(rows: Sequence[ArmSummary], metric: Metric) -> str:
+def _differences_text(rows: Sequence[ArmSummary], metric: Metric) -> str:
     """Return the differences of a few rows in their order, or the least and the largest of many."""
     known = [row.quality.effect for row in rows if row.quality.effect is not None]
     shown = list(map(metric.difference_text, known))
@@ -286,7 +286,7 @@ def _sentences_on_open(rows: Sequence[ArmSummary], comparison: Comparison, names
         arms = names.name([row.arm for row in tested])
         yield f"Inconclusive for {arms}: {noun} beyond the margin of {width}{shown}."
     others = [row for row in rows if row.quality.kind == "inconclusive" and row not in tested]
-    for why, undecided in _by_reason((row.quality.detail, row) for row in others).items():
+    for why, undecided in _group_arms_by_reason((row.quality.detail, row) for row in others).items():
         yield f"Inconclusive for {names.name(undecided)}{f': {why}' if why else ''}."
 
 
@@ -356,9 +356,11 @@ def _unknown_speeds(rows: Sequence[ArmSummary]) -> list[tuple[list[str], str]]:
         verb = "is" if len(types) == 1 else "are"
         found.append((emulated, f"{' and '.join(types)} {verb} emulated on this CPU, measure on a GPU"))
     if invalid:
-        found.append((invalid, f"the measurement was invalid ({_such_as(row.time.detail for row in invalid)})"))
+        found.append(
+            (invalid, f"the measurement was invalid ({_example_of_reasons(row.time.detail for row in invalid)})")
+        )
     if others:
-        found.append((others, _such_as((row.time.detail for row in others), "several reasons, ")))
+        found.append((others, _example_of_reasons((row.time.detail for row in others), "several reasons, ")))
     return [([row.arm for row in its], why) for its, why in found]
 
 

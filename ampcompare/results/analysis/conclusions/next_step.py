@@ -38,11 +38,11 @@ def next_steps(comparison: Comparison, next_error_rate: float) -> list[NextStep]
         next_error_rate: what the next look may spend; 0 where no look is left.
     """
     typed = TypedCommand.parse(comparison.command)
-    steps = list(_steps(comparison, comparison.by_arm(), typed, next_error_rate))
+    steps = list(_all_next_steps(comparison, comparison.by_arm(), typed, next_error_rate))
     return list({step.command: step for step in reversed(steps)}.values())[::-1][:MAX_STEPS]
 
 
-def _steps(
+def _all_next_steps(
     comparison: Comparison,
     by_arm: Mapping[str, Sequence[RunRecord]],
     typed: TypedCommand | None,
@@ -52,22 +52,22 @@ def _steps(
     if typed is not None:
         yield from _step_for_missing_runs(comparison, typed)
     reference = by_arm.get(comparison.reference, [])
-    blocked = _reference_step(comparison, reference, typed)
+    blocked = _step_for_reference(comparison, reference, typed)
     if blocked:
         yield blocked
     yield from _steps_after_failure(comparison, by_arm)
     if blocked:
         return
     for row in recommended_arms(rows, comparison.prefer, comparison.metric)[:1]:
-        yield _explain(by_arm[row.arm], f"see what to write in a training script for {row.arm}")
+        yield _step_to_explain(by_arm[row.arm], f"see what to write in a training script for {row.arm}")
     if typed is not None:
-        yield from _more_seeds(comparison, rows, typed, next_error_rate)
+        yield from _steps_for_more_seeds(comparison, rows, typed, next_error_rate)
     yield from _steps_after_divergence(comparison, by_arm, typed)
     if typed is not None:
-        yield from _timing_steps(rows, typed)
+        yield from _steps_for_timing(rows, typed)
 
 
-def _explain(records: Sequence[RunRecord], why: str) -> NextStep:
+def _step_to_explain(records: Sequence[RunRecord], why: str) -> NextStep:
     return NextStep(command=shlex.join(["ampcompare", "explain", records[0].config.arm]), why=why)
 
 
@@ -83,7 +83,7 @@ def _steps_after_failure(comparison: Comparison, by_arm: Mapping[str, Sequence[R
         failed = [record for record in records if record.status == "failed"]
         if failed and failed[0].config.script is not None:
             if failed[0].environment.get("exit_code") != REFUSED:
-                yield _in_foreground(failed[0])
+                yield _step_in_foreground(failed[0])
             continue
         if failed:
             arm, log = failed[0].config.arm, file_of_cell(failed[0].cell, CellFile.LOG)
@@ -92,7 +92,7 @@ def _steps_after_failure(comparison: Comparison, by_arm: Mapping[str, Sequence[R
             return
 
 
-def _in_foreground(record: RunRecord) -> NextStep:
+def _step_in_foreground(record: RunRecord) -> NextStep:
     """Return how to see a script fail."""
     script = record.config.script
     assert script is not None
@@ -109,7 +109,7 @@ def _in_foreground(record: RunRecord) -> NextStep:
     )
 
 
-def _reference_step(
+def _step_for_reference(
     comparison: Comparison, records: Sequence[RunRecord], typed: TypedCommand | None
 ) -> NextStep | None:
     """Return what to change where the reference gives nothing to compare with."""
@@ -131,7 +131,7 @@ def _reference_step(
     return NextStep(command=str(longer), why=why)
 
 
-def _more_seeds(
+def _steps_for_more_seeds(
     comparison: Comparison, rows: Sequence[ArmSummary], typed: TypedCommand, next_error_rate: float
 ) -> Iterator[NextStep]:
     """Yield the seeds that give a verdict, within the looks that are left."""
@@ -175,10 +175,10 @@ def _steps_after_divergence(
             why=f"an eps that fp16 can hold, for {names_of(by_eps)}",
         )
     for arm in [arm for arm in arms if arm not in by_eps and arm != comparison.reference][:1]:
-        yield _explain(by_arm[arm], f"see what {arm} does to weights, gradients and the loss scale")
+        yield _step_to_explain(by_arm[arm], f"see what {arm} does to weights, gradients and the loss scale")
 
 
-def _timing_steps(rows: Sequence[ArmSummary], typed: TypedCommand) -> Iterator[NextStep]:
+def _steps_for_timing(rows: Sequence[ArmSummary], typed: TypedCommand) -> Iterator[NextStep]:
     kinds = [row.time.kind for row in rows]
     if "emulated" in kinds:
         on_gpu = typed.with_option("--device", "cuda").elsewhere("gpu", same_recipe=True)

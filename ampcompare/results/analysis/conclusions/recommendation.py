@@ -20,13 +20,13 @@ def recommended_arms(rows: Sequence[ArmSummary], prefer: str, metric: Metric) ->
     if prefer == "accuracy":
         better = [row for row in rows if row.quality.kind == "better"]
         return sorted(better, key=lambda row: -metric.scores_of(row.quality.effect or 0))
-    keeps = _rows_that_keep(rows)
+    keeps = _rows_that_keep_quality(rows)
     if prefer == "time":
         return sorted((row for row in keeps if row.time.kind == "better"), key=lambda row: row.time.effect or 1)
     return sorted((row for row in keeps if memory_saving(row) >= MIN_SAVING), key=lambda row: -memory_saving(row))
 
 
-def _rows_that_keep(rows: Sequence[ArmSummary]) -> list[ArmSummary]:
+def _rows_that_keep_quality(rows: Sequence[ArmSummary]) -> list[ArmSummary]:
     return [
         row for row in rows if row.quality.kind in KEPT and (row.quality.kind != "identical" or row.pairs >= MIN_PAIRS)
     ]
@@ -39,7 +39,7 @@ def why_none_recommended(rows: Sequence[ArmSummary], reference: str, prefer: str
         return
     if prefer == "accuracy":
         why = f"no arm is better than {reference}"
-    elif not _rows_that_keep(rows):
+    elif not _rows_that_keep_quality(rows):
         why = f"none was shown to be non-inferior in {quality} to {reference}"
     elif prefer == "time":
         why = f"none was shown to be both non-inferior in {quality} to {reference} and faster"

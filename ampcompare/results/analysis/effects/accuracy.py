@@ -59,12 +59,12 @@ def accuracy_margin(records: Sequence[RunRecord], reference: str, terms: Criteri
         terms.rule,
         [metric.factor * value for value in values],
         metric=metric,
-        resolution=_resolution(metric, runs, values),
+        resolution=_metric_resolution(metric, runs, values),
         reference=reference,
     )
 
 
-def _resolution(metric: Metric, runs: Sequence[RunRecord], values: Sequence[float]) -> float:
+def _metric_resolution(metric: Metric, runs: Sequence[RunRecord], values: Sequence[float]) -> float:
     """Return the least difference of two values, in the unit of shown differences."""
     step = step_of_scores(step_of(runs), metric, values)
     if metric.difference != "points":
@@ -158,16 +158,16 @@ def precision_rows(by_arm: Mapping[str, Sequence[RunRecord]], metric: Metric) ->
         for record in records:
             for result in record.summary.in_precisions if record.status == "completed" else ():
                 found.setdefault((arm, result.averaged, result.precision), []).append((record, result))
-    return [_row(arm, evaluated, metric) for (arm, *_), evaluated in found.items()]
+    return [_precision_row(arm, evaluated, metric) for (arm, *_), evaluated in found.items()]
 
 
-def _row(arm: str, evaluated: Sequence[tuple[RunRecord, PrecisionResult]], metric: Metric) -> PrecisionRow:
+def _precision_row(arm: str, evaluated: Sequence[tuple[RunRecord, PrecisionResult]], metric: Metric) -> PrecisionRow:
     _, first = evaluated[0]
     measured = [
         (value, own, result)
         for record, result in evaluated
         if (value := result.values.get(metric.name)) is not None
-        and (own := _own(record, averaged=first.averaged)) is not None
+        and (own := _value_in_own_precision(record, averaged=first.averaged)) is not None
     ]
     errors = [result.error for _, result in evaluated if result.error]
     row = PrecisionRow(
@@ -178,7 +178,7 @@ def _row(arm: str, evaluated: Sequence[tuple[RunRecord, PrecisionResult]], metri
         return row
     values, owns = [value for value, *_ in measured], [own for _, own, _ in measured]
     differences = [metric.differ(value, own) for value, own in zip(values, owns, strict=True)]
-    low, high = _interval(values, owns, min(result.samples for *_, result in measured), metric)
+    low, high = _difference_interval(values, owns, min(result.samples for *_, result in measured), metric)
     return row.model_copy(
         update={
             "own_mean": statistics.fmean(owns),
@@ -186,17 +186,19 @@ def _row(arm: str, evaluated: Sequence[tuple[RunRecord, PrecisionResult]], metri
             "difference": statistics.fmean(differences),
             "low": low,
             "high": high,
-            "disagreement": _mean(
+            "disagreement": _mean_of_finite(
                 result.differing / result.answers
                 for *_, result in measured
                 if result.answers and result.differing is not None
             ),
-            "sample_difference": _mean(result.sample_difference for *_, result in measured),
+            "sample_difference": _mean_of_finite(result.sample_difference for *_, result in measured),
         }
     )
 
 
-def _interval(values: Sequence[float], owns: Sequence[float], samples: int, metric: Metric) -> list[float | None]:
+def _difference_interval(
+    values: Sequence[float], owns: Sequence[float], samples: int, metric: Metric
+) -> list[float | None]:
     """Return the 95 % interval of the mean difference over runs; None where there is none."""
     if not all(has_score(value, metric) for value in [*values, *owns]):
         return [None, None]
@@ -206,13 +208,13 @@ def _interval(values: Sequence[float], owns: Sequence[float], samples: int, metr
     return [None, None] if bounds is None else [*sorted(map(metric.difference_of, bounds))]
 
 
-def _own(record: RunRecord, *, averaged: bool) -> float | None:
+def _value_in_own_precision(record: RunRecord, *, averaged: bool) -> float | None:
     last = record.summary.epochs[-1] if record.summary.epochs else None
     if last is None:
         return None
     return last.ema_value if averaged else last.value
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
+def _mean_of_finite(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None and math.isfinite(value)]
     return statistics.fmean(known) if known else None

@@ -27,11 +27,11 @@ def tail_loss(pairs: Sequence[Pair], pilot: Collection[int] = ()) -> Evidence:
     known = [pair for pair in pairs if all(run.summary.loss_tail is not None for run in pair)]
     if not known:
         return Evidence()
-    if any(_other_steps(*pair) for pair in known):
-        return _incomparable("the runs have no steps in common to pair by")
+    if any(_differ_in_steps(*pair) for pair in known):
+        return _incomparable_evidence("the runs have no steps in common to pair by")
     losses = [[run.summary.loss_tail or 0.0 for run in pair] for pair in known]
     if not all(math.isfinite(loss) and loss > 0 for pair in losses for loss in pair):
-        return _incomparable("a mean loss is not a number above 0")
+        return _incomparable_evidence("a mean loss is not a number above 0")
     # The logarithm of a loss, negative so that larger is better.
     here, there = ([-math.log(loss) for loss in side] for side in zip(*losses, strict=True))
     floor = float_spread([1.0])
@@ -55,10 +55,10 @@ def loss_evidence(pairing: Pairing, pilot: Collection[int] = ()) -> Evidence:
     return replace(tail, untested=untested)
 
 
-def _incomparable(why: str) -> Evidence:
+def _incomparable_evidence(why: str) -> Evidence:
     return Evidence(untested=Verdict(kind="not comparable", why=why))
 
 
-def _other_steps(arm: RunRecord, reference: RunRecord) -> bool:
+def _differ_in_steps(arm: RunRecord, reference: RunRecord) -> bool:
     here, there = arm.summary, reference.summary
     return here.num_steps != there.num_steps or bool(here.rollbacks or there.rollbacks)

@@ -59,36 +59,36 @@ def compare_samples(
         return None
     metric, count = metric_of(run for _, run in pairs), kept[0].samples
     try:
-        arm, reference = _by_side(pairs)
+        arm, reference = _results_by_side(pairs)
     except RecordError as fault:
         return SampleComparison(samples=count, unusable=str(fault))
     models = [_model_pair(*each) for each in zip(pairs, arm, reference, strict=True)] if arm.dtype == bool else []
     result = SampleComparison(samples=count, models=models)
     if effect is None or verdict.confidence is None or len(pairs) < MIN_PAIRS or count < 2:
         return result
-    differences = _differences(arm, reference, metric)
+    differences = _sample_differences(arm, reference, metric)
     floor = None if arm.dtype == bool else spread_floor(metric, count, [float(abs(reference).mean())])
     squares = mean_squares(differences, floor)
     error, freedom = (float(value) for value in new_samples_error(squares))
-    bounds = _wider(effect, Effect(effect.mean, effect.spread, error, freedom, len(pairs)), verdict.confidence)
+    bounds = _wider_interval(effect, Effect(effect.mean, effect.spread, error, freedom, len(pairs)), verdict.confidence)
     low, high = sorted(map(metric.difference_of, bounds))
     return result.model_copy(
         update={
             "low": low,
             "high": high,
-            "holds": _holds(verdict.kind, *bounds, margin.size),
+            "holds": _interval_shows_verdict(verdict.kind, *bounds, margin.size),
             "needed": samples_needed(squares, margin.size, (1 - verdict.confidence) / 2),
         }
     )
 
 
-def _wider(one: Effect, other: Effect, confidence: float) -> tuple[float, float]:
+def _wider_interval(one: Effect, other: Effect, confidence: float) -> tuple[float, float]:
     """Return the wider interval: more is not known of new samples than of these, whatever the degrees of freedom."""
     intervals = [bounds for effect in (one, other) if (bounds := interval(effect, confidence)) is not None]
     return max(intervals, key=lambda bounds: bounds[1] - bounds[0])
 
 
-def _holds(kind: Kind, low: float, high: float, margin: float) -> bool | None:
+def _interval_shows_verdict(kind: Kind, low: float, high: float, margin: float) -> bool | None:
     """Return whether an interval shows what a verdict says; None for a verdict that says nothing."""
     claims: dict[Kind, bool] = {
         "equivalent": -margin < low and high < margin,
@@ -99,11 +99,11 @@ def _holds(kind: Kind, low: float, high: float, margin: float) -> bool | None:
     return claims.get(kind)
 
 
-def _by_side(pairs: Sequence[Pair]) -> tuple[NDArray[Any], NDArray[Any]]:
+def _results_by_side(pairs: Sequence[Pair]) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the results of the arm and of the reference, each (pairs, samples): bool, or float64."""
     import numpy as np
 
-    found = [[_results(run) for run in pair] for pair in pairs]
+    found = [[_results_of_samples(run) for run in pair] for pair in pairs]
     missing = sum(each is None for pair in found for each in pair)
     noun = samples_noun(run for pair in pairs for run in pair)
     if missing:
@@ -115,7 +115,7 @@ def _by_side(pairs: Sequence[Pair]) -> tuple[NDArray[Any], NDArray[Any]]:
     return arm, reference
 
 
-def _differences(arm: NDArray[Any], reference: NDArray[Any], metric: Metric) -> NDArray[Any]:
+def _sample_differences(arm: NDArray[Any], reference: NDArray[Any], metric: Metric) -> NDArray[Any]:
     """Return by seed and sample how much better the arm is: (pairs, samples), with the scores' differences as means.
 
     A ratio of means is linearized: a sample moves its logarithm by how far it lies from each mean, over that mean.
@@ -132,7 +132,7 @@ def _differences(arm: NDArray[Any], reference: NDArray[Any], metric: Metric) -> 
     return gains if metric.better == "higher" else -gains
 
 
-def _results(run: RunRecord) -> NDArray[Any] | None:
+def _results_of_samples(run: RunRecord) -> NDArray[Any] | None:
     try:
         return unpack_samples(run.summary.epochs[-1]) if run.summary.epochs else None
     except RecordError as fault:

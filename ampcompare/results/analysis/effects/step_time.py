@@ -47,13 +47,13 @@ def invalid_reason(record: RunRecord) -> str:
         return f"data-bound: waits {100 * wait / step:.0f} % of a step for data"
     if readings is None:
         return ""
-    others = _other_work(record, readings) or _unsteady_clock(record, readings)
+    others = _other_work_reason(record, readings) or _unsteady_clock_reason(record, readings)
     if not others and readings.outlier_share is not None and readings.outlier_share > MAX_OUTLIERS:
         return f"{100 * readings.outlier_share:.0f} % of steps are outliers"
-    return others or _change(readings)
+    return others or _step_time_drift_reason(readings)
 
 
-def _other_work(record: RunRecord, readings: SystemReadings) -> str:
+def _other_work_reason(record: RunRecord, readings: SystemReadings) -> str:
     """Return what else held up the device or the cores of a run; "" if nothing did."""
     slowed = [reason for reason in readings.throttled if reason not in NORMAL]
     if slowed:
@@ -70,7 +70,7 @@ def _other_work(record: RunRecord, readings: SystemReadings) -> str:
     return ""
 
 
-def _unsteady_clock(record: RunRecord, readings: SystemReadings) -> str:
+def _unsteady_clock_reason(record: RunRecord, readings: SystemReadings) -> str:
     """Return how the clock of a run's device moved, or that it was not read where it must be; "" if it was steady."""
     low, high = readings.clock_low_mhz, readings.clock_high_mhz
     kind = "cuda" if str(record.environment.get("device", "cpu")).startswith("cuda") else "cpu"
@@ -88,7 +88,7 @@ def invalid_reason_of_arm(records: Sequence[RunRecord]) -> str:
     return "" if is_valid else statistics.mode(reasons)
 
 
-def _change(readings: SystemReadings) -> str:
+def _step_time_drift_reason(readings: SystemReadings) -> str:
     """Return how the step time changed from the first half of the run to the second, if it did; else ""."""
     first, second, error = readings.first_half_seconds, readings.second_half_seconds, readings.halves_error
     if not first or not second or error is None:
@@ -109,23 +109,23 @@ def time_evidence(pairing: Pairing) -> Evidence:
     """
     pairs = pairing.pairs
     untested = incomparable_time(pairing)
-    rounds = [_rounds_of(pair) for pair in pairs]
+    rounds = [_rounds_of_pair(pair) for pair in pairs]
     seeds = rounds if all(rounds) else [[pair] for pair in pairs]
     timed = _useful_pairs(seeds, lambda pair: all(record.summary.step_seconds_median for record in pair))
     mean = _time_effect(timed).mean if timed else None
     if untested:
         return Evidence(None, untested, mean)
-    valid = _useful_pairs(seeds, lambda pair: not _invalid(pair))
+    valid = _useful_pairs(seeds, lambda pair: not _invalid_reason_of_pair(pair))
     if not pairs:
         return Evidence(untested=divergence_verdict(pairing.arm))
     if len(valid) < min(MIN_PAIRS, len(seeds)):
-        reasons = [_invalid(pair) for seed in seeds for pair in seed]
+        reasons = [_invalid_reason_of_pair(pair) for seed in seeds for pair in seed]
         return Evidence(None, Verdict(kind="invalid", why=statistics.mode(filter(None, reasons))), mean)
     effect = _time_effect(valid)
     return Evidence(effect, mean=effect.mean)
 
 
-def _invalid(pair: Pair) -> str:
+def _invalid_reason_of_pair(pair: Pair) -> str:
     arm, reference = pair
     return invalid_reason(arm) or invalid_reason(reference)
 
@@ -135,16 +135,19 @@ def _useful_pairs(seeds: Sequence[Sequence[Pair]], use: Callable[[Pair], bool]) 
     return [kept for seed in seeds if (kept := [pair for pair in seed if use(pair)])]
 
 
-def _rounds_of(pair: Pair) -> list[Pair]:
+def _rounds_of_pair(pair: Pair) -> list[Pair]:
     """Return each timing round of both cells as a pair of records with its times."""
     arm, reference = (
         {timing.number: timing for timing in record.timing_rounds if timing.step_seconds_median} for record in pair
     )
     both = sorted(set(arm) & set(reference))
-    return [(_in_round(pair[0], arm[number]), _in_round(pair[1], reference[number])) for number in both]
+    return [
+        (_record_with_round_times(pair[0], arm[number]), _record_with_round_times(pair[1], reference[number]))
+        for number in both
+    ]
 
 
-def _in_round(record: RunRecord, timing: TimingRound) -> RunRecord:
+def _record_with_round_times(record: RunRecord, timing: TimingRound) -> RunRecord:
     """Return the record of a cell with the times and readings of a round instead of those of its run."""
     times = {"step_seconds_median": timing.step_seconds_median, "data_seconds_median": timing.data_seconds_median}
     return record.model_copy(

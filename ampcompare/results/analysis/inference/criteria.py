@@ -194,7 +194,7 @@ def resolve_margin(
     """
     check_margin(rule, metric)
     in_units = [_in_margin_unit(value, metric) for value in values]
-    usual = _usual(metric, values)
+    usual = _usual_margin(metric, values)
     if rule.kind == "errors" and not metric.has_errors:
         rule = MarginRule("points", rule.amount)  # what ratios are compared by is a percentage
 
@@ -204,14 +204,14 @@ def resolve_margin(
     def compute_margin(points: float, reason: str, error_share: float = 0.0) -> AccuracyMargin:
         if points < resolution:
             why = f"the least difference there can be; {reason}, would be less"
-            return AccuracyMargin(_two_digits(resolution, math.ceil), why, metric=metric)
-        return AccuracyMargin(_two_digits(points, math.floor), reason, error_share, metric)
+            return AccuracyMargin(_round_to_two_digits(resolution, math.ceil), why, metric=metric)
+        return AccuracyMargin(_round_to_two_digits(points, math.floor), reason, error_share, metric)
 
     if rule.kind == "points":
-        return AccuracyMargin(rule.amount, _in_deviations(rule.amount, in_units, reference), metric=metric)
+        return AccuracyMargin(rule.amount, _margin_in_deviations_text(rule.amount, in_units, reference), metric=metric)
     if rule.kind == "auto" and not metric.has_errors:
         if metric.margin is not None:
-            deviations = _in_deviations(usual, in_units, reference, before=", ")
+            deviations = _margin_in_deviations_text(usual, in_units, reference, before=", ")
             return usual_margin(f"the usual one of {metric.name}{deviations}")
         rule = MarginRule("sd", FALLBACK)
     if not values:
@@ -222,15 +222,15 @@ def resolve_margin(
         surely = _least_sd(in_units) if sd is None else sd
         how = "known" if sd is not None else f"at least, by {len(values)} runs of {reference}"
         return compute_margin(rule.amount * surely, f"{rule.amount:g} sd over seeds of {surely:.2g}, {how}")
-    errors = max(0.0, 100 - statistics.fmean(values) - (_half_width(values) if least else 0.0))
+    errors = max(0.0, 100 - statistics.fmean(values) - (_half_width_of_mean(values) if least else 0.0))
     share = MAX_ERROR_SHARE if rule.kind == "auto" else rule.amount / 100
     said = f"{100 * share:g} % of the errors of {reference}, {'at least ' if least else ''}{errors:.2f} %"
     if rule.kind == "auto" and share * errors >= usual:
-        return usual_margin(f"less than {said}" + _in_deviations(usual, in_units, reference, before="; "))
+        return usual_margin(f"less than {said}" + _margin_in_deviations_text(usual, in_units, reference, before="; "))
     return compute_margin(share * errors, said, 0.0 if least else share)
 
 
-def _usual(metric: Metric, values: Sequence[float]) -> float:
+def _usual_margin(metric: Metric, values: Sequence[float]) -> float:
     """Return the usual margin in the unit of shown differences, or what is shown where there is none."""
     if metric.margin is not None:
         return metric.margin if metric.difference == "points" else 100 * metric.margin
@@ -238,7 +238,7 @@ def _usual(metric: Metric, values: Sequence[float]) -> float:
         return UNKNOWN
     if metric.has_errors:
         return OF_COUNTS * metric.factor / 100
-    return _two_digits(UNKNOWN / 100 * abs(statistics.fmean(values)), math.floor) if any(values) else UNKNOWN
+    return _round_to_two_digits(UNKNOWN / 100 * abs(statistics.fmean(values)), math.floor) if any(values) else UNKNOWN
 
 
 def _in_margin_unit(value: float, metric: Metric) -> float:
@@ -269,7 +269,7 @@ def _least_sd(values: Sequence[float]) -> float:
     return statistics.stdev(values) * math.sqrt(freedom / float(chdtri(freedom, ERROR_RATE)))
 
 
-def _half_width(values: Sequence[float]) -> float:
+def _half_width_of_mean(values: Sequence[float]) -> float:
     """Return how far the one-sided 95 % limit of a mean lies from it; 0 for fewer than two values."""
     from scipy.special import stdtrit
 
@@ -278,7 +278,7 @@ def _half_width(values: Sequence[float]) -> float:
     return float(stdtrit(len(values) - 1, 1 - ERROR_RATE)) * statistics.stdev(values) / math.sqrt(len(values))
 
 
-def _two_digits(value: float, rounding: Callable[[float], int]) -> float:
+def _round_to_two_digits(value: float, rounding: Callable[[float], int]) -> float:
     if value <= 0:
         return value
     unit = 10.0 ** (1 - math.floor(math.log10(value)))
@@ -286,7 +286,7 @@ def _two_digits(value: float, rounding: Callable[[float], int]) -> float:
     return float(f"{rounding(round(value * unit, 9)) / unit:.2g}")
 
 
-def _in_deviations(points: float, values: Sequence[float], reference: str, before: str = "") -> str:
+def _margin_in_deviations_text(points: float, values: Sequence[float], reference: str, before: str = "") -> str:
     """Return a margin in standard deviations of the reference over its seeds; "" where they are not known."""
     spread = statistics.stdev(values) if len(values) >= MIN_PAIRS else 0.0
     return f"{before}{points / spread:.1f} sd of {reference} over seeds" if spread else ""

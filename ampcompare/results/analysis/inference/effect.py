@@ -151,12 +151,12 @@ def p_values(effect: Effect, margin: float) -> PValues:
 
     error = effect.error if effect.margin_error is None else effect.margin_error
     different = min(1.0, 2 * min(above(0, effect.error), below(0, effect.error)))
-    non_inferior = max(above(-margin, error), _few_counts(effect, margin, -effect.net_counts))
-    not_superior = max(below(margin, error), _few_counts(effect, margin, effect.net_counts))
+    non_inferior = max(above(-margin, error), _probability_of_few_counts(effect, margin, -effect.net_counts))
+    not_superior = max(below(margin, error), _probability_of_few_counts(effect, margin, effect.net_counts))
     return PValues(different, non_inferior, max(non_inferior, not_superior))
 
 
-def _few_counts(effect: Effect, margin: float, net: int) -> float:
+def _probability_of_few_counts(effect: Effect, margin: float, net: int) -> float:
     """Return the probability of at most `net` lost counts in all, were the mean loss the margin; 0 without counts.
 
     The spread of a few counts says little: three differences of 0 have none. But the total of a loss of m counts per

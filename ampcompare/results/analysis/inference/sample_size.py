@@ -21,7 +21,7 @@ def pairs_needed(spread: float, distance: float, alpha: float) -> int:
         # Far out the noncentral t is not defined in floating point, and the power is 1.
         return shift > 30 or 1 - float(nctdtr(count - 1, shift, float(stdtrit(count - 1, 1 - alpha)))) >= POWER
 
-    return _least(enough)
+    return _least_sufficient_pairs(enough)
 
 
 def spread_limit(spread: float, freedom: float) -> float:
@@ -73,7 +73,7 @@ def _pairs_for_any_mean(spread: float, margin: float, alpha: float) -> int:
         widths = float(stdtrit(count - 1, 1 - alpha)) + float(stdtrit(count - 1, 1 - alpha / 2))
         return (widths - missed) * spread / math.sqrt(count) <= margin
 
-    return _least(enough)
+    return _least_sufficient_pairs(enough)
 
 
 def stein_pairs(spread: float, freedom: float, distance: float, alpha: float) -> int:
@@ -101,6 +101,6 @@ def two_digits(count: int) -> int:
     return round(count, 2 - len(str(count))) if count > 100 else count
 
 
-def _least(enough: Callable[[int], bool]) -> int:
+def _least_sufficient_pairs(enough: Callable[[int], bool]) -> int:
     """Return the least number of pairs that is enough, at most `MAX_PAIRS`; more are then enough too."""
     return bisect_left(range(MAX_PAIRS), True, lo=2, key=enough)

@@ -81,10 +81,10 @@ def verdicts_on(evidence: Mapping[Key, Evidence], margin: Margin, design: Design
     tested = {key: its.effect for key, its in evidence.items() if not its.untested}
     decided = decide(list(tested.values()), margin, design.error_rate, design.next_error_rate)
     verdicts = {key: its.untested for key, its in evidence.items()} | dict(zip(tested, decided, strict=True))
-    return {key: _with_effect(its, verdicts[key]) for key, its in evidence.items()}
+    return {key: _verdict_with_effect(its, verdicts[key]) for key, its in evidence.items()}
 
 
-def _with_effect(evidence: Evidence, verdict: Verdict) -> Verdict:
+def _verdict_with_effect(evidence: Evidence, verdict: Verdict) -> Verdict:
     update: dict[str, object] = {"effect": evidence.mean}
     if evidence.rounded and evidence.effect and evidence.effect.testable and verdict.kind in OPEN:
         update |= {"kind": "inconclusive", "why": "the figures are rounded", "more_seeds": None}
@@ -129,10 +129,10 @@ def decide(
     later = (alpha if next_alpha is None else next_alpha) / max(1, len(tested))
     found = [p_values(effect, margin.size) for effect in tested]
     different, non_inferior, equivalent = (
-        _holm(tested, list(map(claim.p, found)), claim, margin.size, alpha) for claim in CLAIMS
+        _test_claim_by_holm(tested, list(map(claim.p, found)), claim, margin.size, alpha) for claim in CLAIMS
     )
     verdicts = (
-        _verdict(*each, margin, later) for each in zip(tested, different, non_inferior, equivalent, strict=True)
+        _combine_claims(*each, margin, later) for each in zip(tested, different, non_inferior, equivalent, strict=True)
     )
     found_verdicts = []
     for effect in effects:
@@ -175,7 +175,9 @@ EQUIVALENT = _Claim(lambda p: p.equivalent, 1, lambda low, high, margin: low > -
 CLAIMS = (DIFFERENT, NON_INFERIOR, EQUIVALENT)
 
 
-def _holm(effects: Sequence[Effect], p: Sequence[float], claim: _Claim, margin: float, alpha: float) -> list[_HolmStep]:
+def _test_claim_by_holm(
+    effects: Sequence[Effect], p: Sequence[float], claim: _Claim, margin: float, alpha: float
+) -> list[_HolmStep]:
     """Test one claim for all effects by Holm's step-down method.
 
     From the smallest value of `p` on, the level is alpha divided by the number of effects that are left, until the
@@ -195,7 +197,7 @@ def _holm(effects: Sequence[Effect], p: Sequence[float], claim: _Claim, margin: 
     return [steps[number] for number in range(len(effects))]
 
 
-def _verdict(
+def _combine_claims(
     effect: Effect, different: _HolmStep, non_inferior: _HolmStep, equivalent: _HolmStep, margin: Margin, alpha: float
 ) -> Verdict:
     # The hull of the three fails every claim that failed, so that it suggests none of the other words. Where they have
@@ -210,17 +212,17 @@ def _verdict(
         different = replace(hull, shown=hull.shown and DIFFERENT.holds(hull.low, hull.high, margin.size))
     matters = different.shown and (not margin.practical or abs(effect.mean) > margin.size)
     if equivalent.shown:
-        return _verdict_by("equivalent", equivalent, why=f"±{margin.shown}")
+        return _verdict_of_step("equivalent", equivalent, why=f"±{margin.shown}")
     if matters and effect.mean > 0:
-        return _verdict_by("better", different)
+        return _verdict_of_step("better", different)
     if non_inferior.shown:
-        return _verdict_by("non-inferior", non_inferior, why=f"margin {margin.shown}")
+        return _verdict_of_step("non-inferior", non_inferior, why=f"margin {margin.shown}")
     if matters:
-        return _verdict_by("worse", different)
-    return _verdict_by("inconclusive", hull, more_seeds=_more_seeds(effect, margin, alpha))
+        return _verdict_of_step("worse", different)
+    return _verdict_of_step("inconclusive", hull, more_seeds=_more_seeds(effect, margin, alpha))
 
 
-def _verdict_by(kind: Kind, step: _HolmStep, why: str = "", more_seeds: int | None = None) -> Verdict:
+def _verdict_of_step(kind: Kind, step: _HolmStep, why: str = "", more_seeds: int | None = None) -> Verdict:
     return Verdict(kind=kind, why=why, more_seeds=more_seeds, low=step.low, high=step.high, confidence=step.confidence)
 
 

@@ -65,27 +65,27 @@ def changed_settings(one: RunConfig, other: RunConfig) -> list[str]:
 
 def incomparable_accuracy(pairing: Pairing) -> Verdict:
     """Return the verdict where the accuracies of pairs cannot be compared; an empty one if they can."""
-    return _not_comparable(pairing, accuracy_incomparable_reason)
+    return _incomparable_verdict(pairing, accuracy_incomparable_reason)
 
 
 def incomparable_time(pairing: Pairing) -> Verdict:
     """Return the verdict where the step times of pairs cannot be compared; an empty one if they can."""
     pairs, same = pairing.pairs, pairing.same_software
     return (
-        Verdict.because("not comparable", _first_mixture(pairs))
+        Verdict.because("not comparable", _first_mixture_reason(pairs))
         or next(filter(None, (_incomparable_times(*pair, same_software=same) for pair in pairs)), Verdict())
-        or Verdict.because("not comparable", _unlike_gpus(pairs) or _confounded_hosts(pairs))
+        or Verdict.because("not comparable", _unlike_gpus_reason(pairs) or _confounded_host_reason(pairs))
     )
 
 
 def incomparable_memory(pairing: Pairing) -> Verdict:
     """Return the verdict where the peaks of memory of pairs cannot be compared; an empty one if they can."""
-    return _not_comparable(pairing, accuracy_incomparable_reason, _machine_reason)
+    return _incomparable_verdict(pairing, accuracy_incomparable_reason, _machine_reason)
 
 
-def _not_comparable(pairing: Pairing, *reasons: Callable[..., str]) -> Verdict:
+def _incomparable_verdict(pairing: Pairing, *reasons: Callable[..., str]) -> Verdict:
     found = (reason(*pair, same_software=pairing.same_software) for pair in pairing.pairs for reason in reasons)
-    return Verdict.because("not comparable", _first_mixture(pairing.pairs) or next(filter(None, found), ""))
+    return Verdict.because("not comparable", _first_mixture_reason(pairing.pairs) or next(filter(None, found), ""))
 
 
 def accuracy_incomparable_reason(arm: RunRecord, reference: RunRecord, *, same_software: bool = True) -> str:
@@ -97,10 +97,10 @@ def accuracy_incomparable_reason(arm: RunRecord, reference: RunRecord, *, same_s
         or foreign_steps(reference)
         or _recipe_reason(arm, reference)
         or _script_reason(arm, reference)
-        or _other_arm(reference)
+        or _undeclared_reference_reason(reference)
         or _switch_reason(arm, reference)
         or (code_reason(arm, reference) if same_software else "")
-        or _unnamed_differences(POLICY, arm, reference)
+        or _unnamed_difference_reason(POLICY, arm, reference)
         or _outcome_reason(arm.summary, reference.summary)
         or (_environment_reason(SOFTWARE[:1], arm, reference) if same_software else "")
     )
@@ -110,7 +110,7 @@ def _incomparable_times(arm: RunRecord, reference: RunRecord, *, same_software: 
     jobs = max(arm.jobs, reference.jobs)
     emulated = emulated_type(arm.half) or emulated_type(reference.half)
     work = accuracy_incomparable_reason(arm, reference, same_software=same_software)
-    if not work and jobs > 1 and not (_is_alone(arm) and _is_alone(reference)):
+    if not work and jobs > 1 and not (_had_gpus_alone(arm) and _had_gpus_alone(reference)):
         work = f"{jobs} cells ran at once"
     conditions = (
         _skipped_steps_reason(arm.summary)
@@ -124,12 +124,12 @@ def _incomparable_times(arm: RunRecord, reference: RunRecord, *, same_software: 
     )
 
 
-def _is_alone(record: RunRecord) -> bool:
+def _had_gpus_alone(record: RunRecord) -> bool:
     """Return whether no other cell was on the GPUs of a run."""
     return record.jobs == 1 or (record.placement is not None and record.placement.alone)
 
 
-def _unlike_gpus(pairs: Sequence[Pair]) -> str:
+def _unlike_gpus_reason(pairs: Sequence[Pair]) -> str:
     """Return that runs of a pool were on GPUs of several kinds: an arm may gain more on one than on another."""
     places = [run.placement for pair in pairs for run in pair if run.jobs > 1 and run.placement is not None]
     kinds = sorted({name for place in places for name in place.gpu_names})
@@ -151,7 +151,7 @@ def _machine_reason(arm: RunRecord, reference: RunRecord, *, same_software: bool
         (f"on {here}, not {there}" if here != there else "")
         or _environment_reason(HARDWARE, arm, reference)
         or (_environment_reason(SOFTWARE, arm, reference) if same_software else "")
-        or _unnamed_differences(SPEED, arm, reference)
+        or _unnamed_difference_reason(SPEED, arm, reference)
         or resumed_elsewhere(arm)
         or resumed_elsewhere(reference)
     )
@@ -185,12 +185,12 @@ def named_settings(record: RunRecord) -> set[str]:
     return {name for name, equals, _ in (word.partition("=") for word in words) if equals}
 
 
-def _first_mixture(pairs: Sequence[Pair]) -> str:
+def _first_mixture_reason(pairs: Sequence[Pair]) -> str:
     """Return in what the runs of a side differ, so that it is not one arm; "" if both sides are uniform."""
-    return next(filter(None, map(_mixture, zip(*pairs, strict=True))), "")
+    return next(filter(None, map(_mixture_reason, zip(*pairs, strict=True))), "")
 
 
-def _mixture(records: Sequence[RunRecord]) -> str:
+def _mixture_reason(records: Sequence[RunRecord]) -> str:
     """Return in what the runs of one row differ, apart from their seeds, so that they are not one arm."""
     engines = {f"{record.engine.name} {record.engine.version}" for record in records if record.engine}
     libraries = {record.library for record in records}
@@ -216,7 +216,7 @@ def _recipe_reason(arm: RunRecord, reference: RunRecord) -> str:
     paths = [path for path in changed_settings(arm.config, reference.config) if path.startswith("recipe.")]
     here, there = arm.config.total_batch_size, reference.config.total_batch_size
     words = [f"global batch size {here}, not {there}"] if here != there else []
-    words += _words([path for path in paths if path not in NO_WORK], arm.config, reference.config)
+    words += _setting_difference_words([path for path in paths if path not in NO_WORK], arm.config, reference.config)
     return _join_words(words)
 
 
@@ -253,7 +253,7 @@ def code_reason(arm: RunRecord, reference: RunRecord) -> str:
     return _join_words([f"{name} {arm.packages[name]}, not {reference.packages[name]}" for name in packages])
 
 
-def _other_arm(reference: RunRecord) -> str:
+def _undeclared_reference_reason(reference: RunRecord) -> str:
     why = why_not_as_declared([reference])
     return f"{reference.arm}, the reference, is not as declared: {why}" if why else ""
 
@@ -281,7 +281,7 @@ def _environment_reason(names: Sequence[str], arm: RunRecord, reference: RunReco
     return ""
 
 
-def _unnamed_differences(paths: Sequence[str], arm: RunRecord, reference: RunRecord) -> str:
+def _unnamed_difference_reason(paths: Sequence[str], arm: RunRecord, reference: RunRecord) -> str:
     """Return in which of these settings two runs differ, unless the label of a row names them."""
     named = named_settings(arm) | named_settings(reference)
     return _setting_differences([path for path in paths if path.rpartition(".")[2] not in named], arm, reference)
@@ -289,10 +289,12 @@ def _unnamed_differences(paths: Sequence[str], arm: RunRecord, reference: RunRec
 
 def _setting_differences(paths: Sequence[str], arm: RunRecord, reference: RunRecord) -> str:
     changed = changed_settings(arm.config, reference.config)
-    return _join_words(_words([path for path in paths if path in changed], arm.config, reference.config))
+    return _join_words(
+        _setting_difference_words([path for path in paths if path in changed], arm.config, reference.config)
+    )
 
 
-def _confounded_hosts(pairs: Sequence[Pair]) -> str:
+def _confounded_host_reason(pairs: Sequence[Pair]) -> str:
     """Return on which host one side alone ran, in all pairs over two hosts, where these are half of all or more."""
     apart = [(arm.host, other.host) for arm, other in pairs if arm.host and other.host and arm.host != other.host]
     here, there = {host for host, _ in apart}, {host for _, host in apart}
@@ -315,7 +317,7 @@ def _settings_of(config: RunConfig) -> Mapping[str, Any]:
 _known: dict[int, tuple[weakref.ref[RunConfig], Mapping[str, Any]]] = {}
 
 
-def _words(paths: Sequence[str], arm: RunConfig, reference: RunConfig) -> list[str]:
+def _setting_difference_words(paths: Sequence[str], arm: RunConfig, reference: RunConfig) -> list[str]:
     here, there = _settings_of(arm), _settings_of(reference)
     return [f"{path.rpartition('.')[2]} {here.get(path)}, not {there.get(path)}" for path in paths]
 
@@ -363,23 +365,25 @@ def circumstances(records: Sequence[RunRecord], reference: str) -> Iterator[str]
             texts = list(filter(None, map(text_of, runs)))
             for text in dict.fromkeys(texts):
                 yield f"{arm}: {texts.count(text)} of {len(runs)} runs {text}{end}."
-    if unread := sorted({arm for arm, runs in rows.items() if any(map(_is_unread, runs))}):
+    if unread := sorted({arm for arm, runs in rows.items() if any(map(_has_unread_gpu, runs))}):
         yield (
             f"Not checked on the GPU of {', '.join(unread)}: clock, throttling, other processes; their times count as "
             "valid all the same. Install ampcompare[gpu] to read them."
         )
 
 
-def _is_unread(record: RunRecord) -> bool:
+def _has_unread_gpu(record: RunRecord) -> bool:
     return device_kind(record) == "cuda" and (record.readings is None or record.readings.clock_low_mhz is None)
 
 
 def are_pairs(records: Sequence[RunRecord], reference: str) -> bool:
     """Return whether no runs of one seed are known to have started apart, or to be of other code."""
-    return not any(began_apart(*pair) or _other_code(*pair) for pair in _with_reference(records, reference))
+    return not any(
+        began_apart(*pair) or _other_code_reason(*pair) for pair in _pairs_with_reference(records, reference)
+    )
 
 
-def _with_reference(records: Sequence[RunRecord], reference: str) -> list[Pair]:
+def _pairs_with_reference(records: Sequence[RunRecord], reference: str) -> list[Pair]:
     theirs = {record.config.recipe.seed: record for record in records if record.arm == reference}
     return [
         (record, theirs[record.config.recipe.seed])
@@ -405,7 +409,7 @@ def began_apart(arm: RunRecord, reference: RunRecord) -> str:
 def script_sentences(records: Sequence[RunRecord], reference: str) -> Iterator[str]:
     """Yield what was seen of the pairing of a script's runs, and in what their arms depart from what it asks for."""
     ran = [record for record in records if record.script is not None]
-    pairs = _with_reference(ran, reference)
+    pairs = _pairs_with_reference(ran, reference)
     apart: dict[tuple[str, bool, str], list[str]] = {}
     for record, other in pairs:
         if reason := began_apart(record, other):
@@ -419,7 +423,7 @@ def script_sentences(records: Sequence[RunRecord], reference: str) -> Iterator[s
         yield (
             f"Not paired: {'; '.join(cells)} {reason}{than}, so their results are tested as separate samples. {remedy}."
         )
-    other_code = sorted({_other_code(*pair) for pair in pairs} - {""})
+    other_code = sorted({_other_code_reason(*pair) for pair in pairs} - {""})
     for reason in other_code:
         yield f"Not paired: cells are {reason}, and have no verdict. Run the command that began them again."
     if pairs and not apart and not other_code:
@@ -433,6 +437,6 @@ def script_sentences(records: Sequence[RunRecord], reference: str) -> Iterator[s
         yield f"{', '.join(names)}: {note}."
 
 
-def _other_code(arm: RunRecord, reference: RunRecord) -> str:
+def _other_code_reason(arm: RunRecord, reference: RunRecord) -> str:
     files = differing_files(arm.code or {}, reference.code or {})
     return f"of other versions of {', '.join(files)}" if files else ""

@@ -112,7 +112,9 @@ def own_types(roles: Roles | None, ledger: Ledger) -> list[str]:
     notes = []
     for name, part in (("forward products", ledger.forward), ("backward products", ledger.backward)):
         if roles is not None and name in found and found[name].departs:
-            own = ", ".join(f"{_percent(100 * part[one])} %" + f" of {name} in {one}" for one in _others(roles, part))
+            own = ", ".join(
+                f"{_percent_text(100 * part[one])} %" + f" of {name} in {one}" for one in _other_half_types(roles, part)
+            )
             notes.append(f"{own}: frozen weights")
     if roles is not None and found["state"].departs:
         notes.append(f"the optimizer keeps its state in {found['state'].observed}")
@@ -135,7 +137,7 @@ def roles_next_to(roles: Roles | None, ledger: Ledger) -> list[Role]:
             if observed or (_is_all_skipped(ledger) and name in ("state", "rounding")) or "not seen" in remark
         ]
     observed = {name: (text, remark) for name, text, remark in _observed_parts(ledger)}
-    if without := _steps_without(roles, ledger):
+    if without := _steps_without_declared_products(roles, ledger):
         text, remark = observed["forward products"]
         observed["forward products"] = f"{text} (none in {roles.operands} in step {without[0]})", remark
     departing = _departing_parts(roles, ledger)
@@ -156,19 +158,24 @@ def _declared_parts(roles: Roles, ledger: Ledger) -> dict[str, tuple[str, bool]]
     kept = _kept_types(roles)
     held = set(ledger.of_groups("weights"))
     has_masters = bool(roles.masters) and (bool(held & set(HALF)) or not kept)
-    in_forward = _computes(roles, ledger.forward, ledger) and not _steps_without(roles, ledger)
-    state_fits = _fits(roles.state, ledger.of_groups("state"), kept)
+    in_forward = _has_products_in_declared_type(roles, ledger.forward, ledger) and not _steps_without_declared_products(
+        roles, ledger
+    )
+    state_fits = _fits_declared_type(roles.state, ledger.of_groups("state"), kept)
     return {
-        "weights": (roles.weights, _fits(roles.weights, ledger.of_groups("weights"), kept)),
+        "weights": (roles.weights, _fits_declared_type(roles.weights, ledger.of_groups("weights"), kept)),
         "masters": (roles.masters or "none", bool(ledger.of_groups("masters")) == has_masters or not held),
         "forward products": (roles.operands, in_forward),
-        "backward products": (roles.operands, _computes(roles, ledger.backward, ledger)),
-        "gradients": (roles.step, _fits(roles.step, ledger.of_groups("gradients"), kept)),
-        "accumulated gradients": (roles.gradients, _fits(roles.gradients, ledger.accumulated, kept)),
-        "reduction": (roles.reduction, _fits(roles.reduction, ledger.reduced, kept)),
+        "backward products": (roles.operands, _has_products_in_declared_type(roles, ledger.backward, ledger)),
+        "gradients": (roles.step, _fits_declared_type(roles.step, ledger.of_groups("gradients"), kept)),
+        "accumulated gradients": (roles.gradients, _fits_declared_type(roles.gradients, ledger.accumulated, kept)),
+        "reduction": (roles.reduction, _fits_declared_type(roles.reduction, ledger.reduced, kept)),
         "state": (roles.state, not roles.asks_state or state_fits),
         "rounding": (roles.update, ledger.update in ("", roles.update)),
-        "loss scale": (_declared_scale(roles.loss_scale), (roles.loss_scale is None) == (_scale(ledger) is None)),
+        "loss scale": (
+            _declared_scale_text(roles.loss_scale),
+            (roles.loss_scale is None) == (_last_loss_scale(ledger) is None),
+        ),
         **{name: (str(form), _is_linear_in(name, str(form), ledger)) for name, form in roles.formats.items()},
     }
 
@@ -176,9 +183,9 @@ def _declared_parts(roles: Roles, ledger: Ledger) -> dict[str, tuple[str, bool]]
 def _departing_parts(roles: Roles, ledger: Ledger) -> set[str]:
     """Return the parts that are of other types than declared, be it by what the arm leaves alone."""
     departs = {
-        "forward products": bool(_others(roles, ledger.forward)),
-        "backward products": bool(_others(roles, ledger.backward)),
-        "state": not _fits(roles.state, ledger.of_groups("state"), _kept_types(roles)),
+        "forward products": bool(_other_half_types(roles, ledger.forward)),
+        "backward products": bool(_other_half_types(roles, ledger.backward)),
+        "state": not _fits_declared_type(roles.state, ledger.of_groups("state"), _kept_types(roles)),
     }
     return {name for name, is_other in departs.items() if is_other}
 
@@ -190,7 +197,7 @@ def _kept_types(roles: Roles) -> tuple[str, ...]:
 def _observed_parts(ledger: Ledger) -> list[tuple[str, str, str]]:
     """Return (part, what was seen, remark) of each part."""
     by = ledger.by
-    scale = _scale(ledger)
+    scale = _last_loss_scale(ledger)
     skipped = "every step was skipped" if _is_all_skipped(ledger) else ""
     no_state = "" if ledger.of_groups("state") else skipped or "the optimizer keeps none"
     one_pass = "" if ledger.accumulated else "one backward pass a step"
@@ -212,9 +219,9 @@ def _observed_parts(ledger: Ledger) -> list[tuple[str, str, str]]:
         ("state", observed_text(ledger.of_groups("state")), no_state or by.get("state", "")),
         ("rounding", ledger.update, "" if ledger.update else skipped),
         ("loss scale", *(("", "") if scale is None else (f"{scale:g}", by.get("loss scale", "")))),
-        ("update lost", "" if ledger.lost is None else f"{_percent(100 * ledger.lost)} %", ""),
+        ("update lost", "" if ledger.lost is None else f"{_percent_text(100 * ledger.lost)} %", ""),
         ("largest gradient", *_largest_gradient(ledger)),
-        ("zero denominators", f"{_percent(100 * zero)} %" if (zero := ledger.zero_denominators) else "", ""),
+        ("zero denominators", f"{_percent_text(100 * zero)} %" if (zero := ledger.zero_denominators) else "", ""),
     ]
 
 
@@ -246,7 +253,7 @@ def _linear_parts(ledger: Ledger) -> list[tuple[str, str, str]]:
         for one in found:
             if one.error is not None:
                 shares = (one.cut_off or 0, one.zeroed or 0, one.scales_at_end or 0, one.error)
-                cut_off, zeroed, at_end, error = (_percent(100 * share) for share in shares)
+                cut_off, zeroed, at_end, error = (_percent_text(100 * share) for share in shares)
                 remarks.append(
                     f"{cut_off} % cut off, {zeroed} % became 0, {at_end} % of scales at an end, error {error} %"
                 )
@@ -258,7 +265,7 @@ def _largest_gradient(ledger: Ledger) -> tuple[str, str]:
     """Return the largest gradient times the loss scale where one is held in fp16, and whether it is beyond that."""
     if ledger.largest_gradient is None or "fp16" not in {*ledger.backward, *ledger.of_groups("gradients")}:
         return "", ""
-    scale = _scale(ledger) or 1.0
+    scale = _last_loss_scale(ledger) or 1.0
     size = ledger.largest_gradient * scale
     return f"{size:.3g}", "" if size <= FP16_MAX else f"beyond {FP16_MAX:g}, the largest number of fp16"
 
@@ -268,10 +275,10 @@ def observed_text(types: Mapping[str, float]) -> str:
     if len(types) < 2:
         return next(iter(types), "")
     shown = sorted(types.items(), key=lambda item: -item[1])
-    return ", ".join(f"{name} {_percent(100 * share)} %" for name, share in shown)
+    return ", ".join(f"{name} {_percent_text(100 * share)} %" for name, share in shown)
 
 
-def _percent(value: float) -> str:
+def _percent_text(value: float) -> str:
     if 0 < value < NOTICEABLE:
         return "<1"
     if 100 - NOTICEABLE < value < 100:
@@ -279,7 +286,7 @@ def _percent(value: float) -> str:
     return f"{value:.0f}"
 
 
-def _fits(declared: str, types: Mapping[str, float], kept: Collection[str]) -> bool:
+def _fits_declared_type(declared: str, types: Mapping[str, float], kept: Collection[str]) -> bool:
     """Return whether what was seen is of the declared type, or fp32 in what is kept; nothing seen fits.
 
     Other types than those of arms are of a model in fp64, or of an optimizer with a state of its own form.
@@ -288,7 +295,7 @@ def _fits(declared: str, types: Mapping[str, float], kept: Collection[str]) -> b
     return not found or (found <= {declared, *kept} and (declared in found or bool(kept)))
 
 
-def _computes(roles: Roles, types: Mapping[str, float], ledger: Ledger) -> bool:
+def _has_products_in_declared_type(roles: Roles, types: Mapping[str, float], ledger: Ledger) -> bool:
     """Return whether products ran in the declared type.
 
     Sensitive or kept parts may run in a wider one, and frozen weights, which keep their type where an arm does not cast
@@ -304,7 +311,7 @@ def _computes(roles: Roles, types: Mapping[str, float], ledger: Ledger) -> bool:
     return found <= {roles.operands, "fp32", *ledger.frozen} and (roles.operands in found or _may_keep_all(roles))
 
 
-def _others(roles: Roles, types: Mapping[str, float]) -> list[str]:
+def _other_half_types(roles: Roles, types: Mapping[str, float]) -> list[str]:
     """Return the 16-bit types of products that are not the declared one."""
     return [name for name in HALF if name in types and name != roles.operands and roles.operands in FLOATS]
 
@@ -317,7 +324,7 @@ def _may_keep_all(roles: Roles) -> bool:
     return bool(set(roles.kept) - {BATCH_NORM})
 
 
-def _steps_without(roles: Roles | None, ledger: Ledger) -> list[int]:
+def _steps_without_declared_products(roles: Roles | None, ledger: Ledger) -> list[int]:
     """Return the steps whose forward pass had products, but none in the declared type, while others had some."""
     if roles is None or roles.operands not in HALF or _may_keep_all(roles):
         return []
@@ -326,12 +333,12 @@ def _steps_without(roles: Roles | None, ledger: Ledger) -> list[int]:
     return sorted(everything - narrow) if narrow else []
 
 
-def _scale(ledger: Ledger) -> float | None:
+def _last_loss_scale(ledger: Ledger) -> float | None:
     """Return the last loss scale; None for a loss that was not scaled, or by 1."""
     return None if ledger.loss_scale == 1.0 else ledger.loss_scale
 
 
-def _declared_scale(scale: LossScale | None) -> str:
+def _declared_scale_text(scale: LossScale | None) -> str:
     if scale is None:
         return "none"
     return f"{scale.first:g}" if scale.interval is None else "dynamic"

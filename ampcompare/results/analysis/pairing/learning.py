@@ -48,10 +48,10 @@ def _idle_rule(record: RunRecord) -> tuple[str, str]:
         return "weights", "the weights did not move"
     if _has_no_ratio(record):
         return "", ""  # it may have learned
-    if summary.epochs and (why := _no_better_than_chance(record.metric, summary.epochs[-1])):
+    if summary.epochs and (why := _why_no_better_than_chance(record.metric, summary.epochs[-1])):
         return "metric", why
     if record.trace is not None and len(record.trace.losses) >= MIN_POINTS and not _has_fallen(record.trace.losses):
-        first, later = _ends(record.trace.losses)
+        first, later = _first_and_last_third(record.trace.losses)
         return "loss", f"the loss did not fall, {statistics.median(first):.3g} to {statistics.median(later):.3g}"
     return "", ""
 
@@ -63,7 +63,7 @@ def _has_no_ratio(record: RunRecord) -> bool:
     return record.config.script is not None and is_finite and not has_score(value, record.metric)
 
 
-def _no_better_than_chance(metric: Metric, last: EpochResult) -> str:
+def _why_no_better_than_chance(metric: Metric, last: EpochResult) -> str:
     value, chance = last.value, last.chance
     if not has_score(value, metric):
         return f"{metric.name} {metric.number(value)}"
@@ -116,7 +116,7 @@ def no_ratio(runs: Iterable[RunRecord]) -> Verdict:
 
 def no_number(pairs: Sequence[Pair]) -> Verdict:
     """Return the verdict where the metric of a run in these pairs is there and not a number."""
-    arm, reference = ([run for pair in pairs if _is_no_number(run := pair[side])] for side in (0, 1))
+    arm, reference = ([run for pair in pairs if _has_metric_without_number(run := pair[side])] for side in (0, 1))
     for runs in filter(None, (arm, reference)):
         metric, value = runs[0].metric, runs[0].summary.metric_final or 0.0
         shown = f"{metric.name} {metric.number(value)}"
@@ -126,7 +126,7 @@ def no_number(pairs: Sequence[Pair]) -> Verdict:
     return Verdict()
 
 
-def _is_no_number(record: RunRecord) -> bool:
+def _has_metric_without_number(record: RunRecord) -> bool:
     value = record.summary.metric_final
     return value is not None and not has_score(value, record.metric)
 
@@ -179,7 +179,7 @@ def _has_fallen(losses: Sequence[float]) -> bool:
 
     Where the last third is lower by a tenth, few and uneven losses may not show a fall, but they show no lack of one.
     """
-    first, later = _ends(losses)
+    first, later = _first_and_last_third(losses)
     if 0 < statistics.median(later) < (1 - FALL) * statistics.median(first):
         return True
     half = losses[len(losses) // 2 :]
@@ -190,7 +190,7 @@ def _has_fallen(losses: Sequence[float]) -> bool:
     )
 
 
-def _ends(losses: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
+def _first_and_last_third(losses: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
     """Return the first and the last third of a curve."""
     third = len(losses) // 3
     return losses[:third], losses[-third:]
@@ -222,11 +222,11 @@ def first_divergence(records: Sequence[RunRecord]) -> str:
 
 def divergence_cause(records: Sequence[RunRecord]) -> str:
     """Return the proven cause of all diverged runs of an arm, with the page that explains it; "" if not proven."""
-    causes = {_cause(record) for record in records if record.status == "diverged"}
+    causes = {_divergence_cause_of_run(record) for record in records if record.status == "diverged"}
     return causes.pop() if len(causes) == 1 else ""
 
 
-def _cause(record: RunRecord) -> str:
+def _divergence_cause_of_run(record: RunRecord) -> str:
     summary = record.summary
     optimizer = record.config.recipe.optimizer
     if summary.first_nonfinite_loss_step == 0:

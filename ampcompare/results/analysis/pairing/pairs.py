@@ -106,7 +106,7 @@ def are_identical(pairs: Sequence[Pair]) -> bool:
 
     It is an observation about these runs and needs no test. Records without a hash of the weights never show it.
     """
-    return bool(pairs) and all(_same_losses(*pair) and _same_weights(*pair) for pair in pairs)
+    return bool(pairs) and all(_have_same_losses(*pair) and _have_same_weights(*pair) for pair in pairs)
 
 
 def equal_losses(pairs: Sequence[Pair]) -> bool:
@@ -114,15 +114,18 @@ def equal_losses(pairs: Sequence[Pair]) -> bool:
 
     Their final weights are not known to be the same: a skipped step may leave every recorded loss as it would be.
     """
-    return bool(pairs) and all(_same_losses(*pair) for pair in pairs)
+    return bool(pairs) and all(_have_same_losses(*pair) for pair in pairs)
 
 
 def other_weights(pairs: Sequence[Pair]) -> bool:
     """Return whether a pair is known to have ended with different weights."""
-    return any(None not in (ours := {_weights(arm), _weights(other)}) and len(ours) > 1 for arm, other in pairs)
+    return any(
+        None not in (ours := {_final_weights_hash(arm), _final_weights_hash(other)}) and len(ours) > 1
+        for arm, other in pairs
+    )
 
 
-def _same_losses(arm: RunRecord, reference: RunRecord) -> bool:
+def _have_same_losses(arm: RunRecord, reference: RunRecord) -> bool:
     here, there = arm.summary, reference.summary
     return (
         here.losses_sha256 is not None
@@ -136,11 +139,11 @@ def _evaluations(record: RunRecord) -> list[Any]:
     return [(epoch.loss, epoch.values, epoch.counts) for epoch in record.summary.epochs]
 
 
-def _same_weights(arm: RunRecord, reference: RunRecord) -> bool:
-    return _weights(arm) is not None and _weights(arm) == _weights(reference)
+def _have_same_weights(arm: RunRecord, reference: RunRecord) -> bool:
+    return _final_weights_hash(arm) is not None and _final_weights_hash(arm) == _final_weights_hash(reference)
 
 
-def _weights(record: RunRecord) -> str | None:
+def _final_weights_hash(record: RunRecord) -> str | None:
     """Return the hash of the final weights; older records of several processes have one of another kind."""
     if record.summary.weights_sha256 is not None:
         return record.summary.weights_sha256

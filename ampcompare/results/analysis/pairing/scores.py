@@ -134,17 +134,17 @@ def grid_step(values: Sequence[float], printed: float) -> float:
     gaps = [gap for gap in gaps if gap > 1.5 * error]  # others are equal up to rounding
     if not gaps:
         return printed
-    return max(printed, _common_multiple(distinct, printed), _share_of_count(distinct, min(gaps), error))
+    return max(printed, _greatest_common_divisor(distinct, printed), _step_of_shares(distinct, min(gaps), error))
 
 
-def _common_multiple(values: Sequence[float], printed: float) -> float:
+def _greatest_common_divisor(values: Sequence[float], printed: float) -> float:
     """Return the greatest common divisor of values that were printed with so many digits."""
     if not printed or max(map(abs, values)) / printed > MAX_TICKS:
         return 0.0
     return math.gcd(*(round(value / printed) for value in values)) * printed
 
 
-def _share_of_count(values: Sequence[float], gap: float, error: float) -> float:
+def _step_of_shares(values: Sequence[float], gap: float, error: float) -> float:
     """Return the largest 100 / N of which all values are multiples; 0 if there is none that matters."""
     tried, chance = 0, 0.0
     for steps in range(1, FINEST + 1):  # between the two closest values, which are off by `error` each

@@ -71,7 +71,9 @@ def seed_sentences(records: Sequence[RunRecord]) -> Iterator[str]:
         for record in records
         if record.config.script is not None and record.config.script.shift_seeds is not None
     ]
-    calls = _distinct(call for record in shifting if record.script is not None for call in record.script.seeds or ())
+    calls = _distinct_calls(
+        call for record in shifting if record.script is not None for call in record.script.seeds or ()
+    )
     if not shifting:
         return
     fixed = [call for call in calls if call.seed]
@@ -102,7 +104,7 @@ def unlike_seeds(arm: RunRecord, reference: RunRecord) -> str:
     return ""
 
 
-def _distinct(calls: Iterable[SeedCall]) -> list[SeedCall]:
+def _distinct_calls(calls: Iterable[SeedCall]) -> list[SeedCall]:
     found: dict[tuple[str, str], SeedCall] = {}
     for call in calls:
         found.setdefault((call.place, call.function), call)

@@ -324,7 +324,7 @@ def _from_top(scale: Scale, value: float) -> float:
 def _draw_series(series: Series, x: Scale, y: Scale) -> _Drawn:
     def along(values: Sequence[float]) -> list[Point]:
         points = [(x.at(across), _from_top(y, up)) for across, up in zip(series["x"], values, strict=True)]
-        return _stairs(points) if series.get("step") else points
+        return _stair_points(points) if series.get("step") else points
 
     points = along(series["y"])
     if len(points) == 1:
@@ -337,7 +337,7 @@ def _draw_series(series: Series, x: Scale, y: Scale) -> _Drawn:
     return _Drawn(series["a"], _path(points), band, dots)
 
 
-def _stairs(points: Sequence[Point]) -> list[Point]:
+def _stair_points(points: Sequence[Point]) -> list[Point]:
     """Return points with a corner between each and the next, which lies level with the first of them."""
     steps = [[(after[0], before[1]), after] for before, after in itertools.pairwise(points)]
     return [*points[:1], *(point for pair in steps for point in pair)]

@@ -143,7 +143,7 @@ def _target(arms: Sequence[ArmRuns], reference: str) -> tuple[float | None, str]
     return target, f" The dotted line is {target:g}{_unit(metric)}: {100 * share:g} % of what {chosen.name} ends with."
 
 
-def _reaches(record: RunRecord, target: float) -> tuple[int, float] | None:
+def _time_to_reach(record: RunRecord, target: float) -> tuple[int, float] | None:
     """Return epochs and seconds until a run first has a value, as it is shown."""
     metric = record.metric
     for epoch, seconds in zip(record.summary.epochs, _seconds(record), strict=True):
@@ -160,8 +160,8 @@ def _unit(metric: Metric) -> str:
 def _time_to(arms: Sequence[ArmRuns], target: float) -> Table:
     rows: list[list[str | Cell]] = []
     for arm in arms:
-        reached = [found for record in arm.ran if (found := _reaches(record, target)) is not None]
-        spent = [found[1] for record in arm.timed_runs if (found := _reaches(record, target)) is not None]
+        reached = [found for record in arm.ran if (found := _time_to_reach(record, target)) is not None]
+        spent = [found[1] for record in arm.timed_runs if (found := _time_to_reach(record, target)) is not None]
         epochs = f"{statistics.fmean(epoch for epoch, _ in reached):.3g}" if reached else "-"
         sd = statistics.stdev(spent) if len(spent) > 1 else None
         seconds: str | Cell = INVALID if reached else "-"

@@ -46,7 +46,7 @@ class _Quantity:
 def learning_charts(arms: Sequence[ArmRuns], reference: str, most: int) -> list[Chart]:
     """Return the metric of verdicts, validation loss and training loss, each with at most `most` points per curve."""
     return [
-        _of_metric(arms, reference, most),
+        _metric_chart(arms, reference, most),
         _validation_loss(arms, reference, most),
         _training_loss(arms, reference, most),
     ]
@@ -58,7 +58,7 @@ def epochs_of(record: RunRecord, value: Callable[[EpochResult], float | None]) -
     return make_curve((number, y) for number, y in points if y is not None)
 
 
-def _metric(record: RunRecord) -> Curve:
+def _metric_curve(record: RunRecord) -> Curve:
     return epochs_of(record, lambda epoch: record.metric.factor * epoch.value)
 
 
@@ -77,7 +77,7 @@ def why_no_epoch(arm: ArmRuns) -> str:
 
 def metric_by_epoch(arms: Sequence[ArmRuns], most: int) -> dict[int, Band]:
     """Return the metric as it is shown after each epoch, over the seeds of each arm, by its index."""
-    return {arm.index: over_seeds(map(_metric, arm.ran), most) for arm in arms}
+    return {arm.index: over_seeds(map(_metric_curve, arm.ran), most) for arm in arms}
 
 
 def metric_of_arms(arms: Sequence[ArmRuns]) -> Metric:
@@ -131,14 +131,16 @@ def _arms_in(views: Sequence[View]) -> set[int]:
     return {series["a"] for view in views for series in view.series}
 
 
-def _of_metric(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
+def _metric_chart(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
     metric = metric_of_arms(arms)
     head, name = printable(metric.head), printable(metric.name)
     unit = f" {printable(metric.unit)}" if metric.unit else ""
     # A curve's differences are those of the values that it shows, in their unit.
     gap_unit = " pp" if metric.factor == 100 else unit
     gap_head = f"\u0394 {name}{f' ({gap_unit.strip()})' if gap_unit and gap_unit.strip() not in name else ''}"
-    views, same = _views(arms, reference, most, _Quantity(_metric, head, gap_head, metric.decimals, unit, gap_unit))
+    views, same = _views(
+        arms, reference, most, _Quantity(_metric_curve, head, gap_head, metric.decimals, unit, gap_unit)
+    )
     bands = metric_by_epoch(arms, most)
     sentence = ""
     if not _longest(views):
@@ -152,12 +154,12 @@ def _of_metric(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
         f"{undrawn_sentences(arms, _arms_in(views), why_no_epoch)}{same}",
         "epoch",
         views,
-        _by_epoch([(arm, bands[arm.index]) for arm in arms], metric.decimals),
+        _epoch_table([(arm, bands[arm.index]) for arm in arms], metric.decimals),
         sentence,
     )
 
 
-def _by_epoch(bands: Sequence[tuple[ArmRuns, Band]], decimals: int) -> Table | None:
+def _epoch_table(bands: Sequence[tuple[ArmRuns, Band]], decimals: int) -> Table | None:
     """Return means and ranges at up to six epochs that every complete curve has."""
     longest: Sequence[float] = max((band.x for _, band in bands), key=len, default=[])
     if not longest:

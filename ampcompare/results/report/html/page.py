@@ -53,7 +53,7 @@ class Html(Reporter):
             version=__version__,
             css=packaged_text("report.css"),
             script=script,
-            policy=_policy(script),
+            policy=_security_policy(script),
             data=_embed_json({"arms": arms, **chart_data(charts)}),
         )
         return page
@@ -83,7 +83,7 @@ def template(name: str) -> Any:
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         finalize=_template_value,
     )  # fmt: skip
-    environment.filters["numeric"] = _numeric
+    environment.filters["numeric"] = _are_columns_numeric
     environment.filters["with_notes"] = _with_notes
     environment.filters["line"] = partial(printable, longest=MAX_LINE)
     environment.filters["kind"] = _kind
@@ -116,7 +116,7 @@ def _with_notes(table: Table) -> tuple[list[str], list[list[Cell]]]:
     return heads, rows
 
 
-def _numeric(rows: Sequence[Sequence[Cell]], count: int) -> list[bool]:
+def _are_columns_numeric(rows: Sequence[Sequence[Cell]], count: int) -> list[bool]:
     """Return for each of `count` columns whether it holds numbers and is aligned right."""
     columns = [[row[index].text for row in rows] for index in range(count)]
     return [all(map(NUMBER.fullmatch, column)) and any(map(str.isdigit, "".join(column))) for column in columns]
@@ -128,7 +128,7 @@ def packaged_text(name: str) -> str:
     return (files("ampcompare.results.report.html") / "templates" / name).read_text(encoding="utf-8")
 
 
-def _policy(script: str) -> str:
+def _security_policy(script: str) -> str:
     """Return a policy under which this script runs, by its digest, and nothing is loaded from anywhere."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     rest = "style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"

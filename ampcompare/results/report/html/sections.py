@@ -93,7 +93,7 @@ def page_sections(comparison: Comparison, logs: Mapping[str, str]) -> list[Secti
         best = "best %" if comparison.metric.unit == "%" else "best"
         heads = ["arm", "seed", "status", printable(comparison.metric.head), best, "loss", "step ms", "train s", "MiB"]
         links = [logs.get(record.cell, "") for record in records]
-        table = Table.of([*heads, "loss scale", "skipped", "note"], map(_run, records), caption="Runs")
+        table = Table.of([*heads, "loss scale", "skipped", "note"], map(_run_cells, records), caption="Runs")
         return [replace(table, links=links if any(links) else ())]
 
     def settings_blocks() -> list[Block]:
@@ -171,7 +171,7 @@ def _what_was_trained(record: RunRecord) -> list[str]:
     ]
 
 
-def _run(record: RunRecord) -> list[str | Cell]:
+def _run_cells(record: RunRecord) -> list[str | Cell]:
     """Return the line of one run."""
     metric = record.metric
     summary = record.summary
@@ -206,7 +206,7 @@ def _number(value: float | None, form: str, factor: float = 1) -> str:
 
 def drift_chart(arms: Sequence[ArmRuns]) -> Chart:
     """Return the step times of runs and timing rounds over wall-clock time, in percent of the median of their arm."""
-    points = {arm.index: sorted(point for record in arm.ran for point in _points(record)) for arm in arms}
+    points = {arm.index: sorted(point for record in arm.ran for point in _timing_points(record)) for arm in arms}
     first = min((moment for timed in points.values() for moment, _ in timed), default=None)
     series: list[Series] = []
     rows = []
@@ -234,7 +234,7 @@ def drift_chart(arms: Sequence[ArmRuns]) -> Chart:
     )
 
 
-def _points(record: RunRecord) -> list[tuple[float, float]]:
+def _timing_points(record: RunRecord) -> list[tuple[float, float]]:
     """Return when a cell was timed, in seconds since the epoch, and its median step times then."""
     points = []
     summary, readings = record.summary, record.readings

@@ -25,7 +25,7 @@ TORCH_DDP_ARGUMENTS = {
 }  # fmt: skip
 
 
-def _models(event: Event) -> set[str]:
+def _models_of_initialize(event: Event) -> set[str]:
     """Return the names of the models of an `amp.initialize`."""
     first = argument(event.call, "models", 0)
     if isinstance(first, (ast.List, ast.Tuple)):
@@ -147,7 +147,7 @@ with amp.scale_loss(loss, optimizer) as scaled_loss:
 def order_around_initialize(module: LintModule) -> Iterator[Finding]:
     """What comes before `amp.initialize` and should come after it, or the reverse."""
     for trace, index, event in module.events(Kind.INITIALIZE):
-        models = _models(event)
+        models = _models_of_initialize(event)
         after = [other for other in trace[index + 1 :] if other.may_follow(event)]
         for other in events_before(trace, event, Kind.WRAP, Kind.HALF):
             again = other.scope is event.scope and other.call.lineno > event.call.lineno  # a second call of it
@@ -163,7 +163,7 @@ def order_around_initialize(module: LintModule) -> Iterator[Finding]:
             follow = FOLLOWING.get(other.kind)
             if follow is not None:
                 yield from follow(module, trace, event, other, models)
-        yield from _built_again(module, event, after)
+        yield from _rebuilt_optimizer_findings(module, event, after)
 
 
 def _is_of_callee(wrap: Event, event: Event) -> bool:
@@ -174,7 +174,7 @@ def _is_of_callee(wrap: Event, event: Event) -> bool:
     return isinstance(target, ast.Name) and not _is_returned(target.id, wrap)
 
 
-def _built_again(module: LintModule, event: Event, after: list[Event]) -> Iterator[Finding]:
+def _rebuilt_optimizer_findings(module: LintModule, event: Event, after: list[Event]) -> Iterator[Finding]:
     """Yield the optimizers that replace one that `amp.initialize` has patched."""
     optimizer = name_of(argument(event.call, "optimizers", 1) or event.call)
     if not optimizer or any(other.kind is Kind.INITIALIZE for other in after):
@@ -205,7 +205,7 @@ def _initialized_again(
     # A training after another one, such as that of the next fold, is right; so is a model without optimizer.
     if argument(event.call, "optimizers", 1) is None and event.call.args:
         return
-    if not events_between(trace, event, other, Kind.BACKWARD, Kind.STEP) and models != _models(other):
+    if not events_between(trace, event, other, Kind.BACKWARD, Kind.STEP) and models != _models_of_initialize(other):
         yield module.finding("AMP102", other.call, f"`amp.initialize` was called in line {event.call.lineno}")
 
 
@@ -218,7 +218,7 @@ def _cast_after(module: LintModule, trace: Trace, event: Event, other: Event, mo
 
 
 def _moved_after(module: LintModule, trace: Trace, event: Event, other: Event, models: set[str]) -> Iterator[Finding]:
-    if other.subject not in models or not _is_statement(other) or not _to_gpu(other):
+    if other.subject not in models or not _is_statement(other) or not _moves_to_gpu(other):
         return
     moved = [one for one in trace[: trace.index(event)] if one.kind is Kind.CUDA]
     trained = events_between(trace, event, other, Kind.BACKWARD, Kind.STEP, Kind.LOAD)
@@ -242,7 +242,7 @@ FOLLOWING: dict[Kind, Callable[[LintModule, Trace, Event, Event, set[str]], Iter
 }
 
 
-def _to_gpu(event: Event) -> bool:
+def _moves_to_gpu(event: Event) -> bool:
     assert isinstance(event.call.func, ast.Attribute)
     if event.call.func.attr == "cuda":
         return True
@@ -340,15 +340,15 @@ def opt_level_typo(module: LintModule) -> Iterator[Finding]:
         if name_of(call.func).endswith("add_argument") and "opt" in flags and "level" in flags:
             values += [one.value for one in call.keywords if one.arg == "default"]
         for value in values:
-            yield from _typo(module, value)
+            yield from _typo_findings(module, value)
     for scope in module.scopes:
         for name, assigned in scope.values.items():
             if name.endswith("opt_level"):
                 for value in assigned:
-                    yield from _typo(module, value)
+                    yield from _typo_findings(module, value)
 
 
-def _typo(module: LintModule, value: ast.expr) -> Iterator[Finding]:
+def _typo_findings(module: LintModule, value: ast.expr) -> Iterator[Finding]:
     right = TYPOS.get(literal(value) or "")
     if right is not None:
         source = module.source(value)

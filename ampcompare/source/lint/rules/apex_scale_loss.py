@@ -160,8 +160,10 @@ def _never_initialized(module: LintModule, event: Event) -> bool:
     if any(not value and ASKS_FOR_APEX.search(key) for key, value in event.facts.items()):
         return True
     calls = [one for trace in module.traces for one in trace if one.kind is Kind.INITIALIZE]
-    here = _flags(module, event.facts, event.scope)
-    return bool(calls) and all(contradict(here, _flags(module, _facts_of_call(one), one.scope)) for one in calls)
+    here = _facts_of_flags(module, event.facts, event.scope)
+    return bool(calls) and all(
+        contradict(here, _facts_of_flags(module, _facts_of_call(one), one.scope)) for one in calls
+    )
 
 
 def _facts_of_call(event: Event) -> Facts:
@@ -172,7 +174,7 @@ def _facts_of_call(event: Event) -> Facts:
     return narrow(event.facts, enabled, True)
 
 
-def _flags(module: LintModule, facts: Facts, scope: Scope) -> Facts:
+def _facts_of_flags(module: LintModule, facts: Facts, scope: Scope) -> Facts:
     """Return what facts say of flags, and of what these are assigned from, by the last part of their names."""
     found = dict(facts)
     for key, value in facts.items():

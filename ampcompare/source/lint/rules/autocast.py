@@ -96,7 +96,12 @@ def loop_in_autocast(module: LintModule) -> Iterator[Finding]:
 def _line_of_block_around(event: Event) -> int:
     """Return the line of an autocast block that is on and lies around the loop of an event; 0 if none does."""
     for block in event.contexts:
-        if block.kind != "autocast" or not block.enabled or not _may_be_on(block, event) or not _caches(block.call):
+        if (
+            block.kind != "autocast"
+            or not block.enabled
+            or not _may_be_on(block, event)
+            or not _caches_casts(block.call)
+        ):
             continue
         # The loop stands in the block, or in a function that is called there.
         inside = any(node is event.loops[-1] for node in ast.walk(block.node))
@@ -109,13 +114,13 @@ def _line_of_decorator(module: LintModule, event: Event) -> int:
     """Return the line of an autocast that decorates the function with the loop of an event; 0 if none does."""
     function = module.function(event.loops[-1])
     for one in function.decorator_list if function is not None else ():
-        if isinstance(one, ast.Call) and module.resolve(one.func) in AUTOCASTS and _caches(one):
+        if isinstance(one, ast.Call) and module.resolve(one.func) in AUTOCASTS and _caches_casts(one):
             off = is_literal(argument(one, "enabled"), False)
             return 0 if off else one.lineno
     return 0
 
 
-def _caches(call: ast.Call | None) -> bool:
+def _caches_casts(call: ast.Call | None) -> bool:
     return call is None or argument(call, "cache_enabled") is None
 
 

@@ -113,10 +113,12 @@ def _is_saved_elsewhere(module: LintModule, call: ast.Call) -> bool:
         return False
     if not any(module.kinds.of(value, scope) == "optimizer" for value in argument_values(call)):
         return False
-    return all(_stays(module, node) for node in module.scope_of if isinstance(node, (ast.Name, ast.Attribute)))
+    return all(
+        _is_kept_nowhere_else(module, node) for node in module.scope_of if isinstance(node, (ast.Name, ast.Attribute))
+    )
 
 
-def _stays(module: LintModule, node: ast.Name | ast.Attribute) -> bool:
+def _is_kept_nowhere_else(module: LintModule, node: ast.Name | ast.Attribute) -> bool:
     """Return whether a use of a scaler gives it to nothing that may keep it; other names are no matter."""
     if module.kinds.of(node, module.scope_of[node]) != "scaler" or isinstance(node.ctx, ast.Store):
         return True
@@ -200,17 +202,17 @@ def _holds_optimizer(module: LintModule, value: ast.expr, place: ast.expr) -> bo
             returned = [node.value for node in nodes_of(found.scope) if isinstance(node, ast.Return)]
             return len(returned) == 1 and returned[0] is not None and _holds_optimizer(module, returned[0], returned[0])
     mapping = _mapping_of(module, value, place)
-    values: list[ast.expr | None] = [] if mapping is None else [*_items(mapping)]
+    values: list[ast.expr | None] = [] if mapping is None else [*_items_of_mapping(mapping)]
     if isinstance(value, ast.Name):
-        values += _added_to(module, value.id, place)
+        values += _values_added_to_dict(module, value.id, place)
     return None not in values and any(_is_state_of_optimizer(module, each) for each in values)
 
 
-def _items(mapping: ast.Dict | ast.Call) -> list[ast.expr]:
+def _items_of_mapping(mapping: ast.Dict | ast.Call) -> list[ast.expr]:
     return mapping.values if isinstance(mapping, ast.Dict) else argument_values(mapping)
 
 
-def _added_to(module: LintModule, name: str, place: ast.expr) -> Iterator[ast.expr | None]:
+def _values_added_to_dict(module: LintModule, name: str, place: ast.expr) -> Iterator[ast.expr | None]:
     """Yield what is added to a dict, by keys above a place and by `update`; None for what cannot be seen."""
     for node in ast.walk(module.scope_of[place].node):
         if isinstance(node, ast.Assign) and node.lineno < place.lineno:
@@ -227,7 +229,7 @@ def _added_to(module: LintModule, name: str, place: ast.expr) -> Iterator[ast.ex
 
 def _items_of_value(module: LintModule, value: ast.expr, place: ast.expr) -> list[ast.expr | None]:
     mapping = _mapping_of(module, value, place)
-    return [None] if mapping is None else [*_items(mapping)]
+    return [None] if mapping is None else [*_items_of_mapping(mapping)]
 
 
 def _is_state_of_optimizer(module: LintModule, value: ast.expr | None) -> bool:

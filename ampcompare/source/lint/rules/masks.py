@@ -65,7 +65,7 @@ def masked_by_overflow(module: LintModule) -> Iterator[Finding]:
             continue
         scope = module.scope_of[call]
         value = argument(call, "fill_value" if "full" in name else "value", FILLING[name])
-        number = _number(module, value, scope)
+        number = _number_of_expression(module, value, scope)
         if value is None or number is None or not LARGEST < abs(number) < float("inf"):
             continue
         tensor = argument(call, "input", 0) if name == "full_like" else getattr(call.func, "value", None)
@@ -75,27 +75,27 @@ def masked_by_overflow(module: LintModule) -> Iterator[Finding]:
             if dtype is None or module.resolve(dtype) not in HALF:
                 continue
             shown = f"this tensor is fp16, which holds no number beyond {LARGEST:.0f}"
-            yield module.finding("AMP236", call, shown, _smallest(module, value, number, module.source(dtype)))
+            yield module.finding("AMP236", call, shown, _limit_edit(module, value, number, module.source(dtype)))
         elif tensor is not None and _is_half(module, tensor, scope, call.lineno):
             shown = f"`{module.source(tensor)}` is fp16, which holds no number beyond {LARGEST:.0f}"
             of_tensor = f"{name_of(tensor)}.dtype" if name_of(tensor) else ""
-            yield module.finding("AMP236", call, shown, _smallest(module, value, number, of_tensor))
+            yield module.finding("AMP236", call, shown, _limit_edit(module, value, number, of_tensor))
 
 
-def _number(module: LintModule, node: ast.expr | None, scope: Scope) -> float | None:
+def _number_of_expression(module: LintModule, node: ast.expr | None, scope: Scope) -> float | None:
     """Return the number that an expression of literals stands for, or a name or attribute that is assigned once."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        number = _number(module, node.operand, scope)
+        number = _number_of_expression(module, node.operand, scope)
         return None if number is None else -number
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATIONS:
-        left, right = _number(module, node.left, scope), _number(module, node.right, scope)
+        left, right = _number_of_expression(module, node.left, scope), _number_of_expression(module, node.right, scope)
         try:
             return None if left is None or right is None else float(OPERATIONS[type(node.op)](left, right))
         except (ArithmeticError, TypeError, ValueError):  # no real number
             return None
     if isinstance(node, ast.Call) and len(node.args) == 1:
         if name_of(node.func) == "float" or module.resolve(node.func) == "torch.tensor":
-            return _number(module, node.args[0], scope)
+            return _number_of_expression(module, node.args[0], scope)
     if isinstance(node, ast.Attribute) and node.attr in ("min", "max") and isinstance(node.value, ast.Call):
         is_fp32 = module.resolve(node.value.func) == "torch.finfo" and node.value.args and name_of(node.value.args[0])
         return {"min": -LARGEST_FP32, "max": LARGEST_FP32}[node.attr] if is_fp32 in FP32 else None
@@ -106,13 +106,13 @@ def _number(module: LintModule, node: ast.expr | None, scope: Scope) -> float | 
             return None
     if not isinstance(node, (ast.Name, ast.Attribute)):
         return None
-    values = _constants(module, name_of(node), scope)
-    if len(values) != 1 or _mentions(values[0], node):
+    values = _constants_assigned_to(module, name_of(node), scope)
+    if len(values) != 1 or _is_made_of_name(values[0], node):
         return None
-    return _number(module, values[0], module.scope_of.get(values[0], module.top))
+    return _number_of_expression(module, values[0], module.scope_of.get(values[0], module.top))
 
 
-def _constants(module: LintModule, name: str, scope: Scope) -> list[ast.expr]:
+def _constants_assigned_to(module: LintModule, name: str, scope: Scope) -> list[ast.expr]:
     """Return what is assigned to a name, or to an attribute of `self` or of a class, in its methods or in its body."""
     values = module.values_of(name, scope) or []
     owner, _, attribute = name.rpartition(".")
@@ -152,23 +152,25 @@ def _is_half(module: LintModule, node: ast.expr, scope: Scope, line: int) -> boo
 
 def _is_plain_number(module: LintModule, node: ast.expr, scope: Scope) -> bool:
     """Return whether an expression is surely a number of Python, which leaves the dtype of a tensor as it is."""
-    if _number(module, node, scope) is not None:
+    if _number_of_expression(module, node, scope) is not None:
         return True
     if isinstance(node, ast.BinOp):
         # `head_dim ** -0.5` is one of a size: tensors are not raised to it by hand.
-        return isinstance(node.op, ast.Pow) and _number(module, node.right, scope) in (0.5, -0.5)
+        return isinstance(node.op, ast.Pow) and _number_of_expression(module, node.right, scope) in (0.5, -0.5)
     if isinstance(node, ast.Call):
         return (module.resolve(node.func) or "").startswith(("math.", "numpy.sqrt"))
     values = module.values_of(name_of(node), scope) or []
-    return bool(values) and all(not _mentions(one, node) and _is_plain_number(module, one, scope) for one in values)
+    return bool(values) and all(
+        not _is_made_of_name(one, node) and _is_plain_number(module, one, scope) for one in values
+    )
 
 
-def _mentions(value: ast.expr, node: ast.AST) -> bool:
+def _is_made_of_name(value: ast.expr, node: ast.AST) -> bool:
     """Return whether a value is an element of something, or made of the name that it is assigned to."""
     return isinstance(value, ast.Starred) or any(name_of(one) == name_of(node) for one in ast.walk(value))
 
 
-def _smallest(module: LintModule, value: ast.expr, number: float, dtype: str) -> tuple[Edit, ...]:
+def _limit_edit(module: LintModule, value: ast.expr, number: float, dtype: str) -> tuple[Edit, ...]:
     """Return the edit that writes the limit of a dtype, where that and torch have plain names."""
     if not dtype or module.top.imports.get("torch") != ["torch"]:
         return ()

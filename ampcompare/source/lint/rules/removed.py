@@ -41,14 +41,14 @@ def _is_guarded(module: LintModule, node: ast.AST) -> bool:
     for below, outer in pairwise([node, *module.ancestors(node)]):
         if isinstance(outer, ast.If):
             return True
-        if isinstance(outer, ast.Try) and below in outer.body and not _gives_up(outer):
+        if isinstance(outer, ast.Try) and below in outer.body and not _handler_ends_script(outer):
             return True
         if isinstance(outer, ast.Try) and below not in (*outer.body, *outer.orelse, *outer.finalbody):
             return True
     return False
 
 
-def _gives_up(statement: ast.Try) -> bool:
+def _handler_ends_script(statement: ast.Try) -> bool:
     """Return whether the handler of a failed import ends the script: it raises, or calls `sys.exit`."""
     for handler in statement.handlers:
         caught = [handler.type] if not isinstance(handler.type, ast.Tuple) else handler.type.elts
@@ -155,16 +155,16 @@ except ImportError:  # right
 def bare_except(module: LintModule) -> Iterator[Finding]:
     """A bare `except:` around an import of Apex."""
     for node in module.nodes:
-        if isinstance(node, ast.Try) and any(_of_amp(module, statement) for statement in node.body):
+        if isinstance(node, ast.Try) and any(_imports_amp(module, statement) for statement in node.body):
             for handler in node.handlers:
-                if handler.type is None and not _reports(handler):
+                if handler.type is None and not _handler_reports(handler):
                     start = module.offset(handler.lineno, handler.col_offset)
                     written = module.text[start : start + len("except:")] == "except:"
                     edits = (Edit(start, start + len("except:"), "except ImportError:"),) if written else ()
                     yield module.finding("AMP120", handler, "any error from the import of Apex is swallowed", edits)
 
 
-def _of_amp(module: LintModule, node: ast.stmt) -> bool:
+def _imports_amp(module: LintModule, node: ast.stmt) -> bool:
     """Return whether a statement imports the part of Apex that mixed precision needs."""
     names = [each.full.split(".") for each in module.imports if each.statement is node]
     if any(parts[0] == "apex" and parts[1:2] in (["amp"], ["fp16_utils"]) for parts in names):
@@ -172,7 +172,7 @@ def _of_amp(module: LintModule, node: ast.stmt) -> bool:
     return ["apex"] in names and module.mentions(r"\bapex\.amp\b")
 
 
-def _reports(handler: ast.ExceptHandler) -> bool:
+def _handler_reports(handler: ast.ExceptHandler) -> bool:
     """Return whether a handler raises again, or says something."""
     words = ("print", "warn", "log", "exit", "info", "error")
     return any(
@@ -293,18 +293,20 @@ def _changed_use(module: LintModule, node: ast.expr, name: str, device: str) -> 
             return module.insert_text(end, f'(device_type="{device}")')
         if any(one.arg is None for one in call.keywords) or call.args:
             return None
-        return module.insert_text(_opening(module, call), f'device_type="{device}"' + (", " if call.keywords else ""))
+        return module.insert_text(
+            _place_behind_parenthesis(module, call), f'device_type="{device}"' + (", " if call.keywords else "")
+        )
     if call is None or any(isinstance(argument, ast.Starred) for argument in call.args):
         return None
     given = ", " if call.args or call.keywords else ""
-    changed = [*module.insert_text(_opening(module, call), f'"{device}"{given}')]
+    changed = [*module.insert_text(_place_behind_parenthesis(module, call), f'"{device}"{given}')]
     if name == "autocast":  # whose arguments are in another order
         starts = [module.start(argument) for argument in call.args]
         changed += [Edit(start, start, f"{key}=") for start, key in zip(starts, AUTOCAST, strict=False)]
     return tuple(changed)
 
 
-def _opening(module: LintModule, call: ast.Call) -> int:
+def _place_behind_parenthesis(module: LintModule, call: ast.Call) -> int:
     """Return the place behind the opening parenthesis of a call."""
     return module.text.index("(", module.end(call.func)) + 1
 
@@ -407,7 +409,7 @@ def calls(module: LintModule) -> Iterator[Finding]:
             source = module.source(call.func)
             edits = ()
             if isinstance(call.func, ast.Attribute) and not call.keywords:
-                opening = _opening(module, call)
+                opening = _place_behind_parenthesis(module, call)
                 new = f"{module.source(call.func.value)}.{QUERIES[full]}" + (", " if call.args else "")
                 edits = (Edit(module.start(call), opening, new),)
             yield module.finding("AMP309", call, f"`{source}` is deprecated", edits)

@@ -60,9 +60,9 @@ def _new_switch(module: LintModule, node: ast.expr, full: str) -> str | None:
     statement, call = module.statement(node), module.parent(node)
     if isinstance(statement, ast.Assign) and statement.targets == [node] and full in SWITCHES:
         if isinstance(statement.value, ast.Constant) and isinstance(statement.value.value, bool):
-            return _setting(SWITCHES[full], '"tf32"' if statement.value.value else '"ieee"')
+            return _setting_text(SWITCHES[full], '"tf32"' if statement.value.value else '"ieee"')
         test = module.source(statement.value)
-        return _setting(SWITCHES[full], f'"tf32" if {test} else "ieee"') if "\n" not in test else None
+        return _setting_text(SWITCHES[full], f'"tf32" if {test} else "ieee"') if "\n" not in test else None
     if (
         isinstance(statement, ast.Expr)
         and isinstance(call, ast.Call)
@@ -70,11 +70,11 @@ def _new_switch(module: LintModule, node: ast.expr, full: str) -> str | None:
         and len(call.args) == 1
     ):
         precision = PRECISIONS.get(literal(call.args[0]) or "")
-        return None if precision is None else _setting((MATMUL, ON_CPU), f'"{precision}"')
+        return None if precision is None else _setting_text((MATMUL, ON_CPU), f'"{precision}"')
     return None
 
 
-def _setting(switches: tuple[str, ...], value: str) -> str:
+def _setting_text(switches: tuple[str, ...], value: str) -> str:
     return " = ".join([*(f"{each}.fp32_precision" for each in switches), value])
 
 

@@ -66,10 +66,10 @@ def steps_of_both_kinds(module: LintModule) -> Iterator[Finding]:
             yield module.finding("AMP202", event.call, message)
             break
         if not same:
-            yield from _without_scaler(module, trace, event)
+            yield from _steps_without_scaler_findings(module, trace, event)
 
 
-def _without_scaler(module: LintModule, trace: Trace, event: Event) -> Iterator[Finding]:
+def _steps_without_scaler_findings(module: LintModule, trace: Trace, event: Event) -> Iterator[Finding]:
     last = last_before(trace, event, Kind.BACKWARD, Kind.FOREIGN_BACKWARD)
     if last is None or not last.scaler or last.loops != event.loops:
         return

@@ -34,22 +34,24 @@ with torch.autocast("cuda", dtype=torch.bfloat16):
 def scaler_with_bf16(module: LintModule) -> Iterator[Finding]:
     """A scaler that is always on, where each autocast is bf16 by a literal."""
     casts = [call for call in module.calls_of(*AUTOCASTS) if not _is_literally_off(module, call)]
-    kinds = {_dtype(module, call) for call in casts}
+    kinds = {_autocast_dtype(module, call) for call in casts}
     if kinds != {"torch.bfloat16"} or module.mentions(r"float16\b(?<!bfloat16)|\bhalf\b|fp16"):
         return
     for call in module.new_scalers:
         choice = isinstance(module.parents[call], (ast.IfExp, ast.BoolOp, ast.Return))
         enabled = argument(call, "enabled")
-        switches = {"" if (one := _option(module, cast, "enabled")) is None else ast.unparse(one) for cast in casts}
+        switches = {
+            "" if (one := _option_value(module, cast, "enabled")) is None else ast.unparse(one) for cast in casts
+        }
         # A scaler with the switch of each autocast is on where these are.
         is_on = enabled is None or switches == {ast.unparse(enabled)}
         if is_on and not choice and not module.is_conditional(call):
             yield module.finding("AMP223", call, "each autocast of this module has dtype bfloat16")
 
 
-def _dtype(module: LintModule, call: ast.Call) -> str:
+def _autocast_dtype(module: LintModule, call: ast.Call) -> str:
     position = 0 if module.resolve(call.func) == "torch.cpu.amp.autocast" else 1
-    value = _option(module, call, "dtype", position)
+    value = _option_value(module, call, "dtype", position)
     return "" if value is None else module.resolve(value) or "unknown"
 
 
@@ -58,16 +60,23 @@ def _is_literally_off(module: LintModule, call: ast.Call) -> bool:
     return is_literal(argument(call, "enabled", position), False)
 
 
-def _option(module: LintModule, call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:
+def _option_value(module: LintModule, call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:
     """Return the value of an argument, also one of a dict that is passed as `**` and written out in the module."""
     value = argument(call, name, position)
     for spread in (one.value for one in call.keywords if one.arg is None):
         if value is None:
-            value = next((found for one in _dicts(module, spread) if (found := _entry(one, name)) is not None), None)
+            value = next(
+                (
+                    found
+                    for one in _dicts_of_expression(module, spread)
+                    if (found := _dict_entry(one, name)) is not None
+                ),
+                None,
+            )
     return value
 
 
-def _dicts(module: LintModule, node: ast.expr) -> list[ast.expr]:
+def _dicts_of_expression(module: LintModule, node: ast.expr) -> list[ast.expr]:
     """Return the dicts that an expression is: what a name holds, or what a function of the module returns."""
     scope = module.scope_of[node]
     if isinstance(node, (ast.Name, ast.Attribute)):
@@ -79,7 +88,7 @@ def _dicts(module: LintModule, node: ast.expr) -> list[ast.expr]:
     return [node]
 
 
-def _entry(node: ast.expr, name: str) -> ast.expr | None:
+def _dict_entry(node: ast.expr, name: str) -> ast.expr | None:
     if isinstance(node, ast.Dict):
         pairs = zip(node.keys, node.values, strict=True)
         return next((value for key, value in pairs if is_literal(key, name)), None)
@@ -194,11 +203,11 @@ def state_discarded(module: LintModule) -> Iterator[Finding]:
         lost = [other for other in before if _loads_scaler(module, other)]
         lost = [other for other in lost if not events_between(trace, other, event, Kind.SCALER_STEP)]
         if lost and not made_before:
-            yield _discards(module, event, lost[0])
+            yield _discard_finding(module, event, lost[0])
         elif any(other.kind is Kind.SCALER_STEP for other in later):
             load = _load_in_another_method(event, loads)
             if load is not None:
-                yield _discards(module, event, load)
+                yield _discard_finding(module, event, load)
 
 
 def _load_in_another_method(event: Event, loads: Sequence[Event]) -> Event | None:
@@ -216,6 +225,6 @@ def _loads_scaler(module: LintModule, event: Event) -> bool:
     return event.kind is Kind.LOAD and module.kinds.of(event.receiver, event.scope) == "scaler"
 
 
-def _discards(module: LintModule, event: Event, load: Event) -> Finding:
+def _discard_finding(module: LintModule, event: Event, load: Event) -> Finding:
     shown = f"this replaces `{plain(event.subject)}`, whose state is loaded in line {load.call.lineno}"
     return module.finding("AMP238", event.call, shown)

@@ -30,7 +30,7 @@ Cleared = dict[int, list[Event]]
 SAYS_SO = re.compile(r"accum|micro|chunk|split|sub_?batch", re.IGNORECASE)
 
 
-def _optimizer(event: Event) -> str:
+def _optimizer_name(event: Event) -> str:
     return event.target if event.kind is Kind.SCALER_STEP else event.subject
 
 
@@ -175,7 +175,7 @@ def clip_after_step(module: LintModule) -> Iterator[Finding]:
             continue
         if events_after(trace, event, *STEPS, Kind.UNSCALE) or all(one.kind is not Kind.BACKWARD for one in before):
             continue
-        shown = f"`{plain(_optimizer(before[-1]))}` has stepped in line {before[-1].call.lineno}"
+        shown = f"`{plain(_optimizer_name(before[-1]))}` has stepped in line {before[-1].call.lineno}"
         yield module.finding("AMP212", event.call, shown)
 
 
@@ -210,7 +210,7 @@ def scheduler_first(module: LintModule) -> Iterator[Finding]:
             continue
         if last.loops != event.loops or following.loops != event.loops or _is_own(module, event, own):
             continue
-        shown = f"`{plain(_optimizer(following))}` steps after it, in line {following.call.lineno}"
+        shown = f"`{plain(_optimizer_name(following))}` steps after it, in line {following.call.lineno}"
         yield module.finding("AMP213", event.call, shown)
 
 
@@ -260,7 +260,11 @@ def zero_grad_before_step(module: LintModule) -> Iterator[Finding]:
             continue
         if any(FINITE.search(key) for key in event.facts):
             continue  # gradients that are not finite are dropped on purpose
-        if last.loops == event.loops == after.loops and _optimizer(after) == event.subject and "[" not in event.subject:
+        if (
+            last.loops == event.loops == after.loops
+            and _optimizer_name(after) == event.subject
+            and "[" not in event.subject
+        ):
             shown = f"`{plain(event.subject)}` steps in line {after.call.lineno} without gradients"
             yield module.finding("AMP214", event.call, shown)
 
@@ -288,16 +292,16 @@ def zero_grad_missing(module: LintModule) -> Iterator[Finding]:
     """A loop of passes and steps whose gradients are cleared nowhere, or only in another branch or of others."""
     if not module.amp_traces or module.mentions("ZeRO"):
         return
-    clearing = [node for node in module.nodes if _clears(node)]
+    clearing = [node for node in module.nodes if _may_clear_gradients(node)]
     for trace in module.amp_traces:
         cleared: Cleared = {}
         for event in trace:
             if event.kind is Kind.ZERO_GRAD:
                 cleared.setdefault(id(event.call), []).append(event)
         scopes = {event.scope for event in trace}
-        steps = {_optimizer(event) for event in trace if event.kind in STEPS}
+        steps = {_optimizer_name(event) for event in trace if event.kind in STEPS}
         for event in trace:
-            optimizer = _optimizer(event)
+            optimizer = _optimizer_name(event)
             others = steps - {optimizer}
             seen = [one for some in cleared.values() for one in some if one.subject not in others]
             # A function of one step may be called by a file that clears, unless it does so itself in another branch.
@@ -315,7 +319,7 @@ def _follows_scaled_pass(trace: Trace, step: Event) -> bool:
     """Return whether a step is next to a backward pass whose loss is scaled for it, and nothing else may step."""
     passes = (one for one in trace[: trace.index(step)] if one.kind is Kind.BACKWARD)
     known = [one for one in passes if one.loops == step.loops and _scales_for(one, step)]
-    is_passed_on = any(one.kind is Kind.OPAQUE and one.subject == _optimizer(step) for one in trace)
+    is_passed_on = any(one.kind is Kind.OPAQUE and one.subject == _optimizer_name(step) for one in trace)
     return bool(known) and not is_passed_on and known[-1].scope is step.scope
 
 
@@ -327,7 +331,7 @@ def _clears_for(
     Args:
         module: of both.
         step: of an optimizer.
-        node: clears gradients, by `_clears`.
+        node: clears gradients, by `_may_clear_gradients`.
         cleared: what the trace of the step has met.
         others: optimizers that step in the trace too.
         scopes: those of the trace.
@@ -344,7 +348,7 @@ def _scales_for(backward: Event, step: Event) -> bool:
     return backward.apex_block() is not None and backward.may_follow(step)
 
 
-def _clears(node: ast.AST) -> bool:
+def _may_clear_gradients(node: ast.AST) -> bool:
     """Return whether a node clears gradients, or may do so."""
     if isinstance(node, ast.Call):
         name = last_name(node.func)
@@ -358,7 +362,8 @@ def _may_clear(module: LintModule, event: Event, of_others: bool, facts: Facts) 
     if of_others:
         return False
     return not any(
-        key in event.facts and event.facts[key] != value and _stays(module, key, event) for key, value in facts.items()
+        key in event.facts and event.facts[key] != value and _condition_stays(module, key, event)
+        for key, value in facts.items()
     )
 
 
@@ -374,7 +379,7 @@ def _may_clear_unseen(module: LintModule, event: Event, node: ast.AST, scopes: s
     return home in scopes or not trains
 
 
-def _stays(module: LintModule, key: str, step: Event) -> bool:
+def _condition_stays(module: LintModule, key: str, step: Event) -> bool:
     """Return whether a condition has one value for all steps: nothing in their loop changes the names that it has."""
     test = expression_of(key)
     if test is None:
@@ -420,7 +425,7 @@ def loss_undivided(module: LintModule) -> Iterator[Finding]:
         key = next((key for key in step.facts if "%" in key and SAYS_SO.search(key)), "")
         divisor = key.partition("%")[2].strip(" )").partition(" ")[0].rstrip(")")
         word = divisor.rpartition(".")[2].strip("'\"]")
-        if not word.isidentifier() or _divides(module, word):
+        if not word.isidentifier() or _divides_by_name(module, word):
             continue
         passes = [
             other
@@ -432,7 +437,7 @@ def loss_undivided(module: LintModule) -> Iterator[Finding]:
             yield module.finding("AMP217", passes[0].call, shown)
 
 
-def _divides(module: LintModule, word: str) -> bool:
+def _divides_by_name(module: LintModule, word: str) -> bool:
     """Return whether anything may be divided by a number of this name, or by one that follows from it."""
     divided = rf"(/=?|\bdiv_?\(|\bmul_?\()\s*[^\n]*\b\w*(?:{re.escape(word)}|accum|num_micro)\w*"
     return module.mentions(rf"(?i){divided}|1\.?0?\s*/|reduction\s*=\s*.sum|\.sum\(")

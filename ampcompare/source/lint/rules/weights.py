@@ -35,7 +35,7 @@ class Cast(NamedTuple):
     kind: str
 
 
-def _casts(module: LintModule, trace: Trace) -> list[Cast]:
+def _casts_in_trace(module: LintModule, trace: Trace) -> list[Cast]:
     """Return what gets a type in a trace: by a method, or where a library builds it."""
     found = []
     for event in trace:
@@ -93,7 +93,7 @@ def half_with_scaler(module: LintModule) -> Iterator[Finding]:
     if module.mentions(TRAINS_OTHERS):
         return
     for trace in module.traces:
-        for cast in _casts(module, trace):
+        for cast in _casts_in_trace(module, trace):
             event, name = cast.event, plain(cast.name)
             if cast.kind != "fp16" or module.mentions(rf"\b{re.escape(name)}\.float\(\)"):
                 continue
@@ -137,7 +137,7 @@ for batch in loader:
 )
 def weights_in_16_bits(module: LintModule) -> Iterator[Finding]:
     """Optimizers of torch over the parameters of a model that is in 16 bits where they are built."""
-    of_lightning = list(_in_lightning(module))
+    of_lightning = list(_lightning_casts(module))
     if not (of_lightning or any(True for _ in module.events(Kind.NEW_OPTIMIZER))):
         return
     if module.mentions(KEEPS_MASTERS) or module.mentions(TRAINS_OTHERS):
@@ -150,16 +150,16 @@ def weights_in_16_bits(module: LintModule) -> Iterator[Finding]:
 def _built_on_half(module: LintModule) -> Iterator[Finding]:
     """Yield the optimizers of torch that are built on weights in 16 bits, and step."""
     for trace in module.traces:
-        casts = _casts(module, trace)
+        casts = _casts_in_trace(module, trace)
         for index, event in enumerate(trace):
             if event.kind is not Kind.NEW_OPTIMIZER:
                 continue
             if not (module.resolve(event.call.func, event.scope) or "").startswith("torch.optim."):
                 continue
             above = [one for one in casts if one.event in trace[:index] and one.event.may_follow(event)]
-            casts_of_weights = [one for one in above if any(_holds(one.name, name) for name in event.sources)]
+            casts_of_weights = [one for one in above if any(_optimizer_holds(one.name, name) for name in event.sources)]
             cast = casts_of_weights[-1] if casts_of_weights else None
-            if cast is not None and cast.kind != "fp32" and _steps(module, event, cast):
+            if cast is not None and cast.kind != "fp32" and _optimizer_steps(module, event, cast):
                 what = "has the type of its checkpoint, mostly bf16," if cast.kind == "auto" else f"is {cast.kind}"
                 shown = f"`{plain(cast.name)}` {what} since line {cast.event.call.lineno}"
                 yield module.finding("AMP239", event.call, shown + _loss_of_updates(cast.kind))
@@ -179,7 +179,7 @@ def _loss_of_updates(kind: str) -> str:
     return f": updates below {LOST.get(kind, LOST['bf16'])} of a weight are lost"
 
 
-def _in_lightning(module: LintModule) -> Iterator[tuple[str, str]]:
+def _lightning_casts(module: LintModule) -> Iterator[tuple[str, str]]:
     """Yield each Trainer and Fabric that casts weights: its full name, and the type."""
     for call, name in module.resolved_calls:
         kind = OF_LIGHTNING.get(literal(argument(call, "precision")) or "")
@@ -187,12 +187,12 @@ def _in_lightning(module: LintModule) -> Iterator[tuple[str, str]]:
             yield name, kind
 
 
-def _holds(name: str, source: str) -> bool:
+def _optimizer_holds(name: str, source: str) -> bool:
     """Return whether a model is what an optimizer is made from, or holds it."""
     return source == name or source.startswith(f"{name}.")
 
 
-def _steps(module: LintModule, new: Event, cast: Cast) -> bool:
+def _optimizer_steps(module: LintModule, new: Event, cast: Cast) -> bool:
     """Return whether an optimizer steps; by a scaler in bf16 alone, as a scaler refuses fp16 gradients."""
     if cast.kind == "fp16" and _accelerates_in_fp16(module):
         return False

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from ampcompare.source.amp_names import APEX, STARS, public_name
 from ampcompare.source.edits import Edits
-from ampcompare.source.migrate.finding import BY_HAND, Finding, Unsure
+from ampcompare.source.migrate.finding import BY_HAND, NOTE, Finding, Unsure
 from ampcompare.source.migrate.read.names import Names
-from ampcompare.source.migrate.replacements import Replacements
+from ampcompare.source.migrate.replacements import DDP, UNUSED, Replacements, may_lack_gradients
 from ampcompare.source.migrate.rewrite import Migration, may_use_apex, torch_name
 from ampcompare.source.module import Module
 
@@ -104,7 +104,20 @@ def adapt_text(text: str, adapter: str = ADAPTER, *, exports: bool = False) -> M
         if twin(full) is not None:
             edits.replace(text_node, repr(adapter).replace("'", '"'))
     findings += [Finding.at(call, BY_HAND, ASKS) for call in _asked_versions(module)]
+    findings += _note_ddp(module, names)
     return Migration(edits.result() if edits else text, sorted(set(findings)), len(names.uses), len(missing))
+
+
+def _note_ddp(module: Module, names: Names) -> list[Finding]:
+    """Note each DistributedDataParallel of the adapter, which is torch's, that may meet parameters without gradient."""
+    found = []
+    for node, full in names.uses:
+        if twin(full) == DDP.rpartition(".")[2]:
+            outer = module.parent(node)
+            call = outer if isinstance(outer, ast.Call) and outer.func is node else None
+            if may_lack_gradients(call):
+                found.append(Finding.at(call or node, NOTE, UNUSED.format("delay_allreduce=True")))
+    return found
 
 
 def _change_imports(

@@ -179,6 +179,8 @@ class _Names:
             self._leads_to_casts(node, each) if isinstance(each, Called) else self._may_cast(each.name, held)
             for each in choices
         }
+        if Answer.UNKNOWN in answers and self._follower.is_of_model(self.module, node):
+            return Answer.YES
         return next(each for each in (Answer.YES, Answer.UNKNOWN, Answer.NO) if each in answers)
 
     def _may_cast(self, full: str, held: list[ast.expr]) -> Answer:
@@ -270,19 +272,23 @@ class _Follower:
             return False
         if not (self.core.is_covered(call) or self._runs_covered(self._home(call), every=False)):
             return False
-        owner = dotted_name(call.func.value) if isinstance(call.func, ast.Attribute) else "self"
-        names = {last_name(call.func), *(owner or "").split(".")}
-        if not names.isdisjoint(self.core.models):
+        if self.is_of_model(module, call):
             return True
         if not argument_values(call) or module.resolve(call.func) or last_name(call.func)[:1].isupper():
             return False
-        if owner != "self":
+        if isinstance(call.func, ast.Attribute) and dotted_name(call.func.value) != "self":
             return False  # a method of an object that is none of the models
         choices = choices_of(self.core.index.callee(call, module.scope_of[call]))
         return all(
             each.name.endswith("__call__") if isinstance(each, Imported) else each.module is not module
             for each in choices
         )
+
+    def is_of_model(self, module: Module, call: ast.Call) -> bool:
+        """Return whether a call is one of a model that Apex got, or of a method of one."""
+        owner = dotted_name(call.func.value) or "" if isinstance(call.func, ast.Attribute) else ""
+        names = {last_name(call.func), *owner.split(".")}
+        return module is self.core.module and not names.isdisjoint(self.core.models)
 
     def returns(self, function: Called) -> bool:
         """Return whether a function of the module returns what came from autocast."""

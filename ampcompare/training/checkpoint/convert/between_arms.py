@@ -40,7 +40,7 @@ def into_arm(state: Mapping[str, Any], arm: str) -> Conversion:
     if parts.arm is None or not parts.models:
         raise ConversionError("it is not a checkpoint that a run of ampcompare wrote")
     text = str(Arm.parse(arm))
-    was, target = _inner(parts.arm), _inner(arm)
+    was, target = _arm_that_holds_state(parts.arm), _arm_that_holds_state(arm)
     level, was_level = _opt_level(target), _opt_level(was)
     result = Conversion(copy_containers(state), source_kind(parts.arm), level or was_level, text)
     scalers = _scalers(state, was, was_level, result)
@@ -78,11 +78,11 @@ def _drop_compensation(state: dict[str, Any], result: Conversion) -> None:
 
 def has_masters(arm: str) -> bool:
     """Return whether an arm keeps fp32 masters of its 16-bit weights."""
-    target = _inner(arm)
+    target = _arm_that_holds_state(arm)
     return target.roles is not None and bool(target.roles.masters)
 
 
-def _inner(text: str) -> Arm:
+def _arm_that_holds_state(text: str) -> Arm:
     """Parse an arm; one that runs on another arm keeps the state of that arm."""
     arm = Arm.parse(text)
     return arm.inner or arm
@@ -95,13 +95,13 @@ def _opt_level(arm: Arm) -> str | None:
 
 def source_kind(arm: str) -> str:
     """Return "apex" or "native" for the arms that convert to each other, and the name of the backend for others."""
-    inner = _inner(arm)
+    inner = _arm_that_holds_state(arm)
     return "native" if inner.spec.checkpoint.grad_scaler is not None else inner.backend
 
 
 def native_twin(arm: str) -> str:
     """Return the arm of torch.amp, or fp32, that comes nearest to an arm."""
-    inner = _inner(arm)
+    inner = _arm_that_holds_state(arm)
     if inner.roles is not None and "bf16" in (inner.roles.weights, inner.roles.products):
         return "native:bf16"
     level, scale = _opt_level(inner), inner.options.get("loss_scale")

@@ -64,7 +64,7 @@ def convert_state(
     if parts.wrappers or parts.loss_scales:
         level = opt_level or ("O2" if _half_dtypes(parts) else "O1")
         return _from_other_scalers(root, parts, to, level, static_scale)
-    source = _kind(parts, to, opt_level if to == "native" else None)
+    source = _target_kind(parts, to, opt_level if to == "native" else None)
     if source == to:
         raise ConversionError(f"it is a checkpoint of {'Apex' if to == 'apex' else 'torch.amp'} already")
     if parts.arm is not None and static_scale:
@@ -82,7 +82,7 @@ def convert_state(
     return result
 
 
-def _kind(parts: CheckpointContents, to: Target, given_level: str | None) -> str:
+def _target_kind(parts: CheckpointContents, to: Target, given_level: str | None) -> str:
     if parts.arm is not None:
         return source_kind(parts.arm)
     if parts.apex or (given_level and not parts.scalers):
@@ -107,7 +107,7 @@ def _to_native(parts: CheckpointContents, result: Conversion, opt_level: str | N
         if parts.writer in PROGRAMS and place[-1] in TWIN_KEYS:
             key = TWIN_KEYS[place[-1]]
             result.changed.append(f"{'.'.join(place)}: under {key}, where {parts.writer} has the GradScaler")
-            _replace(result, place, key, one_or_list(scalers))
+            _replace_key(result, place, key, one_or_list(scalers))
         else:
             _put_scalers(result, place, scalers, "amp_scaler" if parts.writer == "timm" else "scaler")
     if parts.apex:
@@ -166,7 +166,7 @@ def _to_apex(parts: CheckpointContents, result: Conversion, level: str) -> None:
     place = places[0] if places else (_key_without_scaler(result),)
     has_own_name = len(scalers) < len(places)  # one state under two names: that of the script comes first
     key = place[-1] if has_own_name else _apex_keys(parts.writer).get(place[-1], "amp")
-    _replace(result, place, key, state)
+    _replace_key(result, place, key, state)
     if level in ("O2", "O3", "O5"):
         result.lost.append(MASTERS_LOST.format(level))
 
@@ -207,7 +207,7 @@ def _key_without_scaler(result: Conversion) -> str:
     return next((key for key in ("scaler", "amp_scaler") if _is_empty(result.state.get(key, "none"))), "amp")
 
 
-def _replace(result: Conversion, place: tuple[str, ...], key: str, value: Any) -> None:
+def _replace_key(result: Conversion, place: tuple[str, ...], key: str, value: Any) -> None:
     """Put an entry under another key, and name another that had this key."""
     holder = at_place(result.state, place[:-1])
     if isinstance(holder, list):
@@ -276,9 +276,9 @@ def _put_scales(
         entry = apex_state_of(list(scales.values()), level=level, lost=result.lost, changed=result.changed)
     with_state = next((place for place, state in parts.loss_scales.items() if not is_number(state)), None)
     if with_state is not None and len(scales) == 1:
-        _replace(result, with_state, with_state[-1] if to == "native" else own_key, entry)
+        _replace_key(result, with_state, with_state[-1] if to == "native" else own_key, entry)
     else:
-        _replace(result, (own_key,), own_key, entry)
+        _replace_key(result, (own_key,), own_key, entry)
 
 
 def convert_file(

@@ -129,7 +129,7 @@ def _is_dict(value: Any) -> bool:
 
 def find_parts(root: Any) -> CheckpointContents:
     """Sort the entries of a checkpoint, of tensors and plain values, looking at most six levels deep."""
-    alone = _alone(root)
+    alone = _contents_of_lone_state(root)
     if alone is not None:
         return alone
     if not isinstance(root, Mapping):
@@ -139,7 +139,7 @@ def find_parts(root: Any) -> CheckpointContents:
     lightning = "pytorch-lightning_version" in root
     walked = {key: value for key, value in root.items() if not (lightning and key in BOOKKEEPING)}
     _note_scale(parts, root, ())
-    for place, value in _walk(walked, (), set()):
+    for place, value in _walk_entries(walked, (), set()):
         if is_ours and place[0] not in STATES_OF_OURS:
             continue
         name = _field_of(value, place)
@@ -154,7 +154,7 @@ def find_parts(root: Any) -> CheckpointContents:
         return parts
     if not parts.models:
         parts.models, parts.averages = parts.averages, {}
-    parts.writer, parts.because = _writer(root, parts)
+    parts.writer, parts.because = _writer_of_file(root, parts)
     _add_masters(root, parts)
     return parts
 
@@ -186,7 +186,7 @@ def _add_masters(root: Mapping[Any, Any], parts: CheckpointContents) -> None:
     parts.unmatched, parts.layouts = masters.unmatched, masters.layouts
 
 
-def _alone(root: Any) -> CheckpointContents | None:
+def _contents_of_lone_state(root: Any) -> CheckpointContents | None:
     """Return the contents of a file that is one state without a holder; None for others."""
     kinds: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
         ("optimizers", "an optimizer's state", is_optimizer),
@@ -212,7 +212,7 @@ def _note_scale(parts: CheckpointContents, value: Any, place: Place) -> None:
                 parts.loss_scales[(*place, name)] = value[name]
 
 
-def _walk(value: Any, place: Place, seen: set[int]) -> Iterator[tuple[Place, Any]]:
+def _walk_entries(value: Any, place: Place, seen: set[int]) -> Iterator[tuple[Place, Any]]:
     """Yield entries with their places; the insides of weights and optimizer state are not walked."""
     items: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, Mapping) else enumerate(value)
     for key, entry in items:
@@ -226,15 +226,15 @@ def _walk(value: Any, place: Place, seen: set[int]) -> Iterator[tuple[Place, Any
         inner = _inner_key(entry, path)
         if inner is not None:
             held = entry.values() if isinstance(entry, Mapping) else entry
-            yield from _walk({inner: next(filter(is_optimizer, held))}, path, seen)
+            yield from _walk_entries({inner: next(filter(is_optimizer, held))}, path, seen)
         elif is_optimizer(entry):
             others = {name: item for name, item in entry.items() if name not in ("state", "param_groups")}
-            yield from _walk(others, path, seen)
+            yield from _walk_entries(others, path, seen)
         else:
-            yield from _walk(entry, path, seen)
+            yield from _walk_entries(entry, path, seen)
 
 
-def _writer(root: Mapping[Any, Any], parts: CheckpointContents) -> tuple[str, str]:
+def _writer_of_file(root: Mapping[Any, Any], parts: CheckpointContents) -> tuple[str, str]:
     """Return who wrote a file, and the evidence."""
     keys = {key for key in root if isinstance(key, str)}
     meta = root.get("meta")

@@ -131,7 +131,7 @@ def unflatten(optimizer: dict[str, Any], name: str, parts: CheckpointContents, r
     as many. State is flat where all of the optimizer's is, for fewer parameters than there are weights: one parameter
     with as many elements as some weights have together is no sign of it.
     """
-    shapes = [_shapes(model) for model in parts.models.values()]
+    shapes = [_shapes_of_weights(model) for model in parts.models.values()]
     layouts = [*parts.layouts, *((sum(shape.numel() for shape in model), model) for model in shapes)]
     copies = {size for size, _ in parts.layouts}
     if not _looks_flat(optimizer, [shape for model in shapes for shape in model], copies):
@@ -152,7 +152,7 @@ def unflatten(optimizer: dict[str, Any], name: str, parts: CheckpointContents, r
                 if layout is not None:
                     layouts.remove(layout)
                     is_flat = True
-                pieces = [entry] if layout is None else _pieces(entry, layout[1])
+                pieces = [entry] if layout is None else _cut_flat_state(entry, layout[1])
                 state |= {count + at: piece for at, piece in enumerate(pieces) if piece is not None}
                 count += len(pieces)
         groups.append(list(range(begin, count)))
@@ -163,7 +163,7 @@ def unflatten(optimizer: dict[str, Any], name: str, parts: CheckpointContents, r
         result.changed.append(f"{name}: flat state becomes that of {count} weights, in their order")
 
 
-def _shapes(model: Mapping[str, Any]) -> list[torch.Size]:
+def _shapes_of_weights(model: Mapping[str, Any]) -> list[torch.Size]:
     """Return the shapes of the weights of a model, of those that share memory once."""
     weights = {
         (value.data_ptr(), value.shape, value.stride()): value.shape
@@ -201,7 +201,7 @@ def _looks_flat(optimizer: Mapping[str, Any], weights: list[torch.Size], copies:
     return vectors.isdisjoint(sizes) or (not copies.isdisjoint(sizes) and (copies | vectors).issuperset(sizes))
 
 
-def _pieces(entry: Mapping[str, Any], shapes: list[torch.Size]) -> list[dict[str, Any]]:
+def _cut_flat_state(entry: Mapping[str, Any], shapes: list[torch.Size]) -> list[dict[str, Any]]:
     """Cut the flat tensors of a parameter's state into those of the weights in it, and repeat all else."""
     sizes = [shape.numel() for shape in shapes]
     pieces: list[dict[str, Any]] = [dict(entry) for _ in shapes]
@@ -225,7 +225,7 @@ def unfuse(optimizer: dict[str, Any], name: str, result: Conversion) -> None:
     for number, group in enumerate(optimizer["param_groups"]):
         if not isinstance(group, dict) or "bias_correction" not in group or "step" not in group:
             continue
-        if "amsgrad" in group and all("step" in entry for entry in _entries(optimizer, group)):  # see `fuse`
+        if "amsgrad" in group and all("step" in entry for entry in _states_of_group(optimizer, group)):  # see `fuse`
             del group["step"], group["bias_correction"]
             continue
         if not group["bias_correction"] or not NO_ADAM.isdisjoint(group):
@@ -235,7 +235,7 @@ def unfuse(optimizer: dict[str, Any], name: str, result: Conversion) -> None:
         with reading(name, "param_groups", number):
             step = group.pop("step")
             count = float(step.reshape(-1)[0]) if isinstance(step, Tensor) else float(step)
-            entries = _entries(optimizer, group)
+            entries = _states_of_group(optimizer, group)
             for entry in entries:
                 if "exp_avg" in entry and "step" not in entry:
                     entry["step"] = torch.tensor(count)
@@ -243,7 +243,7 @@ def unfuse(optimizer: dict[str, Any], name: str, result: Conversion) -> None:
         del group["bias_correction"]
 
 
-def _entries(optimizer: Mapping[str, Any], group: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _states_of_group(optimizer: Mapping[str, Any], group: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the state of each parameter of a group that has any."""
     held = (optimizer["state"].get(number) for number in group["params"])
     return [entry for entry in held if isinstance(entry, dict) and entry]
@@ -255,7 +255,7 @@ def complete_adagrad(optimizer: dict[str, Any], name: str, result: Conversion) -
         if not isinstance(group, dict) or "lr_decay" in group or "eps" not in group:
             continue
         with reading(name, "param_groups", number):
-            entries = _entries(optimizer, group)
+            entries = _states_of_group(optimizer, group)
             if not entries or any(set(entry) != {"sum"} for entry in entries):
                 continue
             for entry in entries:
@@ -270,7 +270,7 @@ def fuse(optimizer: dict[str, Any], name: str, result: Conversion) -> None:
         if not isinstance(group, dict) or not {"betas", "amsgrad"} <= set(group):
             continue
         with reading(name, "param_groups", number):
-            entries = _entries(optimizer, group)
+            entries = _states_of_group(optimizer, group)
             if not entries or not all({"step", "exp_avg", "exp_avg_sq"} <= set(entry) for entry in entries):
                 continue
             counts = {float(entry["step"]) for entry in entries}

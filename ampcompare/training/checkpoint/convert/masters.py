@@ -107,7 +107,7 @@ def find_masters(root: Any, models: Mapping[Place, Mapping[str, Any]], wrappers:
     every = _weights_at(models, halves)
     first: dict[Any, _Weight] = {}
     for weight in every:
-        first.setdefault(_memory(weight.value), weight)
+        first.setdefault(_memory_key(weight.value), weight)
     free = list(first.values())
     for bundle in _bundles(root, (), set()):
         if not free or bundle.place in halves or _is_of_another_model(bundle.place, halves):
@@ -115,7 +115,7 @@ def find_masters(root: Any, models: Mapping[Place, Mapping[str, Any]], wrappers:
         matches = _matches(bundle, free)
         is_known = _is_of_copies(bundle, wrappers)
         if not is_known:
-            matches = _convincing(bundle, matches, free)
+            matches = _convincing_matches(bundle, matches, free)
         if is_known or 2 * sum(map(bool, matches)) > len(matches):
             found.unmatched += sum(not match for match in matches)
         if not any(matches):
@@ -126,7 +126,7 @@ def find_masters(root: Any, models: Mapping[Place, Mapping[str, Any]], wrappers:
         taken = {at for match in matches for at in match}
         found.places[bundle.place] = len(taken)
         free = [weight for at, weight in enumerate(free) if at not in taken]
-    _share(found, every)
+    _share_with_tied_weights(found, every)
     return found
 
 
@@ -165,19 +165,24 @@ def _is_of_another_model(place: Place, halves: set[Place]) -> bool:
     return bool(keys) and not any(keys <= set(own) for own in halves)
 
 
-def _memory(value: Tensor) -> tuple[Any, ...]:
+def _memory_key(value: Tensor) -> tuple[Any, ...]:
     return value.data_ptr(), value.shape, value.stride(), value.dtype
 
 
-def _share(found: Masters, weights: list[_Weight]) -> None:
+def _share_with_tied_weights(found: Masters, weights: list[_Weight]) -> None:
     """Give the copy of a weight to those that are tied to it, by memory or by values that are no constant."""
     named = [weight for weight in weights if weight.name in found.by_model[weight.model]]
     for weight in weights:
         held = found.by_model[weight.model]
         if weight.name not in held:
-            own, varies = weight.value, _varies(weight.value)
+            own, varies = weight.value, _has_several_values(weight.value)
             twin = next(
-                (o for o in named if _memory(own) == _memory(o.value) or (varies and _equal(own, o.value))), None
+                (
+                    o
+                    for o in named
+                    if _memory_key(own) == _memory_key(o.value) or (varies and _are_equal_tensors(own, o.value))
+                ),
+                None,
             )
             if twin is not None:
                 held[weight.name] = found.by_model[twin.model][twin.name]
@@ -291,14 +296,14 @@ def _split(flat: Tensor, free: list[_Weight], taken: set[int]) -> list[int]:
     return best
 
 
-def _convincing(bundle: _Bundle, matches: list[list[int]], free: list[_Weight]) -> list[list[int]]:
+def _convincing_matches(bundle: _Bundle, matches: list[list[int]], free: list[_Weight]) -> list[list[int]]:
     """Return the matches without what may be chance: moments that round to 0, and constants.
 
     Many elements that are not alike are enough; few are where at least half of the elements of the list round.
     """
     values = [[free[at].value for at in match] for match in matches]
     equal = [sum(int(value.count_nonzero()) for value in held) for held in values]
-    varies = [any(_varies(value) for value in held) for held in values]
+    varies = [any(_has_several_values(value) for value in held) for held in values]
     total = sum(int(tensor.count_nonzero()) for tensor in bundle.tensors)
     is_half = any(value.dtype in HALF_DTYPES for held in values for value in held)
     if not is_half and is_rounded(iter(bundle.tensors)) is not False:
@@ -311,7 +316,7 @@ def _convincing(bundle: _Bundle, matches: list[list[int]], free: list[_Weight]) 
     ]
 
 
-def _varies(tensor: Tensor) -> bool:
+def _has_several_values(tensor: Tensor) -> bool:
     return bool((tensor != tensor.reshape(-1)[0]).any())
 
 
@@ -320,15 +325,17 @@ def _is_copy(master: Tensor, weight: Tensor) -> bool:
     for count in (COMPARED_FIRST, None):
         full, value = master.reshape(-1)[:count], weight.reshape(-1)[:count]
         if value.dtype not in FULL_DTYPES:
-            is_equal = _equal(full.to(value.dtype).float(), value.float())
+            is_equal = _are_equal_tensors(full.to(value.dtype).float(), value.float())
         else:
-            is_equal = _equal(full, value) or any(_equal(full.to(dtype), value) for dtype in HALF_DTYPES)
+            is_equal = _are_equal_tensors(full, value) or any(
+                _are_equal_tensors(full.to(dtype), value) for dtype in HALF_DTYPES
+            )
         if not is_equal:
             return False
     return True
 
 
-def _equal(one: Tensor, other: Tensor) -> bool:
+def _are_equal_tensors(one: Tensor, other: Tensor) -> bool:
     if one.shape != other.shape:
         return False
     return bool(((one == other) | (one.isnan() & other.isnan())).all())

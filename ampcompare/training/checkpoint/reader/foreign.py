@@ -80,7 +80,7 @@ class Contents:
         reader = _PlainReader(self.path, self.size)
         value = reader.convert(self.root, None, 0)
         left_out = [f"{_as_text(place)}: {name}" for place, name in reader.left_out]
-        return Plain(value, left_out, list(_changes(reader.changed)))
+        return Plain(value, left_out, list(_change_lines(reader.changed)))
 
 
 class _PlainReader:
@@ -252,10 +252,12 @@ def _data_of(name: str, arguments: tuple[Any, ...]) -> str | float | None:
         if kind == "timedelta":
             return datetime.timedelta(*arguments).total_seconds()
         if kind == "timezone":
-            return str(_zone(arguments[0]))
+            return str(_timezone_of_offset(arguments[0]))
         if kind in ("date", "time", "datetime"):
             packed = arguments[0].encode("latin-1") if isinstance(arguments[0], str) else bytes(arguments[0])
-            zone = [_zone(item.arguments[0]) for item in arguments[1:] if item.name == "datetime.timezone"]
+            zone = [
+                _timezone_of_offset(item.arguments[0]) for item in arguments[1:] if item.name == "datetime.timezone"
+            ]
             if len(zone) < len(arguments) - 1:
                 return None
             made: Any = getattr(datetime, kind)(packed, *zone)
@@ -265,11 +267,11 @@ def _data_of(name: str, arguments: tuple[Any, ...]) -> str | float | None:
     return None
 
 
-def _zone(offset: Any) -> datetime.timezone:
+def _timezone_of_offset(offset: Any) -> datetime.timezone:
     return datetime.timezone(datetime.timedelta(*offset.arguments))
 
 
-def _changes(changed: list[tuple[Place, str, str]]) -> Iterator[str]:
+def _change_lines(changed: list[tuple[Place, str, str]]) -> Iterator[str]:
     """Yield lines that name all places of what is held as another class; many siblings by what holds them."""
     siblings = Counter((id(place[0]) if place else 0, name, form) for place, name, form in changed)
     shown: dict[tuple[str, str], dict[str, None]] = {}

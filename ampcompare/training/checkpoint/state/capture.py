@@ -68,7 +68,7 @@ def rank_states(
     return {
         "rng": [generators for generators, _ in states],
         # The saved model is rank 0's: a rank stores only what it has otherwise.
-        "buffers": [_differing(rank_buffers, saved) for _, rank_buffers in states],
+        "buffers": [_differing_buffers(rank_buffers, saved) for _, rank_buffers in states],
     }
 
 
@@ -195,7 +195,7 @@ def _buffers(models: Sequence[nn.Module]) -> dict[str, Tensor]:
     }
 
 
-def _differing(buffers: Mapping[str, Tensor], saved: Mapping[str, Any]) -> dict[str, Tensor]:
+def _differing_buffers(buffers: Mapping[str, Tensor], saved: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the buffers that the saved model lacks, or has with another value."""
     return {
         name: value

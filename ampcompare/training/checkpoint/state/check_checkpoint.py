@@ -54,7 +54,7 @@ def check_model(model: nn.Module, weights: Mapping[str, Any], *, same_types: boo
     faults = [f"{name} is missing" for name in wanted if name not in weights]
     faults += [f"{name} is unexpected" for name in weights if name not in wanted]
     for name, tensor in wanted.items():
-        if name in weights and (fault := _unlike(weights[name], tensor, same_type=same_types)):
+        if name in weights and (fault := _difference_of_tensors(weights[name], tensor, same_type=same_types)):
             faults.append(f"{name} {fault}")
     _raise_on(faults, "is of another model", "tensors")
 
@@ -92,12 +92,12 @@ def _faults_of_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> list
     for number, param in zip(numbers, owned_params(optimizer), strict=True):
         for name, value in saved["state"].get(number, {}).items():
             is_like = isinstance(value, Tensor) and value.dim() and type(optimizer).__name__ in LIKE_THEIR_PARAMETER
-            if is_like and (fault := _unlike(value, param)):
+            if is_like and (fault := _difference_of_tensors(value, param)):
                 faults.append(f"optimizer.state.{number}.{name} {fault}")
     return faults
 
 
-def _unlike(saved: Any, wanted: Tensor, *, same_type: bool = False) -> str:
+def _difference_of_tensors(saved: Any, wanted: Tensor, *, same_type: bool = False) -> str:
     """Return how a tensor differs in kind, shape or dtype; "" if it does not. Any floats fit floats by default."""
     if not isinstance(saved, Tensor):
         return f"is a {type(saved).__name__} there and a tensor here"

@@ -96,7 +96,7 @@ def validate_resume(
             f"this run has {config.recipe.batch_size} on each of {world_size}; resume with --global-batch-size {total}"
         )
     _require_recipe(path, state["recipe"], config.recipe, same_size=size == world_size)
-    changes = _changes(state.get("versions") or {}, {**fingerprint(), "host": host_name()})
+    changes = _changes_of_machine(state.get("versions") or {}, {**fingerprint(), "host": host_name()})
     notes = [*notes, *changes.values()]
     if size != world_size:
         notes.append(f"{size} processes then, {world_size} now: the random generators of all ranks are seeded again")
@@ -129,7 +129,8 @@ def _require_recipe(path: Path, saved: Mapping[str, Any], recipe: Recipe, *, sam
         different = [key for key in different if key not in FOLLOW_TOTAL_BATCH]
     if different:
         named = "; ".join(
-            f"{key} is {_short(before.get(key))} there and {_short(now.get(key))} here" for key in different[:MAX_NAMED]
+            f"{key} is {_short_text(before.get(key))} there and {_short_text(now.get(key))} here"
+            for key in different[:MAX_NAMED]
         )
         more = f"; and {len(different) - MAX_NAMED} more" if len(different) > MAX_NAMED else ""
         raise CheckpointError(
@@ -137,13 +138,13 @@ def _require_recipe(path: Path, saved: Mapping[str, Any], recipe: Recipe, *, sam
         )
 
 
-def _short(value: Any) -> str:
+def _short_text(value: Any) -> str:
     return printable(str(value), MAX_LENGTH)
 
 
-def _changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
+def _changes_of_machine(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
     return {
-        name: f"{name} {_short(then[name])} then, {value} now"
+        name: f"{name} {_short_text(then[name])} then, {value} now"
         for name, value in now.items()
         if name in then and str(then[name]) != str(value)
     }

@@ -105,6 +105,13 @@ def test_what_the_adapter_lacks_stays_next_to_what_it_has() -> None:
     assert [each.line for each in migration.findings] == [4, 5]
 
 
+@pytest.mark.parametrize(("arguments", "notes"), [("model", 1), ("model, delay_allreduce=True", 0)])
+def test_parameters_without_gradient_are_an_error_of_the_wrapper(arguments: str, notes: int) -> None:
+    """The one of the adapter is torch's."""
+    found = adapt_text(f"from apex.parallel import DistributedDataParallel as DDP\nDDP({arguments})\n").findings
+    assert [each.line for each in found if "pass delay_allreduce=True" in each.message] == [2] * notes
+
+
 def test_a_module_of_a_package_has_its_full_name() -> None:
     text = "from apex import amp\nfrom apex.amp import scale_loss\n"
     assert adapt_text(text, f"pkg.{ADAPTER}").text == (

@@ -91,6 +91,7 @@ def _statements(below: str) -> str:
         "losses.append(criterion(out, y))",
         "value = entropy(out)",
         "score = squares(out)",
+        "score = model.score(out)",
         "meter.rate(out.mean())",
         "print(torch.exp(loss))",
         "meter.update(out)\nlast = meter.power()",
