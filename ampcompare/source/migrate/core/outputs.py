@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from ampcompare.source.index import Answer, Imported, choices_of, nodes_of
@@ -102,6 +102,12 @@ def _add_region(core: Core, statement: ast.stmt) -> None:
     core.forward.regions.append((statement, statement))
 
 
+def _strongest(answers: Iterable[Answer]) -> Answer:
+    """Return yes if one of some answers is, and else whether one is unknown."""
+    found = set(answers)
+    return next((each for each in (Answer.YES, Answer.UNKNOWN) if each in found), Answer.NO)
+
+
 class _Names:
     """The names of one function, or of a module, that hold what came from autocast."""
 
@@ -174,14 +180,16 @@ class _Names:
             return Answer.NO
         if isinstance(node.func, ast.Name) and not full and hasattr(builtins, name):
             return Answer.YES if name == "pow" else Answer.NO
-        choices = self.choices(node) or (Imported(full),)
-        answers = {
-            self._leads_to_casts(node, each) if isinstance(each, Called) else self._may_cast(each.name, held)
-            for each in choices
-        }
-        if Answer.UNKNOWN in answers and self._follower.is_of_model(self.module, node):
-            return Answer.YES
-        return next(each for each in (Answer.YES, Answer.UNKNOWN, Answer.NO) if each in answers)
+        return self._function_casts(node, full, held)
+
+    def _function_casts(self, call: ast.Call, full: str, held: list[ast.expr]) -> Answer:
+        """Return whether one of the functions that a call may name computes on arguments that came from autocast."""
+        answer = _strongest(
+            self._leads_to_casts(call, each) if isinstance(each, Called) else self._may_cast(each.name, held)
+            for each in self.choices(call) or (Imported(full),)
+        )
+        is_of_model = answer is Answer.UNKNOWN and self._follower.is_of_model(self.module, call)
+        return Answer.YES if is_of_model else answer
 
     def _may_cast(self, full: str, held: list[ast.expr]) -> Answer:
         """Return whether what is no function of the project computes, by its full name, if it has one."""
@@ -312,8 +320,7 @@ class _Follower:
             names = _Names(self, function.module, function.scope, given, depth)
             while names.spread():
                 pass
-            answers = set(map(names.computes, names.nodes))
-            self._answers[key] = next(each for each in (Answer.YES, Answer.UNKNOWN, Answer.NO) if each in answers)
+            self._answers[key] = _strongest(map(names.computes, names.nodes))
         return self._answers[key]
 
     def _runs_covered(self, scope: Scope, *, every: bool) -> bool:
