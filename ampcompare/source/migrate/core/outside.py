@@ -247,16 +247,19 @@ def _is_network(core: Core, call: ast.Call) -> bool:
     if called_name(call.func) in core.models or core.module.resolve(call.func):
         return False
     scope = core.module.scope_of[call]
-    if choices := choices_of(core.index.callee(call, scope)):
-        return any(each.name == "forward" if isinstance(each, Called) else _is_of_torch(each.name) for each in choices)
-    values = core.module.values_of(dotted_name(call.func) or "", scope) or []
-    makers = [each.func for each in values if isinstance(each, ast.Call)]
-    return any(_is_of_torch(core.module.resolve(each) or "") for each in makers)
-
-
-def _is_of_torch(name: str) -> bool:
-    """Return whether a full name is that of a class or function of a library that makes networks."""
-    return name.startswith(NETWORKS)
+    choices = choices_of(core.index.callee(call, scope))
+    if choices:
+        return any(
+            each.name == "forward"
+            if isinstance(each, Called)
+            else each.name.endswith("__call__") and each.name.startswith(NETWORKS)
+            for each in choices
+        )
+    key = dotted_name(call.func) or ""
+    is_variable = "." not in key or (key.startswith("self.") and key.count(".") == 1)
+    values = (core.module.values_of(key, scope) or []) if is_variable else []
+    makers = [core.module.resolve(each.func) or "" for each in values if isinstance(each, ast.Call)]
+    return any(each.startswith(NETWORKS) for each in makers)
 
 
 def _gets_model(core: Core, call: ast.Call) -> bool:

@@ -106,15 +106,21 @@ def test_what_is_not_seen_to_compute_is_not_named(tmp_path: Path) -> None:
         "    def update(self, net):\n        self.net.load_state_dict(net.state_dict())\n",
         encoding="utf-8",
     )
-    above = "import unseen\nfrom evaluation import Average, load\naverage = Average(model)"
-    within = "for rotate in [left, right]:\n        y = rotate(x)"
+    above = (
+        "import unseen\nnet = torch.nn.DataParallel(other)\nfrom evaluation import Average, load\n"
+        "average = Average(model)"
+    )
+    within = (
+        "for rotate in [left, right]:\n        y = rotate(x)\n"
+        "    x = torch.nn.functional.pad(x, 1)\n    x.to(y)\n    net.module.save(y)"
+    )
     below = "count(model)\nload(model, p)\naverage.update(model)\nunseen.wrap(model)\nvalidate({'g': model}, x)"
     path = tmp_path / "train.py"
     path.write_text(_script(above=above, within=within, below=below), encoding="utf-8")
     migration = migrate_file(path).migration
     assert migration is not None
     (found,) = [each for each in migration.findings if each.message.startswith("O1 cast all over the process")]
-    assert found.message.endswith("as by: validate() (line 19)")
+    assert found.message.endswith("as by: validate() (line 23)")
 
 
 def test_methods_of_a_model_that_nothing_shows_are_named() -> None:
