@@ -130,6 +130,19 @@ def test_methods_of_a_model_that_nothing_shows_are_named() -> None:
     assert [each.split()[0] for each in found] == ["model.update_queue()", "model.sample()"]
 
 
+def test_methods_of_a_model_in_the_project_are_named_where_they_are_seen_to_compute() -> None:
+    above = (
+        "class Net(torch.nn.Module):\n    def __init__(self):\n        self.encoder = torch.nn.Linear(4, 4)\n\n"
+        "    def update_rate(self, x):\n        self.log_rate(x)\n        self.show(x)\n        self.rate = x\n\n"
+        "    def log_rate(self, x):\n        print(x)\n\n    def update_queue(self, x):\n        self.put(x)\n\n"
+        "    def put(self, x):\n        self.queue = self.encoder(x)\n\n"
+        "    def get_scores(self, x):\n        return torch.mm(x, self.weight)\n"
+    )
+    script = _script(above=above, below="model.update_rate(x)\nmodel.update_queue(x)\nmodel.get_scores(x)")
+    found = [each.message for each in migrate_text(script).findings if "is in fp32 now" in each.message]
+    assert [each.split()[3] for each in found] == ["model.update_queue()", "model.get_scores()"]
+
+
 def test_the_methods_of_modules_are_those_of_torch() -> None:
     own = {
         name for name in dir(torch.nn.Module) if not name.startswith("_") and callable(getattr(torch.nn.Module, name))
