@@ -110,9 +110,8 @@ def note_casts(core: Core) -> None:
 def _fp32_places(core: Core) -> Iterator[str]:
     """Yield for each file the first place where a model makes a tensor fp32, to compute on it."""
     for module in (core.module, *core.around.modules_below(core.module)):
-        holders = {module.class_of(each) for each in module.scope_from if getattr(each, "name", "") == "forward"} - {
-            None
-        }
+        functions = [each for each in module.scope_from if isinstance(each, ast.FunctionDef)]
+        holders = {module.class_of(each) for each in functions if each.name == "forward"} - {None}
         for call, owner in module.methods("float", "to", "type"):
             home = module.class_of(module.function(call))
             # Functions next to layers compute for these; those of the script may be metrics.

@@ -10,14 +10,16 @@ from ampcompare.source.index import Answer, choices_of
 from ampcompare.source.index import Function as Called
 from ampcompare.source.migrate.core.context import called_name, parameters_given
 from ampcompare.source.migrate.core.model_casts import casts_itself
-from ampcompare.source.migrate.core.outputs import cast_what_follows
+from ampcompare.source.migrate.core.outputs import CASTS, cast_what_follows
 from ampcompare.source.migrate.finding import Unsure
 from ampcompare.source.migrate.read.order import BACKWARD, BLOCK, is_backward
 from ampcompare.source.syntax import argument_values, bound_in, dotted_name, last_name, walk
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ampcompare.source.migrate.core.context import Core
-    from ampcompare.source.module import Function
+    from ampcompare.source.module import Function, Module
 
 NO_GRAD = ("torch.no_grad", "torch.inference_mode", "torch.autograd.no_grad")
 NETWORKS = ("torch.nn.", "torchvision.models.", "torch.hub.", "timm.", "transformers.", "segmentation_models_pytorch.")
@@ -220,7 +222,37 @@ def _note_trusted(core: Core) -> None:
         if _owner(call.func) in core.models and not _computes(call, core.models):
             if not core.is_covered(call) and not core.runs_before(core.module.statement(call)):
                 noted.add(name)
-                core.note(call, TRUSTED.format(f"{ast.unparse(call.func)}()"))
+                methods = list(_methods_of_project(core, name))
+                if not methods or any(_is_seen_to_compute(core, module, each) for module, each in methods):
+                    message = OUTSIDE if methods else TRUSTED
+                    core.note(call, message.format(f"{ast.unparse(call.func)}()"))
+
+
+def _methods_of_project(core: Core, name: str) -> Iterator[tuple[Module, ast.FunctionDef]]:
+    """Yield the methods of a name that classes of the project have, with their modules."""
+    for module in core.index.modules:
+        for each in module.scope_from:
+            if isinstance(each, ast.FunctionDef) and each.name == name and module.class_of(each) is not None:
+                yield module, each
+
+
+def _is_seen_to_compute(core: Core, module: Module, method: ast.FunctionDef, depth: int = 0) -> bool:
+    """Return whether a method calls a layer of its object, a forward pass, or a function whose type O1 decides."""
+    for call in module.calls:
+        if method not in list[ast.AST](module.functions_around(call)):
+            continue
+        name, full = last_name(call.func), module.resolve(call.func) or ""
+        if name == "forward" or (full.startswith("torch.") and name in CASTS):
+            return True
+        owner = dotted_name(call.func.value) or "" if isinstance(call.func, ast.Attribute) else ""
+        if owner.partition(".")[0] != "self" or name in KNOWN:
+            continue
+        inner = list(_methods_of_project(core, name))
+        if not inner and owner == "self" and f"self.{name}" in bound_in(module.tree):
+            return True  # a layer
+        if depth < MAX_DEPTH and any(_is_seen_to_compute(core, home, each, depth + 1) for home, each in inner):
+            return True
+    return False
 
 
 def _note_elsewhere(core: Core) -> None:
@@ -247,16 +279,19 @@ def _is_network(core: Core, call: ast.Call) -> bool:
     if called_name(call.func) in core.models or core.module.resolve(call.func):
         return False
     scope = core.module.scope_of[call]
-    if choices := choices_of(core.index.callee(call, scope)):
-        return any(each.name == "forward" if isinstance(each, Called) else _is_of_torch(each.name) for each in choices)
-    values = core.module.values_of(dotted_name(call.func) or "", scope) or []
-    makers = [each.func for each in values if isinstance(each, ast.Call)]
-    return any(_is_of_torch(core.module.resolve(each) or "") for each in makers)
-
-
-def _is_of_torch(name: str) -> bool:
-    """Return whether a full name is that of a class or function of a library that makes networks."""
-    return name.startswith(NETWORKS)
+    choices = choices_of(core.index.callee(call, scope))
+    if choices:
+        return any(
+            each.name == "forward"
+            if isinstance(each, Called)
+            else each.name.endswith("__call__") and each.name.startswith(NETWORKS)
+            for each in choices
+        )
+    key = dotted_name(call.func) or ""
+    is_variable = "." not in key or (key.startswith("self.") and key.count(".") == 1)
+    values = (core.module.values_of(key, scope) or []) if is_variable else []
+    makers = [core.module.resolve(each.func) or "" for each in values if isinstance(each, ast.Call)]
+    return any(each.startswith(NETWORKS) for each in makers)
 
 
 def _gets_model(core: Core, call: ast.Call) -> bool:

@@ -106,15 +106,21 @@ def test_what_is_not_seen_to_compute_is_not_named(tmp_path: Path) -> None:
         "    def update(self, net):\n        self.net.load_state_dict(net.state_dict())\n",
         encoding="utf-8",
     )
-    above = "import unseen\nfrom evaluation import Average, load\naverage = Average(model)"
-    within = "for rotate in [left, right]:\n        y = rotate(x)"
+    above = (
+        "import unseen\nnet = torch.nn.DataParallel(other)\nfrom evaluation import Average, load\n"
+        "average = Average(model)"
+    )
+    within = (
+        "for rotate in [left, right]:\n        y = rotate(x)\n"
+        "    x = torch.nn.functional.pad(x, 1)\n    x.to(y)\n    net.module.save(y)"
+    )
     below = "count(model)\nload(model, p)\naverage.update(model)\nunseen.wrap(model)\nvalidate({'g': model}, x)"
     path = tmp_path / "train.py"
     path.write_text(_script(above=above, within=within, below=below), encoding="utf-8")
     migration = migrate_file(path).migration
     assert migration is not None
     (found,) = [each for each in migration.findings if each.message.startswith("O1 cast all over the process")]
-    assert found.message.endswith("as by: validate() (line 19)")
+    assert found.message.endswith("as by: validate() (line 23)")
 
 
 def test_methods_of_a_model_that_nothing_shows_are_named() -> None:
@@ -122,6 +128,19 @@ def test_methods_of_a_model_that_nothing_shows_are_named() -> None:
     script = _script(below="model.update_queue(x)\nmodel.sample()\nmodel.load_state_dict(x)\nmodel.train(True)")
     found = [each.message for each in migrate_text(script).findings if "nothing here shows" in each.message]
     assert [each.split()[0] for each in found] == ["model.update_queue()", "model.sample()"]
+
+
+def test_methods_of_a_model_in_the_project_are_named_where_they_are_seen_to_compute() -> None:
+    above = (
+        "class Net(torch.nn.Module):\n    def __init__(self):\n        self.encoder = torch.nn.Linear(4, 4)\n\n"
+        "    def update_rate(self, x):\n        self.log_rate(x)\n        self.show(x)\n        self.rate = x\n\n"
+        "    def log_rate(self, x):\n        print(x)\n\n    def update_queue(self, x):\n        self.put(x)\n\n"
+        "    def put(self, x):\n        self.queue = self.encoder(x)\n\n"
+        "    def get_scores(self, x):\n        return torch.mm(x, self.weight)\n"
+    )
+    script = _script(above=above, below="model.update_rate(x)\nmodel.update_queue(x)\nmodel.get_scores(x)")
+    found = [each.message for each in migrate_text(script).findings if "is in fp32 now" in each.message]
+    assert [each.split()[3] for each in found] == ["model.update_queue()", "model.get_scores()"]
 
 
 def test_the_methods_of_modules_are_those_of_torch() -> None:
