@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from ampcompare.source.migrate.core.context import Core
 from ampcompare.source.migrate.core.model_casts import level_of_fp16
 from ampcompare.source.module import Module
-from ampcompare.source.syntax import dotted_name, last_name
+from ampcompare.source.syntax import argument_values, dotted_name, last_name
 
 # What O1 does with 16-bit inputs, and with others; then what autocast of CUDA does. By function of torch.nn.functional,
 # of torch, or method; a test measures them.
@@ -62,7 +62,12 @@ WIDE_LAYERS = {
 OFTEN_OF_OTHERS = {"std", "var", "einsum", "cdist", "square", "sum", "prod", "norm", "pow", "normalize", "dist"}
 OF_O1 = "types that O1 and autocast compute in: {0}"
 OF_O2 = (
-    "in the model these were computed in fp16, and are in fp32 under autocast; outside of it in fp32 both times: {0}"
+    "in the model these were computed in fp16 where their inputs were, and are in fp32 under autocast; outside of it "
+    "in fp32 both times: {0}"
+)
+MADE_FP32 = (
+    "what a model computes on tensors that it makes fp32 itself, as it may in {0}, was in fp32 at {1}; autocast casts "
+    'products of them to fp16: keep these under torch.autocast("cuda", enabled=False)'
 )
 # Products in place: Apex cast their arguments, autocast leaves them as they are.
 IN_PLACE = ("addmm_", "addmv_", "addr_", "addbmm_", "baddbmm_")
@@ -97,6 +102,33 @@ def note_casts(core: Core) -> None:
             if found:
                 where = f"{core.index.name_of(module)}: " if module is not core.module else ""
                 core.note(initialize.call, where + (OF_O2 if is_half else OF_O1).format(", ".join(found)))
+        places = list(_fp32_places(core)) if is_half else []
+        if places:
+            core.note(initialize.call, MADE_FP32.format(", ".join(places), level_of_fp16(core.sites)))
+
+
+def _fp32_places(core: Core) -> Iterator[str]:
+    """Yield for each file the first place where a model makes a tensor fp32, to compute on it."""
+    for module in (core.module, *core.around.modules_below(core.module)):
+        functions = [each for each in module.scope_from if isinstance(each, ast.FunctionDef)]
+        holders = {module.class_of(each) for each in functions if each.name == "forward"} - {None}
+        for call, owner in module.methods("float", "to", "type"):
+            home = module.class_of(module.function(call))
+            # Functions next to layers compute for these; those of the script may be metrics.
+            is_near = home in holders or (bool(holders) and home is None and module is not core.module)
+            if is_near and module.function(call) is not None and _makes_fp32(module, call, owner):
+                yield f"line {call.lineno}" + (f" of {core.index.name_of(module)}" if module is not core.module else "")
+                break
+
+
+def _makes_fp32(module: Module, call: ast.Call, owner: ast.expr) -> bool:
+    """Return whether a method makes a tensor fp32, other than a truth value or the whole model."""
+    if isinstance(owner, (ast.Compare, ast.BoolOp)) or dotted_name(owner) == "self":
+        return False
+    given = argument_values(call)
+    if last_name(call.func) == "float":
+        return not given
+    return any(module.resolve(each) in ("torch.float32", "torch.float", "torch.FloatTensor") for each in given)
 
 
 def _other_casts(module: Module) -> list[str]:

@@ -139,6 +139,39 @@ def test_at_O2_the_note_names_what_autocast_computes_in_fp32() -> None:
     assert not _notes(HEAD.replace('"O1"', '"O0"'))
 
 
+@pytest.mark.parametrize(
+    ("line", "level", "notes"),
+    [
+        ("h = x.float()", "O2", 1),
+        ("h = x.to(torch.float32)", "O3", 1),
+        ("h = x.to(dtype=torch.float)", "O2", 1),
+        ("h = (x > 0).float()", "O2", 0),
+        ("h = x.to('cuda')", "O2", 0),
+        ("h = x.float()", "O1", 0),
+    ],
+)
+def test_what_a_model_of_O2_computes_in_fp32_by_itself_is_said(line: str, level: str, notes: int) -> None:
+    """O2 patches no functions, and autocast casts products of fp32 tensors."""
+    body = f"        {line}\n        return h.matmul(h.t())\n"
+    text = HEAD.replace("        x = F.gelu(x).exp_().softmax(-1)\n", body).replace('"O1"', f'"{level}"')
+    found = [one.message for one in migrate_text(text).findings if "fp32 itself, as it may in line 9," in one.message]
+    assert len(found) == notes
+    assert all(f"was in fp32 at {level};" in each for each in found)
+
+
+def test_a_metric_of_the_script_makes_no_tensor_of_the_model_fp32(tmp_path: Path) -> None:
+    """A function of a file with layers may."""
+    body, train = HEAD.replace('"O1"', '"O2"').split("model = Net()\n")
+    metric = "def accuracy(x, y):\n    return x.eq(y).float().mean()\n\n"
+    assert not any("fp32 itself" in each.message for each in migrate_text(metric + HEAD.replace("O1", "O2")).findings)
+    (tmp_path / "net.py").write_text(body + metric.replace(".eq", ".mul"), encoding="utf-8")
+    (tmp_path / "train.py").write_text(
+        "import torch\nfrom apex import amp\nfrom net import Net\n\nmodel = Net()\n" + train
+    )
+    said = [message for _, _, message in migrate_file(tmp_path / "train.py").rows()]
+    assert sum("fp32 itself, as it may in line 13 of net.py," in each for each in said) == 1
+
+
 def test_a_file_that_is_imported_has_a_note_of_its_own(tmp_path: Path) -> None:
     """It stands where training is initialized, and names the file."""
     body, train = HEAD.split("model = Net()\n")

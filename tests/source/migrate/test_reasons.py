@@ -34,6 +34,21 @@ REASONS = {
     "Apex has no argument level": INITIALIZE.replace("r)", "r, level=1)  #!") + LOOP + STEP,
     "amp.state_dict with a destination": TRAINING + "amp.state_dict(found)  #!",
     "amp.load_state_dict is not a statement of its own": TRAINING + "done = amp.load_state_dict(found)  #!",
+    "the backward pass runs only if `a`, or if `b` and `c < 3`, and this step always": INITIALIZE
+    + "for x in data:\n    optimizer.zero_grad()\n    loss = model(x)\n"
+    + "    if a:\n"
+    + INNER
+    + "    if b:\n        if c < 3:\n    "
+    + INNER.replace("\n    ", "\n        ").rstrip(" ")
+    + "    optimizer.step()  #!\n",
+    "opts['d'] steps with this loss, and whether it is one of": INITIALIZE
+    + LOOP
+    + STEP
+    + "    opts['d'].zero_grad()\n    loss.backward()  #!\n    opts['d'].step()\n",
+    "torch.amp sets the loss scale by GradScaler(init_scale=...)": TRAINING
+    + "amp._amp_state.loss_scalers[0]._loss_scale = 2**20  #!",
+    "amp._amp_state.opt_properties is internal to Apex, and torch.amp has nothing": TRAINING
+    + "print(amp._amp_state.opt_properties)  #!",
     "amp.scale_loss is used without a with statement of its own": INITIALIZE
     + "for x in data:\n    loss = model(x)\n    amp.scale_loss(loss, optimizer).backward()  #!\n"
     + STEP,

@@ -200,3 +200,15 @@ def test_parameters_without_gradient_are_an_error_of_the_wrapper_of_torch(wrappe
     script = f"import functools\nfrom apex.parallel import DistributedDataParallel as DDP\nmodel = {wrapper}\n"
     found = migrate_text(script).findings
     assert [each.line for each in found if "never get a gradient" in each.message] == [3] * notes
+
+
+def test_a_plain_backward_pass_for_an_optimizer_that_a_dict_holds_is_the_other_branch() -> None:
+    script = (
+        "import torch\nfrom apex import amp\n\nmodel, steps['a'] = amp.initialize(model, steps['a'])\nfor x in data:\n"
+        "    steps['a'].zero_grad()\n    loss = model(x)\n    if half:\n"
+        "        with amp.scale_loss(loss, steps['a']) as scaled:\n            scaled.backward()\n"
+        "    else:\n        loss.backward()\n    steps['a'].step()\n"
+    )
+    migration = migrate_text(script)
+    assert not [each for each in migration.findings if each.kind == BY_HAND]
+    assert "    scaler.scale(loss).backward()\n    scaler.step(steps['a'])\n    scaler.update()\n" in migration.text

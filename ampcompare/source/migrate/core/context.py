@@ -8,7 +8,7 @@ from ampcompare.source.amp_names import AUTOCASTS
 from ampcompare.source.edits import Edits
 from ampcompare.source.index import Function as Called
 from ampcompare.source.index import Index, choices_of
-from ampcompare.source.migrate.core.scalers import Scaler
+from ampcompare.source.migrate.core.scalers import LOOPS, Scaler, conditions_of
 from ampcompare.source.migrate.finding import NOTE, Finding
 from ampcompare.source.migrate.read.forward import Forward
 from ampcompare.source.migrate.read.names import Names
@@ -16,7 +16,7 @@ from ampcompare.source.migrate.read.neighbors import Around
 from ampcompare.source.migrate.read.order import Order
 from ampcompare.source.migrate.read.sites import Sites, model_names
 from ampcompare.source.module import Function, Module
-from ampcompare.source.syntax import argument_values, arguments, dotted_name, last_name, last_part, walk
+from ampcompare.source.syntax import argument_values, arguments, elements, last_name, walk
 
 
 @dataclass
@@ -66,43 +66,65 @@ class Core:
 
     @functools.cached_property
     def models(self) -> set[str]:
-        """The names by which models are called: those of `amp.initialize`, and those of parameters that get them."""
-        module, found = self.module, set(model_names(self.module, self.sites))
-        called = {last_name(each.func) for each in module.calls}
+        """The names by which models are called, as they are or as members of a list or dict.
+
+        They are those of `amp.initialize`, those to which these are assigned, and parameters that get them.
+        """
+        module = self.module
+        called = {called_name(each.func) for each in module.calls}
+        members = [
+            (_stored_names(target), held_names(holder))
+            for node in module.nodes
+            if isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension))
+            for target, holder in _members_of_loop(node.target, node.iter)
+        ]
+        for targets, holders in members:
+            called |= holders if targets & called else set()
+        assigned = [
+            (_stored_names(target), held_names(value))
+            for node in module.nodes
+            if isinstance(node, ast.Assign)
+            for each in node.targets
+            for target, value in _pairs(each, node.value)
+        ]
+        found = set(model_names(module, self.sites)) | (self._initialized_members() & called)
         waiting = list(found)
         while waiting:
             names = {waiting.pop()}
+            new: set[str] = set()
             for call in module.calls:
-                given = {name for name, function in self.parameters_given(call, names) if function.module is module}
-                waiting += (given & called) - found
-                found |= given & called
-            for node in module.nodes:
-                if isinstance(node, ast.Assign) and last_part(dotted_name(node.value) or "") in names:
-                    targets = {last_part(dotted_name(each) or "") for each in node.targets} & called - found
-                    waiting += targets
-                    found |= targets
+                new |= {name for name, function in self.parameters_given(call, names) if function.module is module}
+            for targets, values in (*members, *assigned):
+                new |= targets if names & values else set()
+            new = new & called - found - {""}
+            waiting += new
+            found |= new
         return found
+
+    def _initialized_members(self) -> set[str]:
+        """Return the names of lists and dicts of which `amp.initialize` gets members, or which get its models."""
+        given = [each.arguments["models"] for each in self.sites.initializes if "models" in each.arguments]
+        return {called_name(one) for each in given for one in _members(each) if isinstance(one, ast.Subscript)}
 
     def parameters_given(self, call: ast.Call, names: set[str]) -> list[tuple[str, Called]]:
         """Return the parameters of functions of the project that get one of some objects in a call of this module."""
-        if not any(last_part(dotted_name(each) or "") in names for each in argument_values(call)):
-            return []
-        found = []
-        for each in choices_of(self.index.callee(call, self.module.scope_of[call])):
-            if isinstance(each, Called) and isinstance(each.scope.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                bound = arguments(call, each.module.positional(each.scope.node))
-                found += [(key, each) for key, one in bound.items() if last_part(dotted_name(one) or "") in names]
-        return found
+        return parameters_given(self.index, call, names)
 
     def runs_before(self, statement: ast.stmt) -> bool:
         """Return whether a statement runs before `amp.initialize` alone, so that Apex casts nothing in it."""
-        module = self.module
-        if any(isinstance(each, (ast.For, ast.AsyncFor, ast.While)) for each in module.within_function(statement)):
-            return False
-        function = module.function(statement)
-        return any(
-            each.function is function and each.statement.lineno > statement.lineno for each in self.sites.initializes
+        module, function = self.module, self.module.function(statement)
+        later = [each.statement for each in self.sites.initializes if each.function is function]
+        loops = {each for each in module.within_function(statement) if isinstance(each, LOOPS)}
+        return bool(later) and all(
+            statement.lineno < each.lineno and loops.isdisjoint(module.within_function(each)) for each in later
         )
+
+    def _is_above_scaler(self, node: ast.AST) -> bool:
+        """Return whether a node stands above all that makes the scaler in its function."""
+        line, function = self.module.statement(node).lineno, self.module.function(node)
+        made = [each for each in self.sites.initializes if each.function is function]
+        first = [[each.statement, *conditions_of(self.module, each)][-1] for each in made]  # which has the default
+        return bool(first) and all(line < each.lineno for each in first)
 
     def note(self, node: ast.AST, message: str) -> None:
         """Add a note on the line of a node."""
@@ -134,10 +156,14 @@ class Core:
         return any(each.statement in above and node in walk(each.loss) for each in self.forward.inline)
 
     def reaches_scaler(self, node: ast.AST) -> bool:
-        """Return whether the scaler is in scope, where autocast asks it."""
-        if self.always or self.planned.home == "module":
-            return True
+        """Return whether the scaler is in scope, and made, where autocast asks it."""
         function = self.module.function(node)
+        if self.always or (self.planned.home == "module" and function is not None):
+            return True
+        if self._is_above_scaler(node):
+            return False
+        if self.planned.home == "module":
+            return True
         if self.planned.home == "self":
             return function is not None and [each.arg for each in function.args.args[:1]] == ["self"]
         created = {each.function for each in self.sites.initializes}
@@ -148,3 +174,60 @@ class Core:
         """The `with` line for a forward pass."""
         enabled = "" if self.always else f", enabled={self.scaler}.is_enabled()"
         return f'with {self.torch}.autocast("cuda", dtype={self.torch}.float16{enabled}):'
+
+
+def called_name(node: ast.expr) -> str:
+    """Return the last part of the name of an object, or of the list or dict whose member it is, as of `nets["g"]`."""
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return last_name(node)
+
+
+def parameters_given(index: Index, call: ast.Call, names: set[str]) -> list[tuple[str, Called]]:
+    """Return the parameters of functions of the project that get one of some objects in a call of a module."""
+    if not any(names & held_names(each) for each in argument_values(call)):
+        return []
+    found = []
+    for each in choices_of(index.callee(call, index.module.scope_of[call])):
+        if isinstance(each, Called) and isinstance(each.scope.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            bound = arguments(call, each.module.positional(each.scope.node))
+            found += [(key, each) for key, one in bound.items() if names & held_names(one)]
+    return found
+
+
+def held_names(node: ast.expr) -> set[str]:
+    """Return the last parts of the names of an object, or of those in a list, tuple or dict that is written out."""
+    return {called_name(each) for each in _members(node)}
+
+
+def _members(node: ast.expr) -> list[ast.expr]:
+    """Return the values of a list, tuple or dict that is written out; any other expression is its only one."""
+    return [each for each in node.values if each is not None] if isinstance(node, ast.Dict) else elements(node)
+
+
+def _stored_names(target: ast.expr) -> set[str]:
+    """Return the last parts of the names that an assignment binds, or into whose members it puts something."""
+    return {called_name(each) for each in elements(target)}
+
+
+def _pairs(target: ast.expr, value: ast.expr) -> list[tuple[ast.expr, ast.expr]]:
+    """Return the parts of an assignment with what each gets, where both sides are written out."""
+    targets, values = elements(target), elements(value)
+    is_apart = len(targets) == len(values) > 1 and not any(
+        isinstance(each, ast.Starred) for each in (*targets, *values)
+    )
+    return list(zip(targets, values, strict=True)) if is_apart else [(target, value)]
+
+
+def _members_of_loop(target: ast.expr, over: ast.expr) -> list[tuple[ast.expr, ast.expr]]:
+    """Return the targets of a loop with the list or dict whose members each gets, through `zip`, `items` and others."""
+    if not isinstance(over, ast.Call):
+        return [(target, over)]
+    name, targets = last_name(over.func), elements(target)
+    if isinstance(over.func, ast.Attribute) and name in ("values", "items") and not over.args:
+        return [(targets[-1], over.func.value)]
+    if name == "enumerate" and len(targets) == 2 and over.args:
+        return _members_of_loop(targets[1], over.args[0])
+    if name == "zip" and len(targets) == len(over.args):
+        return [pair for each, one in zip(targets, over.args, strict=True) for pair in _members_of_loop(each, one)]
+    return []

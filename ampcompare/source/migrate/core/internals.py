@@ -22,6 +22,11 @@ NAMES = frozenset({
 })  # fmt: skip
 INTERNALS = re.compile(rf"\b(?:{'|'.join(sorted(NAMES))})\b")
 NO_EQUIVALENT = "{0} is private to Apex, whose amp.initialize gave it to the optimizer; it has no equivalent"
+OF_APEX = "{0} is internal to Apex, and torch.amp has nothing of that kind"
+OF_SCALE = (
+    "{0} is internal to Apex; torch.amp sets the loss scale by GradScaler(init_scale=...) or scaler.update(new_scale), "
+    "and scaler.get_scale() reads it"
+)
 
 
 def refuse_internals(core: Core) -> None:
@@ -30,7 +35,8 @@ def refuse_internals(core: Core) -> None:
         raise Unsure(node, NO_EQUIVALENT.format(name))
     for use, meaning in core.names.uses:
         if meaning.startswith(AMP_STATE) and not _read_scale(core, use, meaning):
-            raise Unsure(use, f"{meaning.removeprefix('apex.')} is internal to Apex, with no equivalent")
+            message = OF_SCALE if meaning == f"{AMP_STATE}.loss_scalers" else OF_APEX
+            raise Unsure(use, message.format(meaning.removeprefix("apex.")))
 
 
 def _read_scale(core: Core, use: ast.expr, meaning: str) -> bool:

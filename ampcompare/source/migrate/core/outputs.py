@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from ampcompare.source.index import Answer, Imported, choices_of, nodes_of
 from ampcompare.source.index import Function as Called
-from ampcompare.source.index import Imported, choices_of, nodes_of
+from ampcompare.source.migrate.core.holders import Holders, Path, parts_below, path_of
 from ampcompare.source.migrate.finding import Unsure
 from ampcompare.source.module import Module, Scope
-from ampcompare.source.syntax import argument_values, arguments, bound_in, child_nodes, dotted_name, last_name, walk
+from ampcompare.source.syntax import argument_values, arguments, child_nodes, dotted_name, last_name, last_part, walk
 
 if TYPE_CHECKING:
     from ampcompare.source.migrate.core.context import Core
@@ -48,13 +50,9 @@ PLAIN = frozenset({
     "mul", "div", "where", "gather", "scatter", "scatter_", "scatter_add_", "index_select", "masked_fill",
     "masked_fill_", "masked_select", "masked_scatter_", "clamp", "max", "min", "maximum", "minimum", "topk", "lerp",
 })  # fmt: skip
-# Packages that do not compute by torch.
-NO_TORCH = frozenset({
-    "numpy", "math", "cv2", "sklearn", "scipy", "pandas", "PIL", "matplotlib", "json", "pickle", "logging", "tqdm",
-    "os", "sys", "time", "warnings", "collections", "itertools", "random", "wandb", "imageio", "skimage",
-    "copy", "pprint", "seqeval", "nltk",
-})  # fmt: skip
-HELD = frozenset({"append", "extend", "insert", "add", "update", "add_", "copy_"})
+# What gives numbers or arrays, whatever it gets.
+NUMBERS = frozenset({"numpy", "math"})
+DISPLAYS = (ast.Dict, ast.List, ast.Tuple, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp, ast.GeneratorExp)
 POWERS = (ast.Pow, ast.MatMult)
 MAX_DEPTH = 4
 IN_CONDITION = (
@@ -66,6 +64,10 @@ RETURNED = (
     "cast too: write .float() on it, or take the adapter"
 )
 NO_SCALER = "what came from autocast goes on into `{0}`, outside of it, where O1 cast too; the adapter casts it"
+NOT_KNOWN = (
+    "what gets a tensor here that may come from autocast, in fp16, is not in sight; if it computes with torch, O1 cast "
+    "there too, so put it under autocast by hand: {0}"
+)
 
 
 def cast_what_follows(core: Core) -> None:
@@ -75,7 +77,7 @@ def cast_what_follows(core: Core) -> None:
         Unsure: one of them cannot be put under autocast.
     """
     follower = _Follower(core)
-    found = [each for each in follower.statements() if not core.is_without_casts(each)]
+    found, unknown = follower.statements()
     updates = {each.statement for each in core.sites.backwards} | {each.statement for each in core.sites.steps}
     for each in found:
         if each in updates:
@@ -83,6 +85,9 @@ def cast_what_follows(core: Core) -> None:
         if not core.reaches_scaler(each) or any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in walk(each)):
             raise Unsure(each, NO_SCALER.format(ast.unparse(each).splitlines()[0]))
         _add_region(core, each)
+    if unknown:
+        first = next(iter(unknown.values()))
+        core.note(first, NOT_KNOWN.format(", ".join(f"{name}() (line {at.lineno})" for name, at in unknown.items())))
     for function, file in follower.returned_elsewhere():
         core.note(function, RETURNED.format(file))
 
@@ -97,38 +102,35 @@ def _add_region(core: Core, statement: ast.stmt) -> None:
     core.forward.regions.append((statement, statement))
 
 
+def _strongest(answers: Iterable[Answer]) -> Answer:
+    """Return yes if one of some answers is, and else whether one is unknown."""
+    found = set(answers)
+    return next((each for each in (Answer.YES, Answer.UNKNOWN) if each in found), Answer.NO)
+
+
 class _Names:
     """The names of one function, or of a module, that hold what came from autocast."""
 
-    def __init__(self, follower: _Follower, module: Module, scope: Scope, seeds: frozenset[str], depth: int) -> None:
+    def __init__(self, follower: _Follower, module: Module, scope: Scope, seeds: frozenset[Path], depth: int) -> None:
         self._follower, self.module, self.scope, self._depth = follower, module, scope, depth
-        self.held = set(seeds)
         self.nodes = list(nodes_of(scope))
+        self._holders = Holders(module, self.nodes, seeds)
+        self._returned = [
+            each.value for each in self.nodes if isinstance(each, (ast.Return, ast.Yield)) and each.value is not None
+        ]
         self.returns = False
 
     def spread(self) -> bool:
         """Follow the assignments once; return whether more names hold something."""
-        before = len(self.held), self.returns, len(self._follower.shared)
-        for node in self.nodes:
-            if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr)):
-                if node.value is not None and self.holds(node.value):
-                    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-                    for each in targets:
-                        self._hold(each)
-            elif isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)) and self.holds(node.iter):
-                self._hold(node.target)
-            elif isinstance(node, (ast.Return, ast.Yield)) and node.value is not None:
-                self.returns |= self.holds(node.value)
-            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in HELD:
-                if any(map(self.holds, argument_values(node))):
-                    self._hold(node.func.value)
-        return before != (len(self.held), self.returns, len(self._follower.shared))
-
-    def _hold(self, target: ast.AST) -> None:
-        if isinstance(target, ast.Subscript):
-            self._hold(target.value)
-        for key in bound_in(target) or {dotted_name(target) or "self"} - {"self"}:
-            (self._follower.shared if key.startswith("self.") else self.held).add(key)
+        changed = False
+        for each in self._holders.bindings:
+            if not each.holds and any(map(self.holds, each.values)):
+                changed = each.holds = True
+                if each.path[0] == "self":
+                    self._follower.shared.add(each.path)
+        if not self.returns and any(map(self.holds, self._returned)):
+            changed = self.returns = True
+        return changed
 
     def holds(self, node: ast.AST) -> bool:
         """Return whether the value of an expression may be, or hold, a tensor that came from autocast."""
@@ -136,16 +138,20 @@ class _Names:
             return False
         if isinstance(node, ast.Attribute) and node.attr in NO_TENSORS:
             return False
-        if isinstance(node, (ast.Name, ast.Attribute)) and (key := dotted_name(node)) is not None:
-            parts = key.split(".")
-            keys = {".".join(parts[:end]) for end in range(1, len(parts) + 1)}
-            return not keys.isdisjoint(self.held | self._follower.shared)
+        if path_of(node):
+            return bool(self.parts_held(node))
         if isinstance(node, ast.Call):
             return self._holds_result(node)
         return any(map(self.holds, child_nodes(node)))
 
+    def parts_held(self, node: ast.AST) -> set[Path]:
+        """Return which items of a name, an attribute or an item hold something; `()` stands for the whole of it."""
+        path = path_of(node)
+        shared = {parts_below(path, each) for each in self._follower.shared} - {None}
+        return self._holders.held_at(path, node) | {each for each in shared if each is not None}
+
     def _holds_result(self, call: ast.Call) -> bool:
-        if last_name(call.func) in ENDS:
+        if last_name(call.func) in ENDS or (self.module.resolve(call.func) or "").partition(".")[0] in NUMBERS:
             return False
         if self._follower.begins_at(self.module, call):
             return True
@@ -159,35 +165,56 @@ class _Names:
         """Return what a call may name."""
         return choices_of(self._follower.core.index.callee(call, self.module.scope_of[call]))
 
-    def computes(self, node: ast.AST) -> bool:
+    def computes(self, node: ast.AST) -> Answer:
         """Return whether a node computes on what came from autocast, in a type that O1's lists decide."""
         if isinstance(node, (ast.BinOp, ast.AugAssign)) and isinstance(node.op, POWERS):
-            return any(map(self.holds, child_nodes(node)))
+            return Answer.YES if any(map(self.holds, child_nodes(node))) else Answer.NO
         if not isinstance(node, ast.Call):
-            return False
+            return Answer.NO
         name, full = last_name(node.func), self.module.resolve(node.func) or ""
         held = [each for each in argument_values(node) if self.holds(each)]
         is_method = isinstance(node.func, ast.Attribute) and not full and self.holds(node.func.value)
         if is_method and name in CASTS:
-            return True
-        if not (held or is_method) or name in ENDS | KEPT | PLAIN or full.partition(".")[0] in NO_TORCH:
-            return False
-        if full.startswith(("torch.", "apex.")):
-            return name in CASTS
+            return Answer.YES
+        if not (held or is_method) or name in ENDS | KEPT | PLAIN:
+            return Answer.NO
         if isinstance(node.func, ast.Name) and not full and hasattr(builtins, name):
-            return name == "pow"
-        choices = self.choices(node)
-        if choices and all(isinstance(each, Called) for each in choices):
-            return any(self._leads_to_casts(node, each) for each in choices if isinstance(each, Called))
-        return not all(map(self._follower.is_loss, held))
+            return Answer.YES if name == "pow" else Answer.NO
+        return self._function_casts(node, full, held)
 
-    def _leads_to_casts(self, call: ast.Call, function: Called) -> bool:
+    def _function_casts(self, call: ast.Call, full: str, held: list[ast.expr]) -> Answer:
+        """Return whether one of the functions that a call may name computes on arguments that came from autocast."""
+        answer = _strongest(
+            self._leads_to_casts(call, each) if isinstance(each, Called) else self._may_cast(each.name, held)
+            for each in self.choices(call) or (Imported(full),)
+        )
+        is_of_model = answer is Answer.UNKNOWN and self._follower.is_of_model(self.module, call)
+        return Answer.YES if is_of_model else answer
+
+    def _may_cast(self, full: str, held: list[ast.expr]) -> Answer:
+        """Return whether what is no function of the project computes, by its full name, if it has one."""
+        package, _, rest = full.partition(".")
+        if package in ("torch", "apex"):
+            is_module = rest.startswith("nn.") and full.endswith(".__call__")
+            return Answer.YES if held and (is_module or last_part(full) in CASTS) else Answer.NO
+        if package in NUMBERS | sys.stdlib_module_names:
+            return Answer.NO
+        is_direct = any(not isinstance(each, DISPLAYS) and not self._follower.is_loss(each) for each in held)
+        return Answer.UNKNOWN if is_direct else Answer.NO
+
+    def _leads_to_casts(self, call: ast.Call, function: Called) -> Answer:
         node = function.scope.node
-        if self._depth >= MAX_DEPTH or not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            return True
-        bound = arguments(call, function.module.positional(node))
-        given = frozenset(key for key, value in bound.items() if self.holds(value))
-        return self._follower.has_casts(function, given, self._depth + 1)
+        if self._depth >= MAX_DEPTH or isinstance(node, (ast.Module, ast.ClassDef)):
+            return Answer.UNKNOWN
+        given: set[Path] = set()
+        inside = function.module
+        named = [each.arg for each in node.args.args] if isinstance(node, ast.Lambda) else inside.positional(node)
+        for key, value in arguments(call, named).items():
+            if path_of(value):
+                given |= {(key, *parts) for parts in self.parts_held(value)}
+            elif self.holds(value):
+                given.add((key,))
+        return self._follower.casts_in(function, frozenset(given), self._depth + 1)
 
 
 class _Follower:
@@ -195,34 +222,47 @@ class _Follower:
 
     def __init__(self, core: Core) -> None:
         self.core = core
-        self.shared: set[str] = set()
+        self.shared: set[Path] = set()
         self._losses = {dotted_name(each.loss) for each in core.sites.backwards} - {None}
-        self._answers: dict[tuple[Scope, frozenset[str]], bool] = {}
+        self._answers: dict[tuple[Scope, frozenset[Path]], Answer] = {}
         self._covered: dict[tuple[Scope, bool], bool] = {}
         functions = [scope for scope in core.module.scopes if scope.function is scope.node and scope.function]
         self._names = {
             scope: _Names(self, core.module, scope, frozenset(), 0) for scope in [*functions, core.module.top]
         }
 
-    def statements(self) -> list[ast.stmt]:
-        """Return the statements outside of autocast that compute on what came from it, in the order of the text."""
+    def statements(self) -> tuple[list[ast.stmt], dict[str, ast.Call]]:
+        """Return the statements outside of autocast that compute on what came from it, in the order of the text.
+
+        Returns:
+            Them, and the calls of which it is not known whether they compute, by the name of what is called.
+        """
         for _ in range(8):
             changed = [each.spread() for each in self._names.values()]
             if not any(changed):
                 break
-        module = self.core.module
-        found: dict[ast.stmt, None] = {}
+        module, found, unknown = self.core.module, dict[ast.stmt, None](), list[ast.Call]()
         for names in self._names.values():
-            if self._runs_covered(names.scope, every=True):
-                continue
-            for node in names.nodes:
-                statement = module.statement(node)
-                if statement in found or not names.computes(node) or self.core.is_covered(node):
+            for node in () if self._runs_covered(names.scope, every=True) else names.nodes:
+                statement, answer = module.statement(node), names.computes(node)
+                if answer is Answer.NO or statement in found or self._is_cast_alike(node):
                     continue
-                if not isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr, ast.Return)):
+                if answer is Answer.UNKNOWN and isinstance(node, ast.Call):
+                    unknown.append(node)
+                elif isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr, ast.Return)):
+                    found[statement] = None
+                else:
                     raise Unsure(node, IN_CONDITION)
-                found[statement] = None
-        return sorted(found, key=lambda each: each.lineno)
+        named: dict[str, ast.Call] = {}
+        for call in sorted(unknown, key=lambda each: each.lineno):
+            if module.statement(call) not in found:
+                named.setdefault(ast.unparse(call.func), call)
+        return sorted(found, key=lambda each: each.lineno), named
+
+    def _is_cast_alike(self, node: ast.AST) -> bool:
+        """Return whether a node has autocast where O1 cast, or where nothing did."""
+        core = self.core
+        return core.is_covered(node) or core.is_without_casts(node) or core.runs_before(core.module.statement(node))
 
     def returned_elsewhere(self) -> Iterator[tuple[ast.AST, str]]:
         """Yield the functions whose results from autocast go to another file, with the name of that file."""
@@ -240,19 +280,23 @@ class _Follower:
             return False
         if not (self.core.is_covered(call) or self._runs_covered(self._home(call), every=False)):
             return False
-        owner = dotted_name(call.func.value) if isinstance(call.func, ast.Attribute) else "self"
-        names = {last_name(call.func), *(owner or "").split(".")}
-        if not names.isdisjoint(self.core.models):
+        if self.is_of_model(module, call):
             return True
         if not argument_values(call) or module.resolve(call.func) or last_name(call.func)[:1].isupper():
             return False
-        if owner != "self":
+        if isinstance(call.func, ast.Attribute) and dotted_name(call.func.value) != "self":
             return False  # a method of an object that is none of the models
         choices = choices_of(self.core.index.callee(call, module.scope_of[call]))
         return all(
             each.name.endswith("__call__") if isinstance(each, Imported) else each.module is not module
             for each in choices
         )
+
+    def is_of_model(self, module: Module, call: ast.Call) -> bool:
+        """Return whether a call is one of a model that Apex got, or of a method of one."""
+        owner = dotted_name(call.func.value) or "" if isinstance(call.func, ast.Attribute) else ""
+        names = {last_name(call.func), *owner.split(".")}
+        return module is self.core.module and not names.isdisjoint(self.core.models)
 
     def returns(self, function: Called) -> bool:
         """Return whether a function of the module returns what came from autocast."""
@@ -268,15 +312,15 @@ class _Follower:
             node = node.value
         return True
 
-    def has_casts(self, function: Called, given: frozenset[str], depth: int) -> bool:
+    def casts_in(self, function: Called, given: frozenset[Path], depth: int) -> Answer:
         """Return whether a function computes on some of its parameters in a type that O1's lists decide."""
         key = (function.scope, given)
         if key not in self._answers:
-            self._answers[key] = False  # for one that calls itself
+            self._answers[key] = Answer.NO  # for one that calls itself
             names = _Names(self, function.module, function.scope, given, depth)
             while names.spread():
                 pass
-            self._answers[key] = any(map(names.computes, names.nodes))
+            self._answers[key] = _strongest(map(names.computes, names.nodes))
         return self._answers[key]
 
     def _runs_covered(self, scope: Scope, *, every: bool) -> bool:

@@ -8,17 +8,22 @@ from typing import TYPE_CHECKING
 
 from ampcompare.source.index import Answer, choices_of
 from ampcompare.source.index import Function as Called
+from ampcompare.source.migrate.core.context import called_name, parameters_given
 from ampcompare.source.migrate.core.model_casts import casts_itself
-from ampcompare.source.migrate.core.outputs import cast_what_follows
+from ampcompare.source.migrate.core.outputs import CASTS, cast_what_follows
 from ampcompare.source.migrate.finding import Unsure
 from ampcompare.source.migrate.read.order import BACKWARD, BLOCK, is_backward
-from ampcompare.source.syntax import argument_values, bound_in, dotted_name, last_name, last_part, walk
+from ampcompare.source.syntax import argument_values, bound_in, dotted_name, last_name, walk
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ampcompare.source.migrate.core.context import Core
-    from ampcompare.source.module import Function
+    from ampcompare.source.module import Function, Module
 
 NO_GRAD = ("torch.no_grad", "torch.inference_mode", "torch.autograd.no_grad")
+NETWORKS = ("torch.nn.", "torchvision.models.", "torch.hub.", "timm.", "transformers.", "segmentation_models_pytorch.")
+MAX_DEPTH = 4
 HALVES = ("torch.half", "torch.float16", "torch.cuda.HalfTensor")
 HALF_GIVEN = (
     "this runs outside of autocast, on weights that are fp32 in the result, and line {0} makes fp16 tensors: put it "
@@ -43,6 +48,7 @@ OF_MODULE = frozenset({
     "to", "to_empty", "train", "type", "xpu", "zero_grad", "join",
 })  # fmt: skip
 OF_TRANSFORMERS = frozenset({"save_pretrained", "resize_token_embeddings", "get_input_embeddings", "tie_weights"})
+KNOWN = frozenset({*OF_MODULE, *OF_TRANSFORMERS, *dir(dict), *dir(list)})  # lists and dicts hold models, too
 TRUSTED = (
     "{0} is outside of autocast, and nothing here shows what it computes; if it does, it is in fp32 now, where Apex "
     "cast"
@@ -93,7 +99,7 @@ def _cast_evaluation(core: Core) -> set[ast.AST]:
             continue
         if any(outer in wrapped for outer in core.module.ancestors(node)) or not core.reaches_scaler(node):
             continue
-        if core.is_without_casts(node):
+        if core.is_without_casts(node) or core.runs_before(node):
             continue
         wrapped.add(node)
         header = core.autocast.removeprefix("with ").removesuffix(":")
@@ -133,11 +139,17 @@ def _calls_in(node: ast.AST) -> list[ast.Call]:
 def _computes(call: ast.Call, tails: set[str]) -> bool:
     """Return whether a call is one of a model, or of a method of a model that may compute."""
     name = last_name(call.func)
-    if name in tails:
+    if called_name(call.func) in tails:
         return True
     if not isinstance(call.func, ast.Attribute) or NO_COMPUTATION.search(name) or not (call.args or call.keywords):
         return False
-    return last_part((dotted_name(call.func.value) or "").removesuffix(".module")) in tails
+    return _owner(call.func) in tails
+
+
+def _owner(method: ast.Attribute) -> str:
+    """Return the last part of the name of the object whose method it is, or of that around its module."""
+    owner = method.value
+    return called_name(owner.value if isinstance(owner, ast.Attribute) and owner.attr == "module" else owner)
 
 
 def _refuse_half_outside(core: Core) -> None:
@@ -150,7 +162,7 @@ def _refuse_half_outside(core: Core) -> None:
     halves = [node for node in module.nodes if _makes_half(core, node)]
     noted: set[str] = set()
     for call in module.calls:
-        name = last_name(call.func)
+        name = called_name(call.func)
         is_method = name not in tails and _computes(call, tails)
         if not is_method and (name not in tails or casts_itself(core)):
             continue
@@ -205,13 +217,42 @@ def _note_trusted(core: Core) -> None:
     noted: set[str] = set()
     for call in core.module.calls:
         name = last_name(call.func)
-        if not isinstance(call.func, ast.Attribute) or name in OF_MODULE | OF_TRANSFORMERS | core.models | noted:
+        if not isinstance(call.func, ast.Attribute) or name in KNOWN | core.models | noted:
             continue
-        owner = (dotted_name(call.func.value) or "").removesuffix(".module")
-        if last_part(owner) in core.models and not _computes(call, core.models):
+        if _owner(call.func) in core.models and not _computes(call, core.models):
             if not core.is_covered(call) and not core.runs_before(core.module.statement(call)):
                 noted.add(name)
-                core.note(call, TRUSTED.format(f"{ast.unparse(call.func)}()"))
+                methods = list(_methods_of_project(core, name))
+                if not methods or any(_is_seen_to_compute(core, module, each) for module, each in methods):
+                    message = OUTSIDE if methods else TRUSTED
+                    core.note(call, message.format(f"{ast.unparse(call.func)}()"))
+
+
+def _methods_of_project(core: Core, name: str) -> Iterator[tuple[Module, ast.FunctionDef]]:
+    """Yield the methods of a name that classes of the project have, with their modules."""
+    for module in core.index.modules:
+        for each in module.scope_from:
+            if isinstance(each, ast.FunctionDef) and each.name == name and module.class_of(each) is not None:
+                yield module, each
+
+
+def _is_seen_to_compute(core: Core, module: Module, method: ast.FunctionDef, depth: int = 0) -> bool:
+    """Return whether a method calls a layer of its object, a forward pass, or a function whose type O1 decides."""
+    for call in module.calls:
+        if method not in list[ast.AST](module.functions_around(call)):
+            continue
+        name, full = last_name(call.func), module.resolve(call.func) or ""
+        if name == "forward" or (full.startswith("torch.") and name in CASTS):
+            return True
+        owner = dotted_name(call.func.value) or "" if isinstance(call.func, ast.Attribute) else ""
+        if owner.partition(".")[0] != "self" or name in KNOWN:
+            continue
+        inner = list(_methods_of_project(core, name))
+        if not inner and owner == "self" and f"self.{name}" in bound_in(module.tree):
+            return True  # a layer
+        if depth < MAX_DEPTH and any(_is_seen_to_compute(core, home, each, depth + 1) for home, each in inner):
+            return True
+    return False
 
 
 def _note_elsewhere(core: Core) -> None:
@@ -226,54 +267,51 @@ def _note_elsewhere(core: Core) -> None:
         if not argument_values(call) or core.is_covered(call) or core.runs_before(module.statement(call)):
             continue
         name = ast.unparse(call.func)
-        if (module.function(call) in homes and _is_object(core, call)) or _gets_model(core, call):
+        if (module.function(call) in homes and _is_network(core, call)) or _gets_model(core, call):
             found.setdefault(name, call.lineno)
     if found and core.sites.initializes:
         named = ", ".join(f"{name}() (line {line})" for name, line in found.items())
         core.note(core.sites.initializes[0].call, ELSEWHERE.format(named))
 
 
-def _is_object(core: Core, call: ast.Call) -> bool:
-    """Return whether a call is one of an object, as of a network, rather than of a function or class."""
-    if last_name(call.func) in core.models or core.module.resolve(call.func):
+def _is_network(core: Core, call: ast.Call) -> bool:
+    """Return whether a call is surely one of another network than the models, by what the object is made by."""
+    if called_name(call.func) in core.models or core.module.resolve(call.func):
         return False
-    choices = choices_of(core.index.callee(call, core.module.scope_of[call]))
+    scope = core.module.scope_of[call]
+    choices = choices_of(core.index.callee(call, scope))
     if choices:
         return any(
-            each.name == "forward" if isinstance(each, Called) else each.name.endswith("__call__") for each in choices
+            each.name == "forward"
+            if isinstance(each, Called)
+            else each.name.endswith("__call__") and each.name.startswith(NETWORKS)
+            for each in choices
         )
-    key, scope = dotted_name(call.func) or "", core.module.scope_of[call]
+    key = dotted_name(call.func) or ""
     is_variable = "." not in key or (key.startswith("self.") and key.count(".") == 1)
-    return is_variable and bool(core.module.values_of(key, scope))
+    values = (core.module.values_of(key, scope) or []) if is_variable else []
+    makers = [core.module.resolve(each.func) or "" for each in values if isinstance(each, ast.Call)]
+    return any(each.startswith(NETWORKS) for each in makers)
 
 
 def _gets_model(core: Core, call: ast.Call) -> bool:
-    """Return whether a call hands a model to a function of another file, which may call it."""
-    if not any(last_part(dotted_name(each) or "") in core.models for each in argument_values(call)):
-        return False
-    full = core.module.resolve(call.func) or ""
+    """Return whether a call hands a model to a function of another file, which calls it."""
     given = core.parameters_given(call, core.models)
-    if given:
-        return any(
-            function.module is not core.module and _calls_parameter(function, parameter)
-            for parameter, function in given
-        )
-    is_function = last_name(call.func)[:1].islower() and bool(full)
-    return is_function and full.partition(".")[0] not in ("torch", "apex", "copy", "timm")
+    return any(each.module is not core.module and _calls_parameter(core, each, name) for name, each in given)
 
 
-def _calls_parameter(function: Called, parameter: str) -> bool:
-    """Return whether a function calls one of its parameters, or hands it on."""
-    calls = [
-        each
-        for each in function.module.calls
-        if function.scope.node in list[ast.AST](function.module.functions_around(each))
-    ]
-    return any(
-        ((dotted_name(each.func) or "").split(".")[0] == parameter and last_name(each.func) not in OF_MODULE)
-        or any(dotted_name(one) == parameter for one in argument_values(each))
-        for each in calls
-    )
+def _calls_parameter(core: Core, function: Called, parameter: str, depth: int = 0) -> bool:
+    """Return whether a function calls one of its parameters, or hands it to one of the project that does."""
+    module, names = function.module, {parameter}
+    for call in module.calls:
+        if function.scope.node not in list[ast.AST](module.functions_around(call)):
+            continue
+        if _computes(call, names):
+            return True
+        given = parameters_given(core.index.seen_from(module), call, names) if depth < MAX_DEPTH else []
+        if any(_calls_parameter(core, each, key, depth + 1) for key, each in given):
+            return True
+    return False
 
 
 def _makes_half(core: Core, node: ast.AST) -> bool:
@@ -289,7 +327,7 @@ def _is_no_grad(core: Core, node: ast.With) -> bool:
 
 
 def _calls(node: ast.AST, tails: set[str]) -> list[ast.Call]:
-    return [each for each in walk(node) if isinstance(each, ast.Call) and last_name(each.func) in tails]
+    return [each for each in walk(node) if isinstance(each, ast.Call) and called_name(each.func) in tails]
 
 
 class _Outside:

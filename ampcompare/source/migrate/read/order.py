@@ -64,6 +64,9 @@ JOINING = frozenset(
 ASKS_GRADIENTS = re.compile(r"^(?:\w*_)?(?:g?norm|grad_?norm|gradients?|grads?|overflow)s?$", re.IGNORECASE)
 NEAR = 3  # levels of calls that are followed whatever they hold; deeper only what surely has an event
 MAX_CHOICES = 6  # of functions that one call may name
+SOMETIMES = "the backward pass {0}, and this step always: scaler.step fails without one"
+MOST_TOLD = 6  # conditions of backward passes that one reason tells
+NO_TEST = re.compile(r"(?:not \()?(?:try|call) at ")  # keys of facts that are no conditions of the script
 KEPT = (
     "gradients are cleared only{0}: what is kept over a step, or over one that is left out, would be unscaled by the "
     "scaler a second time"
@@ -827,11 +830,7 @@ class _Proof:
             return
         feeders = [each for each in trace if each.may_follow(step) and self._feeds(each, name)]
         if not _covers(feeders, dict(step.facts)):
-            test = next(iter(_missing(block, step)), "")
-            raise Unsure(
-                step.node,
-                f"the backward pass runs only if `{test}`, and this step always: scaler.step fails without one",
-            )
+            raise Unsure(step.node, _tell_conditions(feeders or [block], step))
         guards = {key for key in step.facts if all(key not in each.facts for each in feeders) and self._asks(step, key)}
         if guards:
             self._order.guards.setdefault(id(step.node), set()).update(guards)
@@ -941,6 +940,18 @@ def _missing(event: Happening, step: Happening) -> list[str]:
         for key, value in event.facts.items()
         if key not in step.facts and not key.endswith("==") and isinstance(value, bool)
     ]
+
+
+def _tell_conditions(feeders: list[Happening], step: Happening) -> str:
+    """Return under which conditions alone the backward passes of a step run, as far as the script names them."""
+    apart = {frozenset(each for each in _missing(event, step) if not NO_TEST.match(each)) for event in feeders}
+    for each in sorted(set().union(*apart)):  # what runs whether one holds or not does not depend on it
+        for one in [one for one in apart if each in one and one - {each} | {f"not ({each})"} in apart]:
+            apart = apart - {one, one - {each} | {f"not ({each})"}} | {one - {each}}
+    if not all(apart) or len(apart) > MOST_TOLD:
+        return SOMETIMES.format("runs under conditions")
+    texts = sorted("` and `".join(sorted(each)) for each in apart)
+    return SOMETIMES.format("runs only if " + ", or if ".join(f"`{each}`" for each in texts))
 
 
 def _shares_round(one: Happening, other: Happening) -> bool:

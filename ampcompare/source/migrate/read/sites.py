@@ -25,6 +25,8 @@ WRAPPERS = ("DistributedDataParallel", "DataParallel", "DDP", "FSDP", "BalancedD
 SCALE_LOSS = ("loss", "optimizers", "loss_id", "model", "delay_unscale", "delay_overflow_check")
 
 OF_ANOTHER = "{0} is no backward pass of a loss by its name and arguments, and what it does is not followed"
+NOT_GIVEN = "{0} steps with this loss, and amp.initialize does not get it"
+MEMBER = "{0} steps with this loss, and whether it is one of the optimizers that amp.initialize gets is not known"
 SCALED = "this loss goes through .scale(), as of a GradScaler, next to Apex; remove the branch of Apex by hand"
 
 
@@ -216,7 +218,7 @@ def _block(module: Module, call: ast.Call) -> Backward:
     optimizers = bound.get("optimizers")
     if "loss" not in bound or optimizers is None:
         raise Unsure(call, "amp.scale_loss needs a loss and its optimizers")
-    keys = [dotted_name(each) or module.source(each) for each in elements(optimizers)]
+    keys = [_key_of(module, each) for each in elements(optimizers)]
     as_name = None if name is None else name.id
     given = bound["loss"], tuple(keys), True, bound.get("loss_id"), as_name, bound
     return Backward(statement, module.function(call), *given)
@@ -268,7 +270,7 @@ def _add_plain_backwards(module: Module, sites: Sites, known: set[str], names: N
         else:
             step = _next_step(module, node)
             if step is not None and last_part(step) not in map(last_part, known):
-                raise Unsure(node, f"{step} steps with this loss, and amp.initialize does not get it")
+                raise Unsure(node, (NOT_GIVEN if step.replace(".", "").isidentifier() else MEMBER).format(step))
             sites.backwards.append(Backward(statement, module.function(node), loss, (), False))
 
 
@@ -298,16 +300,23 @@ def _is_of_another(call: ast.Call, known: set[str], names: Names) -> bool:
 def _next_step(module: Module, backward: ast.Call) -> str | None:
     """Return the optimizer of the next step below a plain backward pass in its function."""
     zeroed = {
-        dotted_name(node.value) for node in module.nodes if isinstance(node, ast.Attribute) and node.attr == "zero_grad"
+        _key_of(module, node.value)
+        for node in module.nodes
+        if isinstance(node, ast.Attribute) and node.attr == "zero_grad"
     }
     function = module.function(backward)
     below = []
     for call, stepped in module.methods("step"):
-        name = dotted_name(stepped)
+        name = _key_of(module, stepped)
         is_below = call.lineno >= backward.lineno and function in (None, *module.functions_around(call))
         if is_below and name in zeroed and not is_exclusive(module, call, backward):
-            below.append((call.lineno, str(name)))
+            below.append((call.lineno, name))
     return min(below)[1] if below else None
+
+
+def _key_of(module: Module, optimizer: ast.expr) -> str:
+    """Return the name of an optimizer, or else the expression for it, such as that of a member of a dict."""
+    return dotted_name(optimizer) or module.source(optimizer)
 
 
 def _add_reads(module: Module, sites: Sites, index: Index) -> None:

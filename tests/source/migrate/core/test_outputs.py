@@ -1,12 +1,13 @@
 """What follows autocast gets it too, where O1 cast, and nothing else does."""
 
+import itertools
 from pathlib import Path
 
 import pytest
 
 from ampcompare.apex.amp.lists import functional_overrides, tensor_overrides, torch_overrides
 from ampcompare.source.migrate.core.outputs import CASTS, PLAIN
-from ampcompare.source.migrate.finding import BY_HAND
+from ampcompare.source.migrate.finding import BY_HAND, Finding
 from ampcompare.source.migrate.project import migrate_file
 from ampcompare.source.migrate.rewrite import migrate_text
 
@@ -56,12 +57,22 @@ def weights(output):
     return output
 
 
+squares = lambda value: value ** 2
+
+
 def infer(x):
     with torch.no_grad():
         return model(x), x.shape
 
 
-meter = Meter()"""
+meter = Meter()
+criterion = torch.nn.CrossEntropyLoss()"""
+
+
+def _notes(below: str) -> list[Finding]:
+    """Return the notes on what nobody knows in the lines below a step."""
+    text = TRAINING.replace("DEFINITIONS", "import logging").replace("BELOW", below)
+    return [each for each in migrate_text(text).findings if "with torch" in each.message]
 
 
 def _statements(below: str) -> str:
@@ -79,8 +90,8 @@ def _statements(below: str) -> str:
         "similarity = out.data @ out.t()",
         "losses.append(criterion(out, y))",
         "value = entropy(out)",
-        "value = measure(out, y)",
-        "score = dice(torch.sigmoid(out), y)",
+        "score = squares(out)",
+        "score = model.score(out)",
         "meter.rate(out.mean())",
         "print(torch.exp(loss))",
         "meter.update(out)\nlast = meter.power()",
@@ -88,7 +99,7 @@ def _statements(below: str) -> str:
     ],
 )
 def test_what_o1_casts_is_put_under_autocast(statement: str) -> None:
-    """By lists, by layers, by functions of the file that lead to lists, and by what nobody knows."""
+    """By lists, by layers, and by functions of the file that lead to lists."""
     above, _, last = statement.rpartition("\n")
     assert _statements(statement) == f"{above}\n{HEADER}\n    {last}".strip()
 
@@ -108,6 +119,11 @@ def test_what_o1_casts_is_put_under_autocast(statement: str) -> None:
         "print(y.float().norm(), x.sum())",
         "kept = [each.detach() for each in out]",
         "score = dice(x, y)",
+        "out = out.float()\nsimilarity = out @ out.t()",
+        "kept['out'] = out\nvalue = kept['rate'] ** 2",
+        "kept = out\nvalue = [kept ** 2 for kept in sizes]",
+        "value = np.interp(kept, [0, 1], losses) ** 2",
+        "print(f'{loss}', '%g' % loss)",
     ],
 )
 def test_what_o1_leaves_alone_stays(statement: str) -> None:
@@ -124,6 +140,52 @@ def test_a_condition_that_computes_is_left() -> None:
     text = TRAINING.replace("DEFINITIONS", "").replace("BELOW", "if out.norm() > 1:\n        break")
     (found,) = [each for each in migrate_text(text).findings if each.kind == BY_HAND]
     assert "has no statement of its own" in found.message
+
+
+@pytest.mark.parametrize("statement", ["value = measure(out, y)", "unknown.add(dice(torch.sigmoid(out)), y)"])
+def test_what_nobody_knows_is_noted(statement: str) -> None:
+    """It may compute by torch, or by something else."""
+    assert _statements(statement) == statement
+    (found,) = _notes(statement)
+    assert "is not in sight" in found.message
+    assert "(line " in found.message
+
+
+@pytest.mark.parametrize(
+    "statement", ["record(loss)", "logging.info(out)", "report({'loss': out})", "measure(out.cpu())"]
+)
+def test_what_computes_surely_not_by_torch_is_not_noted(statement: str) -> None:
+    """Losses are one number; the standard library and what is on the CPU do without torch."""
+    assert not _notes(statement)
+
+
+def test_what_runs_before_the_scaler_is_made_stays() -> None:
+    """Options that hold a loss from their last lines on are read as before, also above `amp.initialize`."""
+    text = """import torch
+from apex import amp
+
+def power(options):
+    return options["rate"] ** 2 if "rate" in options else options["loss"] ** 2
+
+def train(options, model, optimizer, data, fp16):
+    for each in range(2):
+        optimizer.param_groups[each]["lr"] = options["rate"] ** 2 * power(options)
+    if fp16:
+        model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
+    for x in data:
+        rate = options["rate"] ** 2
+        loss = model(x).mean()
+        options["loss"] = loss
+        with amp.scale_loss(loss, optimizer) as scaled_loss:
+            scaled_loss.backward()
+        optimizer.step()
+        SEEN = power(options)
+"""
+    lines = migrate_text(text).text.splitlines()
+    assert [line.strip() for above, line in itertools.pairwise(lines) if above.strip().startswith("with ")] == [
+        "loss = model(x).mean()",
+        "SEEN = power(options)",
+    ]
 
 
 def test_what_another_file_gets_is_noted(tmp_path: Path) -> None:

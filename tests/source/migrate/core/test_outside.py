@@ -78,11 +78,69 @@ def test_a_model_is_known_by_the_names_of_parameters_that_get_it() -> None:
     assert 'with torch.no_grad(), torch.autocast("cuda", dtype=torch.float16):' in text
 
 
+@pytest.mark.parametrize(
+    ("held", "call"),
+    [
+        ("nets = {}\nnets['g'] = model", "nets['g'](x)"),
+        ("nets = {'g': model}", "nets['g'](x)"),
+        ("nets = [model, other]", "[net(x) for net in nets]"),
+        ("loss_of, (nets) = other, [model]", "[net(loss_of(x)) for loss_of, net in zip(losses, nets)]"),
+        ("nets = dict(a=1)\nnets['g'], rest = model, 1\nnets['g'] = model", "sum(net(x) for _, net in nets.items())"),
+    ],
+)
+def test_a_model_is_known_as_a_member_of_lists_and_dicts(held: str, call: str) -> None:
+    above = f"def evaluate(nets, x):\n    with torch.no_grad():\n        return {call}\n"
+    migration = migrate_text(_script(above=above, below=f"{held}\nevaluate(nets, x)\nnets.items()"))
+    assert 'with torch.no_grad(), torch.autocast("cuda", dtype=torch.float16):' in migration.text
+    assert not any("nets.items() is outside" in each.message for each in migration.findings)
+
+
+def test_what_is_not_seen_to_compute_is_not_named(tmp_path: Path) -> None:
+    """A function that wraps or loads a model, one of NumPy, an average of weights; one that leads to a call is."""
+    (tmp_path / "evaluation.py").write_text(
+        "import torch\n\n"
+        "def validate(nets, x):\n    return run(nets['g'], x)\n\ndef run(net, x):\n    return net(x)\n\n"
+        "def count(net):\n    return torch.nn.DataParallel(net)\n\n"
+        "def load(net, path):\n    net.load_state_dict(torch.load(path))\n    torch.save({'net': net}, path)\n\n"
+        "class Average:\n    def __init__(self, net):\n        self.net = copy.deepcopy(net)\n\n"
+        "    def update(self, net):\n        self.net.load_state_dict(net.state_dict())\n",
+        encoding="utf-8",
+    )
+    above = (
+        "import unseen\nnet = torch.nn.DataParallel(other)\nfrom evaluation import Average, load\n"
+        "average = Average(model)"
+    )
+    within = (
+        "for rotate in [left, right]:\n        y = rotate(x)\n"
+        "    x = torch.nn.functional.pad(x, 1)\n    x.to(y)\n    net.module.save(y)"
+    )
+    below = "count(model)\nload(model, p)\naverage.update(model)\nunseen.wrap(model)\nvalidate({'g': model}, x)"
+    path = tmp_path / "train.py"
+    path.write_text(_script(above=above, within=within, below=below), encoding="utf-8")
+    migration = migrate_file(path).migration
+    assert migration is not None
+    (found,) = [each for each in migration.findings if each.message.startswith("O1 cast all over the process")]
+    assert found.message.endswith("as by: validate() (line 23)")
+
+
 def test_methods_of_a_model_that_nothing_shows_are_named() -> None:
     """A guess by their names is said; those of torch are known."""
     script = _script(below="model.update_queue(x)\nmodel.sample()\nmodel.load_state_dict(x)\nmodel.train(True)")
     found = [each.message for each in migrate_text(script).findings if "nothing here shows" in each.message]
     assert [each.split()[0] for each in found] == ["model.update_queue()", "model.sample()"]
+
+
+def test_methods_of_a_model_in_the_project_are_named_where_they_are_seen_to_compute() -> None:
+    above = (
+        "class Net(torch.nn.Module):\n    def __init__(self):\n        self.encoder = torch.nn.Linear(4, 4)\n\n"
+        "    def update_rate(self, x):\n        self.log_rate(x)\n        self.show(x)\n        self.rate = x\n\n"
+        "    def log_rate(self, x):\n        print(x)\n\n    def update_queue(self, x):\n        self.put(x)\n\n"
+        "    def put(self, x):\n        self.queue = self.encoder(x)\n\n"
+        "    def get_scores(self, x):\n        return torch.mm(x, self.weight)\n"
+    )
+    script = _script(above=above, below="model.update_rate(x)\nmodel.update_queue(x)\nmodel.get_scores(x)")
+    found = [each.message for each in migrate_text(script).findings if "is in fp32 now" in each.message]
+    assert [each.split()[3] for each in found] == ["model.update_queue()", "model.get_scores()"]
 
 
 def test_the_methods_of_modules_are_those_of_torch() -> None:

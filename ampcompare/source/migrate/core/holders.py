@@ -1,0 +1,144 @@
+"""Which names, attributes and items of a function may hold values of some kind, and from which place on."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ampcompare.source.module import Block, Module
+from ampcompare.source.syntax import argument_values
+
+Path: TypeAlias = tuple[str, ...]  # of a name, its attributes and its items: ("hyp", "['loss']")
+Place: TypeAlias = tuple[int, int]
+ADDING = frozenset({"append", "extend", "insert", "add", "update", "add_", "copy_"})
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+BEGIN: Place = (0, 0)
+
+
+@dataclass(eq=False)
+class Binding:
+    """A place of the text that binds a name, an attribute or an item, or adds to it.
+
+    Attributes:
+        values: expressions, one of which it holds from then on.
+        place: from which it does.
+        within: the block or comprehension where nothing is left of what was there before; None where that stays.
+    """
+
+    path: Path
+    values: list[ast.expr]
+    place: Place
+    within: Block | ast.AST | None = None
+    holds: bool = False
+
+
+def path_of(node: ast.AST | None) -> Path:
+    """Return the path of a name, an attribute, or an item under a word; it is empty for any other expression."""
+    if isinstance(node, ast.Name):
+        return (node.id,)
+    if not isinstance(node, (ast.Attribute, ast.Subscript)) or not (path := path_of(node.value)):
+        return ()
+    if isinstance(node, ast.Attribute):
+        return (*path, f".{node.attr}")
+    word = node.slice.value if isinstance(node.slice, ast.Constant) else None
+    return (*path, f"[{word!r}]") if isinstance(word, str) else ()
+
+
+def parts_below(path: Path, bound: Path) -> Path | None:
+    """Return which items of a path are bound by a binding: `()` for all of it, None for nothing of it."""
+    if path[: len(bound)] == bound:
+        return ()
+    below = bound[len(path) :]
+    return below if bound[: len(path)] == path and below[0].startswith("[") else None
+
+
+class Holders:
+    """The bindings of a function, or of a module, in the order of the text.
+
+    Args:
+        seeds: what holds from the begin.
+    """
+
+    def __init__(self, module: Module, nodes: Iterable[ast.AST], seeds: Iterable[Path]) -> None:
+        self._module = module
+        self.bindings = [Binding(each, [], BEGIN, holds=True) for each in seeds]
+        for node in nodes:
+            self.bindings += self._bindings_at(node)
+        self._of_name: defaultdict[str, list[Binding]] = defaultdict(list)
+        for each in self.bindings:
+            self._of_name[each.path[0]].append(each)
+
+    def _bindings_at(self, node: ast.AST) -> Iterator[Binding]:
+        targets: list[ast.expr] = []
+        values: list[ast.expr] = []
+        within: Block | ast.AST | None = None
+        place = _end(node)
+        if isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            values, within = [node.value] if node.value is not None else [], self._module.block(node)
+        elif isinstance(node, (ast.AugAssign, ast.NamedExpr)):
+            targets, values = [node.target], [node.value]
+        elif isinstance(node, (ast.For, ast.AsyncFor)):
+            targets, values, place, within = [node.target], [node.iter], _begin(node.body[0]), node.body
+        elif isinstance(node, ast.comprehension):
+            within = self._module.parent(node)
+            targets, values, place = [node.target], [node.iter], _begin(within)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ADDING:
+            targets, values = [node.func.value], argument_values(node)
+        for target in targets if values else []:
+            for path, is_whole in _paths_bound(target):
+                yield Binding(path, values, place, within if is_whole else None)
+
+    def held_at(self, path: Path, node: ast.AST) -> set[Path]:
+        """Return which items of a path hold something where a node stands; `()` stands for the whole of it."""
+        found = set()
+        for each in self._of_name.get(path[0], ()):
+            parts = parts_below(path, each.path) if each.holds else None
+            if parts is not None and parts not in found and self._reaches(each, max(path, each.path, key=len), node):
+                found.add(parts)
+        return found
+
+    def _reaches(self, binding: Binding, path: Path, node: ast.AST) -> bool:
+        """Return whether what is bound may still be there where a node stands, in a later round of a loop too."""
+        module, place = self._module, _begin(node)
+        around = [node, *module.within_function(node)]
+        statements = [each for each in around if isinstance(each, ast.stmt) and not isinstance(each, FUNCTIONS)]
+        inside = {*map(id, around), *(id(module.block(each)) for each in statements)}
+        last = max(
+            (
+                each.place
+                for each in self._of_name[path[0]]
+                if each.place <= place and id(each.within) in inside and parts_below(path, each.path) == ()
+            ),
+            default=BEGIN,
+        )
+        if binding.place <= place:
+            return binding.place >= last
+        loops = (each for each in around if isinstance(each, (ast.For, ast.AsyncFor, ast.While)))
+        both = next((each for each in loops if _begin(each) <= binding.place <= _end(each)), None)
+        return both is not None and last < _begin(both)
+
+
+def _paths_bound(target: ast.AST) -> Iterator[tuple[Path, bool]]:
+    """Yield the paths that a target binds, and whether it binds all of each."""
+    if isinstance(target, (ast.Tuple, ast.List)):
+        for each in target.elts:
+            yield from _paths_bound(each)
+        return
+    is_whole = True
+    while not path_of(target) and isinstance(target, (ast.Attribute, ast.Subscript, ast.Starred)):
+        is_whole = is_whole and isinstance(target, ast.Starred)
+        target = target.value
+    if (path := path_of(target)) and path != ("self",):
+        yield path, is_whole
+
+
+def _begin(node: ast.AST) -> Place:
+    return getattr(node, "lineno", 0), getattr(node, "col_offset", 0)
+
+
+def _end(node: ast.AST) -> Place:
+    return getattr(node, "end_lineno", 0), getattr(node, "end_col_offset", 0)
