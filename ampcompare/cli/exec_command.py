@@ -48,7 +48,7 @@ FORMS = (
         frozenset({*IN_EACH, *OF_RUNS, "arm", "engine", "guards"}),
         lambda values: values["arm"] is not None or (values["ledger"] and values["opt_level"] is None),
         ", which sets it",
-        "--arm script trains the script as it is",
+        "--arm O2 sets the level, --arm script trains the script as it is",
     ),
     plain_form((*IN_EACH, "engine", "opt_level", "record", "autocast_lists", "guards")),
 )

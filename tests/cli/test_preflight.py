@@ -125,7 +125,7 @@ def test_what_is_certain_to_fail_stops_there(call: Any, folder: Path, what: str)
 def test_other_commands_try_a_script_too(call: Any, folder: Path, words: list[str]) -> None:
     """What is certain to fail is said in one line, with the usage, before any long run."""
     (folder / "train.py").write_text(
-        script(step="amp = None").replace("import argparse", "from apex import amp\nimport argparse")
+        script().replace("import argparse", "from apex.parallel import DistributedDataParallel\nimport argparse")
     )
     done = call(*words)
     assert (done.code, done.out) == (3, "")
