@@ -41,7 +41,7 @@ DYNAMIC = [
     "half:dynamic",
     "half:masters=fp32,dynamic",
 ]
-COMPILED = [pytest.param(arm, marks=() if arm.startswith("apex:O1") else pytest.mark.slow) for arm in ARMS]
+COMPILED = [pytest.param(arm, marks=pytest.mark.slow) for arm in ARMS]
 pytestmark = pytest.mark.integration  # every method is trained with every arm
 
 CPU = torch.device("cpu")

@@ -121,6 +121,7 @@ def test_several_grad_scalers_become_one_state(held: dict[str, Any], keys: list[
     assert any("GradScalers (" in line for line in result.changed) == (len(scales) > 1)
 
 
+@pytest.mark.slow  # four thousand steps
 def test_a_static_scale_never_grows() -> None:
     """Said by the caller, or shown by a number that no dynamic scale takes; else the file does not say, which is said.
 
