@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,13 @@ if TYPE_CHECKING:
 exec_option = options_of(ExecSettings)
 IN_EACH = ("script", "arguments", "module", "device", "compat_torch")
 OF_RUNS = ("seed", "shift_seeds", "twin", "first_weights", "max_steps", "record", "ledger", "autocast_lists")
+
+
+def _names_stack(values: Mapping[str, Any]) -> bool:
+    """Return whether a call asks for a script in another environment."""
+    return bool(values["stacks"]) or "@" in (values["arm"] or "")
+
+
 FORMS = (
     form(
         "--verify-resume STEP",
@@ -40,7 +48,7 @@ FORMS = (
     Form(
         "--stack",
         frozenset({*IN_EACH, *OF_RUNS, "arm", "stacks"}),
-        lambda values: bool(values["stacks"]) or "@" in (values["arm"] or ""),
+        _names_stack,
         ", whose environment has its own",
     ),
     Form(
@@ -138,7 +146,7 @@ def command(
     torchrun --nproc-per-node 2 -m ampcompare exec SCRIPT
     """
     call = ScriptCall(script, (*_local_rank(), *arguments), module)
-    in_stack = bool(stacks) or "@" in (options["arm"] or "")
+    in_stack = _names_stack({"stacks": stacks, **options})
     if verify_resume is not None:
         if in_stack:
             raise ConfigError(f"--verify-resume is for a script in this environment, and --arm is {options['arm']}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +21,19 @@ if TYPE_CHECKING:
     from ampcompare.results.records.ledger import Ledger
     from ampcompare.settings.config import RunConfig
 
-NAMES_OF_MODELS = ("recipe__model__arch", "config_file", "recipe_name")
+
+def _names_model(values: Mapping[str, Any]) -> bool:
+    """Return whether a call names the model that is prepared."""
+    return any(values[name] is not None for name in ("recipe__model__arch", "config_file", "recipe_name"))
+
+
 IN_EACH = ("arm_text", "as_json")
 FORMS = (
     form("a script", "script", (*IN_EACH, *WATCHED, *SETTING_OPTIONS)),
     Form(
         "a model named with --arch",
         frozenset({*IN_EACH, "seed", *SETTING_OPTIONS}),
-        lambda values: any(values[name] is not None for name in NAMES_OF_MODELS),
+        _names_model,
     ),
     plain_form(IN_EACH),
 )
@@ -74,7 +80,7 @@ def command(**parameters: Any) -> int:
         ran = _train_briefly(watched_config(parameters, str(arm), EXPLAIN))
         document["ledger"] = ran.model_dump()
         below = Terminal(width, details=True).write(ledger_document(ran, arm))
-    elif any(parameters[name] is not None for name in NAMES_OF_MODELS):
+    elif _names_model(parameters):
         config = watched_config(parameters, str(arm), EXPLAIN)
         check_cells([config])
         document["observed"] = observation = observe_in_child(config)
