@@ -328,7 +328,10 @@ def test_wrong_migrations_of_o2_are_different(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.usefixtures("forked_runs")
 @pytest.mark.integration
-@pytest.mark.parametrize(("level", "factor", "verdict", "skipped"), [("O1", "1e4", EQUAL, 1), ("O2", "1", WITHIN, 0)])
+@pytest.mark.parametrize(
+    ("level", "factor", "verdict", "skipped"),
+    [("O1", "1e4", EQUAL, 1), pytest.param("O2", "1", WITHIN, 0, marks=pytest.mark.slow)],
+)
 def test_a_rewritten_script_trains_the_same(
     tmp_path: Path, level: str, factor: str, verdict: str, skipped: int
 ) -> None:
