@@ -11,7 +11,7 @@ import click
 from ampcompare.api.migration import convert_checkpoint
 from ampcompare.base.environment.extras import require_torch
 from ampcompare.base.errors import ConfigError
-from ampcompare.cli.forms import form, plain_form
+from ampcompare.cli.forms import Form, form, plain_form
 from ampcompare.cli.help import Command, option, options_of
 from ampcompare.cli.shared_options import json_option
 from ampcompare.cli.values import LEVEL
@@ -21,10 +21,9 @@ if TYPE_CHECKING:
 
 convert_option = options_of(convert_checkpoint)
 
-FORMS = (
-    form("--inspect", "inspect", ("source", "as_json"), ", which writes nothing"),
-    plain_form(("source", "target", "to", "opt_level", "save_apex_format", "static_scale", "as_json")),
-)
+INSPECT = form("--inspect", "inspect", ("source", "as_json"), ", which writes nothing")
+CONVERT = plain_form(("source", "target", "to", "opt_level", "save_apex_format", "static_scale", "as_json"))
+FORMS = (INSPECT, CONVERT)
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".tar", ".pkl", ".pickle")
 MAX_NAMED = 20
 
@@ -47,13 +46,14 @@ MAX_NAMED = 20
 @option("--inspect", is_flag=True, help="show what IN contains, and write nothing")
 @json_option()
 def command(
+    asked: Form,
     source: Path,
     target: Path | None,
     to: Target | None,
     opt_level: str | None,
     save_apex_format: bool,
     static_scale: bool | None,
-    inspect: bool,
+    inspect: bool,  # which asks for a form
     as_json: bool,
 ) -> int:
     """Convert a checkpoint between Apex and torch.amp, or inspect it.
@@ -65,7 +65,7 @@ def command(
     require_torch()
     if source.is_dir():
         raise ConfigError(_describe_folder(source))
-    if inspect:
+    if asked is INSPECT:
         from ampcompare.training.checkpoint.inspect import inspect_file, inspection_lines
 
         inspection = inspect_file(source)

@@ -32,34 +32,33 @@ def _names_stack(values: Mapping[str, Any]) -> bool:
     return bool(values["stacks"]) or "@" in (values["arm"] or "")
 
 
-FORMS = (
-    form(
-        "--verify-resume STEP",
-        "verify_resume",
-        (*IN_EACH, "arm", "engine", "seed", "autocast_lists", "resume_args", "fault"),
-        ", which runs the script by itself, in this environment",
-    ),
-    form(
-        "--capsule STEP",
-        "capsule",
-        (*IN_EACH, "engine", "seed"),
-        ", which keeps a step of the script as it is, in this environment",
-    ),
-    Form(
-        "--stack",
-        frozenset({*IN_EACH, *OF_RUNS, "arm", "stacks"}),
-        _names_stack,
-        ", whose environment has its own",
-    ),
-    Form(
-        "--arm ARM",
-        frozenset({*IN_EACH, *OF_RUNS, "arm", "engine", "guards"}),
-        lambda values: values["arm"] is not None or (values["ledger"] and values["opt_level"] is None),
-        ", which sets it",
-        "--arm O2 sets the level, --arm script trains the script as it is",
-    ),
-    plain_form((*IN_EACH, "engine", "opt_level", "record", "autocast_lists", "guards")),
+VERIFY_RESUME = form(
+    "--verify-resume STEP",
+    "verify_resume",
+    (*IN_EACH, "arm", "engine", "seed", "autocast_lists", "resume_args", "fault"),
+    ", which runs the script by itself, in this environment",
 )
+KEEP_STEP = form(
+    "--capsule STEP",
+    "capsule",
+    (*IN_EACH, "engine", "seed"),
+    ", which keeps a step of the script as it is, in this environment",
+)
+IN_STACK = Form(
+    "--stack",
+    frozenset({*IN_EACH, *OF_RUNS, "arm", "stacks"}),
+    _names_stack,
+    ", whose environment has its own",
+)
+UNDER_ARM = Form(
+    "--arm ARM",
+    frozenset({*IN_EACH, *OF_RUNS, "arm", "engine", "guards"}),
+    lambda values: values["arm"] is not None or (values["ledger"] and values["opt_level"] is None),
+    ", which sets it",
+    "--arm O2 sets the level, --arm script trains the script as it is",
+)
+AS_IT_IS = plain_form((*IN_EACH, "engine", "opt_level", "record", "autocast_lists", "guards"))
+FORMS = (VERIFY_RESUME, KEEP_STEP, IN_STACK, UNDER_ARM, AS_IT_IS)
 USAGE = 2  # the exit code of argparse and click for an argument that they do not know
 
 
@@ -129,6 +128,7 @@ USAGE = 2  # the exit code of argparse and click for an argument that they do no
 @click.argument("script", metavar="SCRIPT", type=FILE)
 @click.argument("arguments", metavar="[ARGS]...", nargs=-1, type=click.UNPROCESSED)
 def command(
+    asked: Form,
     module: bool,
     ledger: bool,
     verify_resume: int | None,
@@ -146,18 +146,19 @@ def command(
     torchrun --nproc-per-node 2 -m ampcompare exec SCRIPT
     """
     call = ScriptCall(script, (*_local_rank(), *arguments), module)
-    in_stack = _names_stack({"stacks": stacks, **options})
-    if verify_resume is not None:
-        if in_stack:
+    if asked is VERIFY_RESUME:
+        assert verify_resume is not None
+        if _names_stack({"stacks": stacks, **options}):
             raise ConfigError(f"--verify-resume is for a script in this environment, and --arm is {options['arm']}")
         how = (verify_resume, resume_args, fault is not None)
         return _verify_resume(how, call, options)
-    if capsule is not None:
+    if asked is KEEP_STEP:
+        assert capsule is not None
         return _keep_step(capsule, call, options)
-    if ledger and options["arm"] is None and options["opt_level"] is None:
-        options["arm"] = "script"
-    if in_stack:
+    if asked is IN_STACK:
         return _run_in_stack(stacks, call.words, ledger=ledger, **options)
+    if asked is UNDER_ARM and options["arm"] is None:
+        options["arm"] = "script"
     if options["shift_seeds"] is not None and options["seed"] is None:
         raise ConfigError(
             f"--shift-seeds {options['shift_seeds']} adds an offset for the seed, and there is none; give --seed N too"

@@ -133,7 +133,8 @@ class Command(click.Command):
     Args:
         common: flags that the short help shows, in order; without any it shows all.
         examples: lines of what is asked, each with the command that answers.
-        forms: what the command does by which options, the first one that is asked for; without any, one thing by all.
+        forms: what the command does by which options, the first one that is asked for, which its function gets as
+            `asked`; without any, one thing by all.
     """
 
     def __init__(
@@ -150,7 +151,7 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         if self.forms:
-            check_forms(ctx, self.forms)
+            ctx.params["asked"] = check_forms(ctx, self.forms)
         return super().invoke(ctx)
 
     def get_help_option_names(self, ctx: click.Context) -> list[str]:
