@@ -11,7 +11,7 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.base.formatting import ordinal
 from ampcompare.cli.comparison_output import details_option, show_checks, show_comparison, show_plan
 from ampcompare.cli.forms import AllBut, form, plain_form
-from ampcompare.cli.help import ARMS, COMPARISON, MACHINE, OUTPUT, SCRIPT, option, options_of
+from ampcompare.cli.help import ARMS, COMPARISON, MACHINE, OUTPUT, SCRIPT, option, option_factory
 from ampcompare.cli.launching import count_processes, launch_options, options_by_name, save_at_signals
 from ampcompare.cli.output import note
 from ampcompare.cli.settings import ScriptCommand, request_from, script_options, show_metrics
@@ -37,7 +37,7 @@ FORMS = (
     plain_form(AllBut(("resume_args",))),
 )
 
-compare_option = options_of(CompareOptions)
+compare_option = option_factory(CompareOptions)
 
 
 @click.command(
