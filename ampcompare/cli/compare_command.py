@@ -11,7 +11,7 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.base.formatting import ordinal
 from ampcompare.cli.comparison_output import details_option, show_checks, show_comparison, show_plan
 from ampcompare.cli.forms import AllBut, Form, form, plain_form
-from ampcompare.cli.help import ARMS, COMPARISON, MACHINE, OUTPUT, SCRIPT, option, options_of
+from ampcompare.cli.help import ARMS, COMPARISON, MACHINE, OUTPUT, SCRIPT, option, option_factory
 from ampcompare.cli.launching import count_processes, launch_options, options_by_name, save_at_signals
 from ampcompare.cli.output import note
 from ampcompare.cli.settings import ScriptCommand, request_from, script_options, show_metrics
@@ -41,7 +41,7 @@ DRY_RUN = form("--dry-run", "dry_run", AllBut(("resume_args", "emit_cells")))
 EMIT_CELLS = form("--emit-cells", "emit_cells", AllBut(("resume_args",)))
 FORMS = (RESUME, CAPSULE, LIST_METRICS, DRY_RUN, EMIT_CELLS, plain_form(AllBut(("resume_args",))))
 
-compare_option = options_of(CompareOptions)
+compare_option = option_factory(CompareOptions)
 
 
 @click.command(

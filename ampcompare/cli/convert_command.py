@@ -12,14 +12,14 @@ from ampcompare.api.migration import convert_checkpoint
 from ampcompare.base.environment.extras import require_torch
 from ampcompare.base.errors import ConfigError
 from ampcompare.cli.forms import Form, form, plain_form
-from ampcompare.cli.help import Command, option, options_of
+from ampcompare.cli.help import Command, option, option_factory
 from ampcompare.cli.shared_options import json_option
 from ampcompare.cli.values import LEVEL
 
 if TYPE_CHECKING:
     from ampcompare.training.checkpoint.convert.convert import Target
 
-convert_option = options_of(convert_checkpoint)
+convert_option = option_factory(convert_checkpoint)
 
 INSPECT = form("--inspect", "inspect", ("source", "as_json"), ", which writes nothing")
 CONVERT = plain_form(("source", "target", "to", "opt_level", "save_apex_format", "static_scale", "as_json"))
@@ -74,7 +74,7 @@ def command(
     if target is None or to is None:
         raise click.UsageError("give OUT and --to native or --to apex, or --inspect")
     from ampcompare.training.checkpoint.convert.convert import convert_file
-    from ampcompare.training.checkpoint.inspect import conversion_lines
+    from ampcompare.training.checkpoint.inspect import conversion_report_lines
 
     result = convert_file(
         source, target, to, opt_level=opt_level, legacy_layout=save_apex_format, static_scale=static_scale or None
@@ -90,7 +90,7 @@ def command(
         "lost": result.lost,
         "notes": result.notes,
     }
-    _show_document(document, conversion_lines(document), as_json)
+    _show_document(document, conversion_report_lines(document), as_json)
     return 0
 
 

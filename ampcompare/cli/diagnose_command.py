@@ -11,7 +11,7 @@ from ampcompare.api.diagnosis import look_ahead as api_look_ahead
 from ampcompare.backends.arm import parse_arms
 from ampcompare.base.errors import ConfigError
 from ampcompare.cli.forms import Form, form, plain_form
-from ampcompare.cli.help import ARMS, OUTPUT, SCRIPT, option, options_of
+from ampcompare.cli.help import ARMS, OUTPUT, SCRIPT, option, option_factory
 from ampcompare.cli.launching import ended_by_signals
 from ampcompare.cli.output import note, text_width
 from ampcompare.cli.settings import WATCHED, ScriptCommand, watched_config, watched_script_options
@@ -26,8 +26,8 @@ IN_BOTH = ("arms", "steps", "output_dir", "as_json", *WATCHED, *SETTING_OPTIONS)
 LOOK_AHEAD = form("--ahead", "ahead", (*IN_BOTH, "prefix", "twin"), ", which repeats no operation")
 FORMS = (LOOK_AHEAD, plain_form((*IN_BOTH, "reference", "cures", "preflight")))
 
-diagnose_option = options_of(api_diagnose)
-ahead_option = options_of(api_look_ahead)
+diagnose_option = option_factory(api_diagnose)
+ahead_option = option_factory(api_look_ahead)
 
 
 @click.command(

@@ -14,7 +14,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.environment.variables import CELL_FOLDER
 from ampcompare.base.errors import ConfigError
 from ampcompare.cli.forms import Form, form, plain_form
-from ampcompare.cli.help import Command, option, options_of
+from ampcompare.cli.help import Command, option, option_factory
 from ampcompare.cli.output import text_width
 from ampcompare.cli.values import FILE, LEVEL, Choice
 from ampcompare.script.legacy.settings import ExecSettings
@@ -22,7 +22,7 @@ from ampcompare.script.legacy.settings import ExecSettings
 if TYPE_CHECKING:
     from ampcompare.script.legacy.target import Target
 
-exec_option = options_of(ExecSettings)
+exec_option = option_factory(ExecSettings)
 IN_EACH = ("script", "arguments", "module", "device", "compat_torch")
 OF_RUNS = ("seed", "shift_seeds", "twin", "first_weights", "max_steps", "record", "ledger", "autocast_lists")
 
@@ -156,7 +156,7 @@ def command(
         assert capsule is not None
         return _keep_step(capsule, call, options)
     if asked is IN_STACK:
-        return _run_in_stack(stacks, call.words, ledger=ledger, **options)
+        return _run_in_stack(stacks, call.python_arguments, ledger=ledger, **options)
     if asked is UNDER_ARM and options["arm"] is None:
         options["arm"] = "script"
     if options["shift_seeds"] is not None and options["seed"] is None:
@@ -182,7 +182,7 @@ class ScriptCall:
     is_module: bool
 
     @property
-    def words(self) -> list[str]:
+    def python_arguments(self) -> list[str]:
         """What comes after `python` to start it."""
         return [*(["-m"] if self.is_module else []), self.script, *self.arguments]
 
@@ -308,7 +308,7 @@ def _say_what_was_shifted() -> None:
 
 def _say_what_ran(arm: Arm, *, whole: bool) -> None:
     """Write the ledger of a script, or which options had no effect, to stderr, since its output is its own."""
-    from ampcompare.results.analysis.pairing.declared import options_without_effect
+    from ampcompare.results.analysis.pairing.declared import ineffective_option_sentences
     from ampcompare.results.report.ledger import ledger_document
     from ampcompare.results.report.terminal import Terminal
     from ampcompare.script.prepare import script_ledger
@@ -318,7 +318,7 @@ def _say_what_ran(arm: Arm, *, whole: bool) -> None:
         click.echo("ampcompare: no step of an optimizer was seen, so that there is no ledger", err=True)
     elif whole and found is not None:
         click.echo(Terminal(text_width(), details=True).write(ledger_document(found, arm)), nl=False, err=True)
-    for sentence in () if whole or found is None else options_without_effect(arm, found):
+    for sentence in () if whole or found is None else ineffective_option_sentences(arm, found):
         click.echo(f"ampcompare: {sentence}", err=True)
 
 

@@ -20,14 +20,14 @@ from ampcompare.cli.help import (
     Command,
     default_of,
     option,
-    options_of,
+    option_factory,
     variable_name,
 )
 from ampcompare.cli.output import say
 from ampcompare.cli.shared_options import json_option, margin_options
 from ampcompare.cli.values import FILE
 
-judge_option = options_of(judge_table)
+judge_option = option_factory(judge_table)
 GATES = ("--against", "--logprobs")
 VARIABLE = variable_name("judge", "--against")
 
@@ -81,8 +81,8 @@ class _JudgeCommand(Command):
 @option(
     "--reference", metavar="ARM", group=ARMS, help="arm that others are compared with  [default: fp32, else the first]"
 )
-@options_of(judge_against)("--against", "old", metavar="OLD", type=FILE, group=COMPARISON)
-@options_of(judge_against)("--arm", metavar="ARM", group=ARMS)
+@option_factory(judge_against)("--against", "old", metavar="OLD", type=FILE, group=COMPARISON)
+@option_factory(judge_against)("--arm", metavar="ARM", group=ARMS)
 @option(
     "--logprobs",
     nargs=2,

@@ -9,7 +9,7 @@ import click
 from ampcompare.api.migration import migrate_script
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit
 from ampcompare.cli.forms import Form, form, plain_form
-from ampcompare.cli.help import Command, option, options_of
+from ampcompare.cli.help import Command, option, option_factory
 from ampcompare.cli.output import note
 from ampcompare.cli.values import FILE, Choice
 
@@ -48,7 +48,7 @@ FORMS = (VERIFY_RESUME, VERIFY, ADAPT, plain_form(("paths", "torch_version", "mo
     is_flag=True,
     help="leave the code, add one file with Apex's functions on torch.autocast, and import that in the place of Apex",
 )
-@options_of(migrate_script)("--torch-version", metavar="VERSION")
+@option_factory(migrate_script)("--torch-version", metavar="VERSION")
 @option("--verify", is_flag=True, help="run the script before and after the rewrite on the CPU, and compare each step")
 @option("--device", type=Choice(["cpu"]), default="cpu", expose_value=False, help="of --verify, which needs no other")
 @option("--steps", type=click.IntRange(min=1), default=20, show_default=True, help="of --verify")

@@ -14,7 +14,7 @@ from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.formatting import printable
 from ampcompare.cli.comparison_output import details_option, terminal_text
 from ampcompare.cli.forms import AllBut, Form, form, plain_form
-from ampcompare.cli.help import ARMS, CHECKPOINTS, DATA, PROCESSES, option, options_of
+from ampcompare.cli.help import ARMS, CHECKPOINTS, DATA, PROCESSES, option, option_factory
 from ampcompare.cli.launching import count_processes, launch_options, options_by_name, save_at_signals
 from ampcompare.cli.output import note, say
 from ampcompare.cli.settings import ScriptCommand, request_from, script_options, show_metrics
@@ -74,7 +74,7 @@ FORMS = (LIST_METRICS, DRY_RUN, VERIFY_RESUME, plain_form(AllBut(())))
     help="train with and without a stop, compare bit for bit; exit with 1 if they differ",
 )
 @launch_options
-@options_of(LaunchOptions)("--dist-url", metavar="URL", group=PROCESSES)
+@option_factory(LaunchOptions)("--dist-url", metavar="URL", group=PROCESSES)
 @output_options
 def command(asked: Form, **parameters: Any) -> int:
     """Train one arm and print its row.
@@ -133,7 +133,7 @@ def _stack_of(parameters: Mapping[str, Any]) -> StackConfig | None:
 
 def _show_run(outcome: RunOutcome, *, as_json: bool, quiet: bool, details: bool) -> None:
     """Print the row of a run or the record as JSON, and the error of one that failed."""
-    from ampcompare.results.analysis.pairing.declared import options_without_effect
+    from ampcompare.results.analysis.pairing.declared import ineffective_option_sentences
     from ampcompare.results.analysis.summary import summarize
     from ampcompare.results.records.run import dump_json
 
@@ -148,8 +148,9 @@ def _show_run(outcome: RunOutcome, *, as_json: bool, quiet: bool, details: bool)
     elif not as_json:
         row = summarize([record], arms=[record.arm], reference=record.arm)
         say(terminal_text(row, details=details), nl=False)
-        for sentence in [] if record.ledger is None else options_without_effect(Arm.parse(record.arm), record.ledger):
-            note(f"ampcompare: {sentence}")
+        if record.ledger is not None:
+            for sentence in ineffective_option_sentences(Arm.parse(record.arm), record.ledger):
+                note(f"ampcompare: {sentence}")
         if not quiet:
             click.echo(f"record: {outcome.cell / CellFile.RECORD}", err=True)
 

@@ -22,7 +22,7 @@ from ampcompare.experiment.rewrite_comparison import (
     compare_runs,
     differ_more_than_twin,
 )
-from ampcompare.experiment.script_process import run_script
+from ampcompare.experiment.script_process import run_script_in_child
 from ampcompare.experiment.script_run import Run
 from ampcompare.experiment.verify import verify_script
 from ampcompare.source.migrate.project import migrate_file
@@ -308,9 +308,9 @@ def test_wrong_migrations_of_o2_are_different(tmp_path: Path, monkeypatch: pytes
 
     def run(path: Path, arguments: list[str], *, rewrite: str | None = None, **how: Any) -> Run:
         if rewrite:
-            return run_script(other, arguments, rewrite=rewrite, **how)
+            return run_script_in_child(other, arguments, rewrite=rewrite, **how)
         if str(how) not in known:
-            known[str(how)] = run_script(path, arguments, **how)
+            known[str(how)] = run_script_in_child(path, arguments, **how)
         return known[str(how)]
 
     monkeypatch.setattr(verify, "run_script", run)
@@ -487,7 +487,7 @@ def test_a_run_is_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     (tmp_path / "train.py").touch()
     with pytest.raises(LaunchError, match="unchanged script ended with exit code 1: RuntimeError: this process has no"):
-        run_script(tmp_path / "train.py", [], steps=2)
+        run_script_in_child(tmp_path / "train.py", [], steps=2)
 
 
 def test_what_is_left_by_hand_cannot_be_verified(tmp_path: Path) -> None:
@@ -608,7 +608,7 @@ def test_a_switch_that_asks_for_apex_finds_none(tmp_path: Path, monkeypatch: pyt
     other.write_text(text, encoding="utf-8")
 
     def run(path: Path, arguments: list[str], *, rewrite: str | None = None, **how: Any) -> Run:
-        return run_script(other if rewrite else path, arguments, rewrite=rewrite, **how)
+        return run_script_in_child(other if rewrite else path, arguments, rewrite=rewrite, **how)
 
     monkeypatch.setattr(verify, "run_script", run)
     monkeypatch.setattr(verify, "migrate_whole", lambda paths, adapter: [])
