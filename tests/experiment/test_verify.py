@@ -193,7 +193,7 @@ def test_a_rewrite_that_trains_as_o1_is_right_where_o2_trains_otherwise(
             result: Run = next(runs)
             return result
 
-        monkeypatch.setattr(verify, "run_script", run)
+        monkeypatch.setattr(verify, "run_script_in_child", run)
         said: list[str] = []
         assert verify_script(str(script), [], steps=5, say=said.append) == code
         assert next(line for line in said if line.startswith(f"verdict: {expected}"))
@@ -313,7 +313,7 @@ def test_wrong_migrations_of_o2_are_different(tmp_path: Path, monkeypatch: pytes
             known[str(how)] = run_script_in_child(path, arguments, **how)
         return known[str(how)]
 
-    monkeypatch.setattr(verify, "run_script", run)
+    monkeypatch.setattr(verify, "run_script_in_child", run)
     for fault, (right, wrong) in {"none": ("", ""), **WRONG}.items():
         assert right in migration.text
         other.write_text(migration.text.replace(right, wrong) if right else migration.text, encoding="utf-8")
@@ -610,7 +610,7 @@ def test_a_switch_that_asks_for_apex_finds_none(tmp_path: Path, monkeypatch: pyt
     def run(path: Path, arguments: list[str], *, rewrite: str | None = None, **how: Any) -> Run:
         return run_script_in_child(other if rewrite else path, arguments, rewrite=rewrite, **how)
 
-    monkeypatch.setattr(verify, "run_script", run)
+    monkeypatch.setattr(verify, "run_script_in_child", run)
     monkeypatch.setattr(verify, "migrate_whole", lambda paths, adapter: [])
     said: list[str] = []
     assert verify_script(str(script), [], steps=4, say=said.append) == 1
