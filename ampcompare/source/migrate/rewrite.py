@@ -122,7 +122,8 @@ def migrate_text(
     names = Names(module)
     apart = _with_own_lines(text, module, names)
     if apart != text:
-        return _of_other_lines(text, apart, around, versions, alone=alone)
+        result = _of_other_lines(text, apart, around, versions, alone=alone)
+        return result if result.whole else _keep_lines(module, names, around, result)
     if not names.imports and not names.uses:
         return _migrate_unnamed(text, module, around, alone=alone)
     rewrite = _Rewrite(module, names, around, alone=alone)
@@ -134,7 +135,8 @@ def migrate_text(
         return _keep_probe(module, names, replace(probes[0], kind=BY_HAND, message=PROBE_KEPT.format(asking)))
     rewrite.complete(probes)
     if rewrite.edits.shared:
-        return _of_other_lines(text, on_own_lines(module, rewrite.edits.shared), around, versions, alone=alone)
+        result = _of_other_lines(text, on_own_lines(module, rewrite.edits.shared), around, versions, alone=alone)
+        return result if result.whole else _keep_lines(module, names, around, result)
     return _in_last_form(text, rewrite, versions, refused)
 
 
@@ -157,7 +159,7 @@ def _migrate_unnamed(text: str, module: Module, around: Around, *, alone: bool) 
     if any(full.partition(".")[0] == "ampcompare" for _, _, full in module.imports):
         return Migration(text, [])
     edits = Edits(module)
-    findings = [Finding.at(node, BY_HAND, NO_EQUIVALENT.format(name)) for node, name in find_internals(module)]
+    findings = _find_internals(module, around)
     for call, _ in module.methods("scale_loss"):  # mxnet has one too
         if not (module.resolve(call.func) or "").startswith("mxnet."):
             findings.append(Finding.at(call, BY_HAND, MAY_BE_APEX.format("scale_loss")))
@@ -166,6 +168,14 @@ def _migrate_unnamed(text: str, module: Module, around: Around, *, alone: bool) 
     whole = all(each.kind == NOTE for each in findings)
     _mark(module, edits, findings)
     return Migration(simplify_constant_conditions(edits.result()) if edits else text, findings, whole=whole)
+
+
+def _find_internals(module: Module, around: Around) -> list[Finding]:
+    """Return what a module without a core has of Apex's private state."""
+    if INTERNALS.search(module.text) is None:  # before the project is looked at
+        return []
+    internals = find_internals(around.index(module))
+    return [Finding.at(node, BY_HAND, NO_EQUIVALENT.format(name)) for node, name in internals]
 
 
 def _keep_probe(module: Module, names: Names, finding: Finding) -> Migration:
@@ -213,8 +223,7 @@ class _Rewrite:
             self.edits = Edits(self.module)
             self.findings.append(Finding.at(error.node, BY_HAND, str(error)))
         if self.core is None and self.is_whole:
-            internals = find_internals(self.module)
-            self.findings += [Finding.at(node, BY_HAND, NO_EQUIVALENT.format(name)) for node, name in internals]
+            self.findings += _find_internals(self.module, self._around)
 
     def replace_uses(self) -> None:
         """Replace what lies outside of the core: layers, optimizers and the like; they stay where the core stays."""
@@ -335,6 +344,16 @@ def _of_other_lines(text: str, apart: str, around: Around, versions: Versions, *
     lines = origins_of_lines(text, apart)
     result = migrate_text(apart, around, versions, alone=alone)
     return replace(result, findings=sorted({replace(each, line=lines[each.line]) for each in result.findings}))
+
+
+def _keep_lines(module: Module, names: Names, around: Around, left: Migration) -> Migration:
+    """Return a module whose core is left by hand, as it is, under the findings of one with more lines."""
+    own = _Rewrite(module, names, around, alone=True)
+    own.rewrite_core("")  # says the same at the places of this text, mostly
+    findings = own.findings if not own.is_whole else left.findings
+    edits = Edits(module)
+    _mark(module, edits, findings)
+    return replace(left, text=edits.result(), findings=sorted(set(findings)))
 
 
 def _probes(module: Module, names: Names, edits: Edits) -> list[Finding]:

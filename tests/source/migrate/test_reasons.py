@@ -120,7 +120,7 @@ REASONS = {
     + "def update(o):\n    o.step()  #!\n"
     + LOOP.replace("loss, optimizer", "loss, [o, p]")
     + "    update(o)\n    update(p)\n",
-    "gradients that are still scaled are read in a function that does not step": INITIALIZE
+    "gradients of optimizer may be scaled here still, where they are read, and no step of it is below": INITIALIZE
     + "def norm():\n    return sum(p.grad.sum() for p in model.parameters())  #!\ndef run(x):\n    loss = model(x)\n"
     + BLOCK
     + "    print(norm())\nfor x in data:\n    optimizer.zero_grad()\n    run(x)\n    optimizer.step()\n",

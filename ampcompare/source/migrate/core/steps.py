@@ -20,6 +20,7 @@ MIXED = (
     "gradients are read here, and another backward pass follows before the step; GradScaler unscales once between two "
     "steps"
 )
+STILL_SCALED = "gradients of {0} may be scaled here still, where they are read, and no step of it is below in this function"
 TOGETHER = "after an overflow Apex skips {0}; GradScaler skips each by its own gradients, so one may step alone"
 IN_EXPRESSION = "this step is a part of another statement; write it as a statement of its own"
 HALF_LEAF = "{0} is fp16 in the optimizer, and GradScaler refuses fp16 gradients: keep it in fp32, autocast casts it"
@@ -50,7 +51,7 @@ def place_unscale(core: Core) -> None:
             if step is not None:
                 groups.setdefault((optimizer, id(step)), (step, []))[1].append(read)
             elif id(read.node) in core.order.pending:
-                raise Unsure(read.node, "gradients that are still scaled are read in a function that does not step")
+                raise Unsure(read.node, STILL_SCALED.format(optimizer))
             elif read.optimizers:
                 raise Unsure(read.node, f"no {optimizer}.step() follows these gradients in the same function")
     for (optimizer, _), (step, reads) in groups.items():
