@@ -382,7 +382,7 @@ def _is_of_whole_project(around: Around, module: Module) -> bool:
     """Return whether some files around have a part of Apex's core, and all of these are rewritten."""
     others = list(around.modules_linked_to(module))
     try:
-        return bool(others) and all(_is_whole(other, theirs) for other, theirs in others)
+        return bool(others) and all(_is_whole(other, theirs, around) for other, theirs in others)
     except (SourceInvalid, RecursionError, ValueError):
         return False
 
@@ -391,16 +391,16 @@ def _left_around(around: Around, module: Module) -> str:
     """Return the name of a file that is left by hand and may ask a module whether Apex is there; empty if none is."""
     for other, theirs in around.modules_checking_apex(module):
         try:
-            if not _is_whole(other, theirs):
-                return other.name
+            if not _is_whole(other, theirs, around):
+                return around.name_of(other)
         except (SourceInvalid, RecursionError, ValueError):
-            return other.name
+            return around.name_of(other)
     return ""
 
 
-def _is_whole(path: Path, module: Module) -> bool:
-    """Return whether the core of another file is rewritten, or is so already."""
-    return migrate_text(module.text, look_around(path), alone=True).whole
+def _is_whole(path: Path, module: Module, around: Around) -> bool:
+    """Return whether the core of another file of a project is rewritten, or is so already."""
+    return migrate_text(module.text, look_around(path, around.within), alone=True).whole
 
 
 def _is_of_core(meaning: str) -> bool:
@@ -414,13 +414,22 @@ def _mark(module: Module, edits: Edits, findings: list[Finding]) -> None:
         if finding.kind == NOTE:
             continue
         statement = _statement_at(module, finding)
+        while statement is not None and not module.begins_line(statement):
+            statement = _statement_before(module, statement)
         if statement is None or statement in done:
             continue
         done.add(statement)
         line = module.first_line(statement)
         above = module.line_text(line - 1).strip() if line > 1 else ""
-        if not above.startswith(MARK.strip()) and module.begins_line(statement) and not module.is_elif(statement):
+        if not above.startswith(MARK.strip()) and not module.is_elif(statement):
             edits.before(statement, [f"{MARK}{finding.message}"])
+
+
+def _statement_before(module: Module, statement: ast.stmt) -> ast.stmt:
+    """Return the statement before another in its block, or else the one around it."""
+    block = module.block(statement)
+    place = block.index(statement)
+    return block[place - 1] if place else module.statement(module.parent(statement))
 
 
 def _statement_at(module: Module, finding: Finding) -> ast.stmt | None:
@@ -562,10 +571,12 @@ def _keep_for_others(
             continue
         needed.add(name)
         if full.startswith(REMOVED):
-            message = f"{other.name} has {name} from here; migrate it, then remove this"
+            message = f"{around.name_of(other)} has {name} from here; migrate it, then remove this"
             findings.append(Finding.at(statement, BY_HAND, message))
         else:
-            findings.append(Finding.at(statement, NOTE, f"{full} stays: {other.name} has it from here, as {name}"))
+            findings.append(
+                Finding.at(statement, NOTE, f"{full} stays: {around.name_of(other)} has it from here, as {name}")
+            )
     return findings
 
 

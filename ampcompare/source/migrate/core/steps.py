@@ -20,7 +20,9 @@ MIXED = (
     "gradients are read here, and another backward pass follows before the step; GradScaler unscales once between two "
     "steps"
 )
-STILL_SCALED = "gradients of {0} may be scaled here still, where they are read, and no step of it is below in this function"
+STILL_SCALED = (
+    "gradients of {0} may be scaled here still, where they are read, and no step of it is below in this function"
+)
 TOGETHER = "after an overflow Apex skips {0}; GradScaler skips each by its own gradients, so one may step alone"
 IN_EXPRESSION = "this step is a part of another statement; write it as a statement of its own"
 HALF_LEAF = "{0} is fp16 in the optimizer, and GradScaler refuses fp16 gradients: keep it in fp32, autocast casts it"

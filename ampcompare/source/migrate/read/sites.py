@@ -451,15 +451,15 @@ def _reading(module: Module, node: ast.AST, updates: set[ast.AST]) -> ast.stmt:
             names |= _names_behind(outer, names)
             if not names.isdisjoint(bound_in(outer.target)):
                 found = outer
-                names |= _loaded(outer.iter)
+                names |= _find_names(outer.iter)
         elif not isinstance(outer, (ast.If, ast.With, ast.Try)):
             break
     return found
 
 
 def _names_read(statement: ast.stmt, node: ast.AST) -> set[str]:
-    """Return the names of what a use reads gradients of; those of the whole statement where it stands in a loop head."""
-    return _loaded(statement.iter if isinstance(statement, ast.For) else node)
+    """Return the names of what a use reads gradients of; all of the head of a loop where it stands there."""
+    return _find_names(statement.iter if isinstance(statement, ast.For) else node)
 
 
 def _names_behind(loop: ast.For, names: set[str]) -> set[str]:
@@ -468,10 +468,10 @@ def _names_behind(loop: ast.For, names: set[str]) -> set[str]:
     values = [each for each in walk(loop) if isinstance(each, ast.Assign)]
     while more := [each for each in values if not found.isdisjoint(map(dotted_name, each.targets))]:
         values = [each for each in values if each not in more]
-        found |= set[str]().union(*(_loaded(each.value) for each in more))
+        found |= set[str]().union(*(_find_names(each.value) for each in more))
     return found
 
 
-def _loaded(node: ast.AST) -> set[str]:
+def _find_names(node: ast.AST) -> set[str]:
     """Return the names in an expression."""
     return {each.id for each in walk(node) if isinstance(each, ast.Name)}
