@@ -4,6 +4,7 @@ import ast
 from collections.abc import Callable
 from itertools import pairwise
 
+from ampcompare.source.amp_names import is_of_no_apex
 from ampcompare.source.edits import Edits
 from ampcompare.source.migrate.apex_guards import PASSED_ON, SWITCHED, answer, find_switches, is_asked
 from ampcompare.source.migrate.finding import NOTE, Finding, Unsure
@@ -52,6 +53,7 @@ OLD_API = (
     "{0} is of the API before amp.initialize, with an fp16 model; it has no equivalent in torch.amp: keep the model in "
     "fp32, use autocast and GradScaler"
 )
+NEVER_THERE = "no version of Apex has {0}: its import fails with Apex too, and stays"
 MODULES = frozenset({"apex", "apex.optimizers", "apex.parallel", "apex.normalization", "apex.amp"})
 DDP = "torch.nn.parallel.DistributedDataParallel"
 DDP_ARGUMENTS = (
@@ -115,6 +117,9 @@ class Replacements:
             return True
         if (reason := _why_left(meaning)) is not None:
             raise Unsure(node, reason)
+        if is_of_no_apex(meaning):
+            self._note(node, NEVER_THERE.format(meaning))
+            return False
         if meaning.startswith(STAYS):
             return self._stays(node, meaning)
         raise Unsure(node, PASSED_ON.format(meaning) if meaning in MODULES else f"{meaning} has no equivalent in torch")

@@ -41,6 +41,17 @@ REASONS = {
     + "    if b:\n        if c < 3:\n    "
     + INNER.replace("\n    ", "\n        ").rstrip(" ")
     + "    optimizer.step()  #!\n",
+    "other steps with this loss, and amp.initialize does not get it": "other = SGD(weights)\n"
+    + INITIALIZE
+    + LOOP
+    + STEP
+    + "    other.zero_grad()\n    loss.backward()  #!\n    other.step()\n",
+    "group steps with this loss, and holds group.first, for which losses are scaled": INITIALIZE.replace(
+        "optimizer", "group.first"
+    )
+    + "for x in data:\n    group.zero_grad()\n    loss = model(x)\n"
+    + BLOCK.replace("optimizer", "group.first")
+    + "    loss.backward()  #!\n    group.step()\n",
     "opts['d'] steps with this loss, and whether it is one of": INITIALIZE
     + LOOP
     + STEP

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ampcompare.source.amp_names import APEX, STARS, public_name
+from ampcompare.source.amp_names import APEX, STARS, is_of_no_apex, public_name
 from ampcompare.source.edits import Edits
 from ampcompare.source.migrate.finding import BY_HAND, NOTE, Finding, Unsure
 from ampcompare.source.migrate.read.names import Names
 from ampcompare.source.migrate.replacement_table import LAYER_OPTIONS, OPTIMIZERS
-from ampcompare.source.migrate.replacements import DDP, UNUSED, Replacements, is_type, may_lack_gradients
+from ampcompare.source.migrate.replacements import DDP, NEVER_THERE, UNUSED, Replacements, is_type, may_lack_gradients
 from ampcompare.source.migrate.rewrite import Migration, may_use_apex, torch_name
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import argument, is_literal
@@ -106,7 +106,9 @@ def adapt_text(text: str, adapter: str = ADAPTER, *, exports: bool = False) -> M
         return Migration(text, sorted(set(found)), len(names.uses), len(names.uses))
     findings, replaced = _replace_with_torch(module, names, edits, missing)
     missing = [each for each in missing if each[0] not in replaced]
-    findings += [Finding.at(node, BY_HAND, MISSING.format(full)) for node, full in missing]
+    for node, full in missing:
+        never = is_of_no_apex(full)
+        findings.append(Finding.at(node, NOTE if never else BY_HAND, (NEVER_THERE if never else MISSING).format(full)))
     gone = {_root_node(each) for each in replaced}
     used = {each.id for each in module.nodes if isinstance(each, ast.Name) and each not in gone}
     _change_imports(names, edits, adapter, missing, used if not exports else None)

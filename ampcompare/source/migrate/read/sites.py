@@ -24,6 +24,7 @@ SCALE_LOSS = ("loss", "optimizers", "loss_id", "model", "delay_unscale", "delay_
 
 OF_ANOTHER = "{0} is no backward pass of a loss by its name and arguments, and what it does is not followed"
 NOT_GIVEN = "{0} steps with this loss, and amp.initialize does not get it"
+AROUND = "{0} steps with this loss, and holds {1}, for which losses are scaled: what its step does is not followed"
 MEMBER = "{0} steps with this loss, and whether it is one of the optimizers that amp.initialize gets is not known"
 SCALED = "this loss goes through .scale(), as of a GradScaler, next to Apex; remove the branch of Apex by hand"
 
@@ -268,8 +269,18 @@ def _add_plain_backwards(module: Module, sites: Sites, known: set[str], names: N
         else:
             step = _next_step(module, node)
             if step is not None and last_part(step) not in map(last_part, known):
-                raise Unsure(node, (NOT_GIVEN if step.replace(".", "").isidentifier() else MEMBER).format(step))
+                raise Unsure(node, _why_apart(module, sites, node, step, known))
             sites.backwards.append(Backward(statement, module.function(node), loss, (), False))
+
+
+def _why_apart(module: Module, sites: Sites, backward: ast.Call, step: str, known: set[str]) -> str:
+    """Return why the optimizer of a step is none of those that are known to be scaled for, as far as that is sure."""
+    inner = next((each for each in sorted(known) if each.startswith(f"{step}.")), None)
+    if inner is not None:
+        return AROUND.format(step, inner)
+    values = module.values_of(step, module.scope_of[backward]) or []
+    is_own = bool(values) and all(isinstance(each, ast.Call) for each in values)  # and no other name of one
+    return (NOT_GIVEN if is_own and sites.initializes else MEMBER).format(step)
 
 
 def _is_apart(module: Module, node: ast.AST, blocks: list[Backward]) -> bool:

@@ -158,3 +158,15 @@ def test_a_module_of_a_package_has_its_full_name() -> None:
 def test_a_relative_module_named_apex_is_not_apex() -> None:
     text = "from .apex import amp\nfrom .. import apex\n"
     assert adapt_text(text).text == text
+
+
+def test_a_name_of_no_apex_fails_to_import_as_before() -> None:
+    """As a replacement of words over many files may write one: Apex is not needed for it."""
+    text = (
+        "try:\n    from apex.normalization import FusedHouseLayerNorm\n    norm = FusedHouseLayerNorm(2)\n"
+        "except ImportError:\n    norm = None\n"
+    )
+    for migration in (adapt_text(text), migrate_text(text)):
+        assert migration.text == text
+        assert [each.kind for each in migration.findings] == ["note"]
+        assert "no version of Apex has apex.normalization.FusedHouseLayerNorm" in migration.findings[0].message
