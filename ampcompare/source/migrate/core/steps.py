@@ -159,13 +159,16 @@ def _read_scaled(core: Core, optimizer: str, step: Step, read: Read) -> None:
         return
     core.bracketed.add(read.statement)
     grads = f'[p.grad for group in {optimizer}.param_groups for p in group["params"] if p.grad is not None]'
-    core.edits.before(
-        read.statement, [f"scaled_grads = {grads}", f"{core.torch}._foreach_div_(scaled_grads, {scaler}.get_scale())"]
+    # Where there are none, as before the first backward pass, torch refuses the empty list.
+    apart, again = (
+        ["if scaled_grads:", f"{core.module.unit}{core.torch}._foreach_{each}_(scaled_grads, {scaler}.get_scale())"]
+        for each in ("div", "mul")
     )
+    core.edits.before(read.statement, [f"scaled_grads = {grads}", *apart])
     stored = (each for each in ast.walk(read.statement) if isinstance(getattr(each, "ctx", None), ast.Store))
     rebinds = any(last_name(each) == "grad" for each in stored)
-    again = [f"scaled_grads = {grads}"] * rebinds  # others took the place of those that were unscaled
-    core.edits.after(read.statement, [*again, f"{core.torch}._foreach_mul_(scaled_grads, {scaler}.get_scale())"])
+    others = [f"scaled_grads = {grads}"] * rebinds  # which took the place of those that were unscaled
+    core.edits.after(read.statement, [*others, *again])
 
 
 def _limit(core: Core, call: ast.Call) -> ast.expr | None:

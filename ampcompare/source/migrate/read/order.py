@@ -861,8 +861,14 @@ class _Proof:
             not names.isdisjoint(read)
             or any(map(clips, calls))
             or any(self._reads_gradients(value) or not _names_in(value).isdisjoint(read) for value in values)
-            or any(ASKS_GRADIENTS.search(last_part(name)) for name in names)
+            or any(ASKS_GRADIENTS.search(last_part(name)) and self._may_be_computed(name, step) for name in names)
         )
+
+    @staticmethod
+    def _may_be_computed(name: str, step: Happening) -> bool:
+        """Return whether a name may hold something else than the constants that its function gives it."""
+        values = step.scope.values.get(name, [])
+        return not values or not all(isinstance(each, ast.Constant) for each in values)
 
     def _bound_by_reads(self, step: Happening) -> set[str]:
         """Return the names that the reads of gradients in the function of a step bind."""
