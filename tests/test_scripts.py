@@ -236,6 +236,7 @@ def test_demo_runs_the_comparison(frame: Frame) -> None:
     assert "activate" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_ci_runs_check_and_tests(frame: Frame) -> None:
     assert frame.run(".ci/run").returncode == 0
     calls = frame.calls()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from ampcompare.base.errors import AmpCompareError, ConfigError, Ended
-from ampcompare.cli.help import PROCESSES, add_options, option, options_of
+from ampcompare.cli.help import PROCESSES, add_options, option, option_factory
 from ampcompare.cli.output import leave_closed_terminal
 from ampcompare.cli.shared_options import typed_command
 
@@ -30,7 +30,7 @@ def launch_options(function: Function) -> Function:
     """Add how many processes train a cell, and who starts them."""
     from ampcompare.experiment.run_options import LaunchOptions
 
-    option_of = partial(options_of(LaunchOptions), group=PROCESSES)
+    option_of = partial(option_factory(LaunchOptions), group=PROCESSES)
     options = [
         option(
             "--nproc-per-node",

@@ -264,7 +264,7 @@ def _collapse_fault(observation: Observation) -> Fault | None:
 def _inexact_fault(facts: StepFacts, wrong: Sequence[tuple[int, Event]]) -> Fault:
     """Return the fault of finite results that are wrong: the place where the error first becomes large."""
     events = facts.step.events
-    origins = {at: _first_wrong(events, at) for at, _ in wrong}
+    origins = {at: _error_origin(events, at) for at, _ in wrong}
     origin = min(origins.values())
     at, worst = max((pair for pair in wrong if origins[pair[0]] == origin), key=lambda pair: _finite_error(pair[1]))
     if events[origin].key[3] == "forward" and _is_nonfinite(events[origin]):
@@ -405,7 +405,7 @@ def _deciding_origin(events: Sequence[Event], end: int) -> int | None:
     return min((one for one in _nonfinite_origins(events, deciding) if _is_narrow(events[one])), default=None)
 
 
-def _first_wrong(events: Sequence[Event], end: int) -> int:
+def _error_origin(events: Sequence[Event], end: int) -> int:
     """Return the earliest result that leads to `end` with a large error all the way."""
 
     def before(at: int) -> list[int]:

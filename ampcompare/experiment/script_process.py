@@ -34,7 +34,7 @@ def require_script(path: str) -> Path:
     return script
 
 
-def run_script(
+def run_script_in_child(
     script: Path,
     arguments: list[str],
     *,

@@ -114,7 +114,7 @@ class TorchAmp(TorchAmpStandIn):
         events.wrap(torch.amp.GradScaler, "scale", self._scale)
         events.wrap(torch.amp.GradScaler, "unscale_", self._use_scaled)
         events.wrap(torch.amp.GradScaler, "step", self._step)
-        events.wrap(torch.amp.GradScaler, "update", self._update)
+        events.wrap(torch.amp.GradScaler, "update", self._on_scaler_update)
         events.wrap(torch.amp.GradScaler, "state_dict", self._state_dict)
         for name in SETTINGS:
             events.wrap(torch.amp.GradScaler, f"get_{name}", functools.partial(self._setting, name))
@@ -193,7 +193,7 @@ class TorchAmp(TorchAmpStandIn):
             refuse_closure(self._arm, args, kwargs)
         return self._use_scaled(original, scaler, optimizer, *args, **kwargs)
 
-    def _update(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
+    def _on_scaler_update(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(scaler, *args, **kwargs)
         if scaler in self._scalers:
             self._scalers[scaler] = False

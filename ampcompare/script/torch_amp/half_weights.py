@@ -164,7 +164,7 @@ class HalfWeights(TorchAmp):
         super().__init__(arm, *args)
         self._casts = False
         self._found = _FoundModels(
-            str(arm), self._prepare, lambda: self.script.is_initialized or self.is_by_apex(), wrappers
+            str(arm), self._prepare, lambda: self.script.is_initialized or self.trains_through_apex(), wrappers
         )
         self._scaling = scaling
         self.needs_scaler, self.steps_copies = scaling.needs_scaler, scaling.steps_copies
@@ -199,7 +199,7 @@ class HalfWeights(TorchAmp):
     def _optimizers(self) -> list[Any]:
         return _alive_objects(self._found.optimizers)
 
-    def is_by_apex(self) -> bool:
+    def trains_through_apex(self) -> bool:
         """Return whether the script has prepared its models by `apex.amp`."""
         return not self._is_prepared and self.script.calls_apex()
 
@@ -214,7 +214,7 @@ class HalfWeights(TorchAmp):
         super().initialize(models, optimizers)
         self._found.add(models, optimizers)
 
-    def take_back(self, optimizer: Any) -> None:
+    def restore_model_gradients(self, optimizer: Any) -> None:
         with GRADIENT_READS.pause():
             self._gradients.give_back(self._weights_of(optimizer))
 
@@ -301,7 +301,7 @@ class HalfWeights(TorchAmp):
         self._note(enabled, scaler)
 
     def is_left_alone(self) -> bool:
-        return self.is_by_apex()
+        return self.trains_through_apex()
 
     def before_scale(self, *, unscaled: bool) -> None:
         self._scales = True
@@ -326,7 +326,7 @@ class HalfWeights(TorchAmp):
 
     def check_unscale(self, optimizer: Any) -> None:
         if not self._casts and not self.script.steps_on_behalf:
-            raise self._lacks_autocast()
+            raise self._missing_autocast_error()
         if all(optimizer is not one for one in self._optimizers):
             raise PreparationError(
                 here(
@@ -472,7 +472,7 @@ class HalfWeights(TorchAmp):
             param.grad = None if set_to_none or id(param) in lacking else torch.zeros_like(param)
         self._gradients.show_scaled(self.masters(optimizer))
 
-    def _lacks_autocast(self) -> AmpCompareError:
+    def _missing_autocast_error(self) -> AmpCompareError:
         if self.script.why_off is not None:
             return UnsupportedCombination(self.script.why_off)
         return without_autocast(self._arm)
@@ -481,13 +481,13 @@ class HalfWeights(TorchAmp):
         if optimizer is self._stepping:
             self._follow_writes(optimizer)
             return
-        if self.is_by_apex() or not self._is_prepared:
+        if self.trains_through_apex() or not self._is_prepared:
             self.script.refuse_off()
             return
         if all(optimizer is not one for one in self._optimizers):
             return
         if not self.script.steps_on_behalf and not self._casts:
-            raise self._lacks_autocast()
+            raise self._missing_autocast_error()
         if not self.script.steps_on_behalf and self._scaling.needs_scaler:
             raise missing_scale_error(self._arm)
         self._follow_writes(optimizer)
@@ -582,7 +582,7 @@ class _FoundModels:
         cast = set(self._cast_weights.keys())  # a model may have got other weights since, such as those of LoRA
         if held <= cast:
             return []
-        tree = _Tree()
+        tree = _ModuleGraph()
         models: list[nn.Module] = []
         if model is not None and not (held - cast).isdisjoint(map(id, model.parameters())):
             models.append(_outermost_model(model, optimizers, tree))
@@ -606,7 +606,7 @@ class _FoundModels:
         return models
 
 
-def _outermost_model(model: nn.Module, optimizers: Sequence[Any], tree: _Tree) -> nn.Module:
+def _outermost_model(model: nn.Module, optimizers: Sequence[Any], tree: _ModuleGraph) -> nn.Module:
     """Return the module that a model is a part of, as long as an optimizer has weights of both; else the model."""
     parent = tree.parent_of(model)
     if parent is None:
@@ -620,7 +620,7 @@ def _outermost_model(model: nn.Module, optimizers: Sequence[Any], tree: _Tree) -
     return model
 
 
-class _Tree:
+class _ModuleGraph:
     """All modules of this process, and which holds which."""
 
     def __init__(self) -> None:

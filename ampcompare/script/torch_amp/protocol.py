@@ -47,7 +47,7 @@ class TorchAmpStandIn:
         self.script.is_initialized = self.script.has_autocast = True
         self.use()
 
-    def is_by_apex(self) -> bool:
+    def trains_through_apex(self) -> bool:
         """Return whether the script trains through `apex.amp`."""
         return self.script.calls_apex()
 
@@ -85,7 +85,7 @@ class TorchAmpStandIn:
         """Return the arguments of a module without weights that the script calls, in types that fit one another."""
         return args, kwargs
 
-    def take_back(self, optimizer: Any) -> None:
+    def restore_model_gradients(self, optimizer: Any) -> None:
         """Let weights have the gradients of their masters as their own: a backward pass is about to add to them."""
 
     def forget_unscaled(self, scaler: Any, optimizer: Any) -> None:

@@ -248,7 +248,7 @@ class Tracer(CallFollower):
         """Record the call of a function that is an event."""
         subject = call.args[0] if call.args else argument(call, event.keyword)
         if event.kind is Kind.CLIP and isinstance(subject, ast.IfExp):
-            test = self.spelled_out(subject.test, frame)
+            test = self.substitute_arguments(subject.test, frame)
             for choice, holds in ((subject.body, True), (subject.orelse, False)):
                 inner = replace(frame, facts=narrow(frame.facts, test, holds))
                 self._add(call, statement, inner, Kind.CLIP, choice)

@@ -343,7 +343,7 @@ def inspection_lines(inspection: Inspection) -> list[str]:
     return [printable(line, MAX_LENGTH, keep_spaces=True) for line in lines]
 
 
-def conversion_lines(document: dict[str, Any]) -> list[str]:
+def conversion_report_lines(document: dict[str, Any]) -> list[str]:
     """Return what a conversion did, for a terminal; `document` is what `--json` prints."""
     level = f" {document['opt_level']}" if document["opt_level"] else ""
     names = {"apex": "Apex" + level, "native": "torch.amp"}
