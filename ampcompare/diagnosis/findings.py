@@ -141,7 +141,7 @@ def _find_amplified(events: Sequence[Event]) -> tuple[int, Event] | None:
         or (event.key[1] in PERIODIC and event.key[3] == "forward" and error_of(event) > MIN_TURN)
     ]
     caused = [
-        (at, event) for at, event in candidates if _rounded_argument(events, _first_wrong(events, at)) is not None
+        (at, event) for at, event in candidates if _rounded_argument(events, _error_origin(events, at)) is not None
     ]
     return max(caused, key=lambda pair: _finite_error(pair[1]), default=None)
 
@@ -316,7 +316,7 @@ def _rounded_argument(events: Sequence[Event], origin: int) -> int | None:
 
 
 def _rounded_before(events: Sequence[Event], rounded: int) -> int:
-    """Return where half of the error of a rounded result or more was made on an earlier line: a cast to 16 bits, say."""
+    """Return where half of the error of a rounded result or more was made on an earlier line, as by a cast."""
     at = first = rounded
     while True:
         least = error_of(events[rounded]) / 2
