@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ampcompare.backends.arm import Arm
+from ampcompare.backends.script_arms import engine_in_script
 from ampcompare.base.environment.extras import require_torch
 from ampcompare.base.environment.fingerprint import THREAD_VARIABLES
 from ampcompare.base.environment.variables import CELL_FOLDER
@@ -147,7 +148,7 @@ def watched_settings(config: RunConfig, arm: Arm, folder: Path) -> dict[str, Any
     script, seed = config.script, config.recipe.seed
     assert script is not None
     return {
-        "engine": "nvidia" if arm.options.get("engine") == "nvidia" else "compat",
+        "engine": engine_in_script(arm),
         "arm": str(arm),
         "seed": seed,
         "shift_seeds": script.shift_seeds,

@@ -200,6 +200,10 @@ class HalfWeights(TorchAmp):
         events.at_end(self._data.end)
         self._watch_steps(events)
 
+    def context_without_casts(self) -> None:
+        """Return None: `_prepare` leaves the weights of such modules in fp32, and casts what goes in and out."""
+        return
+
     @property
     def _optimizers(self) -> list[Any]:
         return _alive_objects(self._found.optimizers)

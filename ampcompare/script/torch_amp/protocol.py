@@ -66,6 +66,13 @@ class TorchAmpStandIn:
         """Return a block in which they are, or are not."""
         return nullcontext()
 
+    def context_without_casts(self) -> Callable[[], Any] | None:
+        """Return what makes a block in which nothing is cast, for modules that stay in fp32.
+
+        None where nothing is cast, or where the arm keeps them in fp32 by itself.
+        """
+        return None
+
     def forget_casts(self) -> None:
         """Cast weights again at their next use: a backward pass has freed the graph of their casts."""
 

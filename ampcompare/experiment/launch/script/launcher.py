@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from ampcompare.backends.script_arms import engine_in_script
 from ampcompare.base.environment.fingerprint import THREAD_VARIABLES, fingerprint, host_name
 from ampcompare.base.environment.variables import CELL_FOLDER, CODE_FOLDER, MASK
 from ampcompare.base.files.run_files import CellFile, RunFile
@@ -235,8 +236,7 @@ def script_command(config: RunConfig, script: ScriptConfig, folder: Path) -> lis
     options += {"warn": [], "strict": ["--strict-guards"], "off": ["--no-guards"]}[config.guards]
     if script.compat_torch:
         options.append("--compat-torch")
-    engine = config.parsed_arm.options.get("engine")
-    if engine == "nvidia":
+    if engine_in_script(config.parsed_arm) == "nvidia":
         options += ["--engine", "nvidia"]
     if script.is_module:
         options.append("-m")
