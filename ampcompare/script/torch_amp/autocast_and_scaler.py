@@ -264,6 +264,15 @@ def missing_scale_error(arm: Arm | str) -> ScalingError:
     )
 
 
+def scaled_step_error(arm: Arm | str) -> ScalingError:
+    """Return the error for a script whose optimizer steps by itself, with gradients that its GradScaler has scaled."""
+    return ScalingError.advising(
+        here(f"the script's GradScaler scales the loss, and the optimizer steps without it, which {arm} cannot train"),
+        "native:bf16",
+        remedy="call `scaler.step(optimizer)` and `scaler.update()` instead of `optimizer.step()`",
+    )
+
+
 def forget_steps(scaler: Any) -> None:
     """Make a scaler forget which gradients it has unscaled and which optimizers it has stepped, as `update` does."""
     scaler._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)

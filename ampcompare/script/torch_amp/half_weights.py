@@ -50,7 +50,12 @@ from ampcompare.base.tensors.tree import map_tree, tensors_in
 from ampcompare.script.gradient_mirror import GradientMirror, Pairs
 from ampcompare.script.keep_fp32 import WRAPPERS, bare_model
 from ampcompare.script.lifted_weights import HALF, follow_averages, live_modules
-from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmp, missing_scale_error, without_autocast
+from ampcompare.script.torch_amp.autocast_and_scaler import (
+    TorchAmp,
+    missing_scale_error,
+    scaled_step_error,
+    without_autocast,
+)
 from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers
 from ampcompare.script.torch_amp.protocol import refuse_losses_on_copies
 from ampcompare.script.torch_amp.script_scaler import ScriptScaler
@@ -493,7 +498,7 @@ class HalfWeights(TorchAmp):
         if not self.script.steps_on_behalf and not self._casts:
             raise self._missing_autocast_error()
         if not self.script.steps_on_behalf and self._scaling.needs_scaler:
-            raise missing_scale_error(self._arm)
+            raise scaled_step_error(self._arm) if self._scaler.scales else missing_scale_error(self._arm)
         self._follow_writes(optimizer)
         self._gradients.hide(master for _, master in self.masters(optimizer))  # a second step has none, as in Apex
 
