@@ -1,7 +1,7 @@
 """Functions that take the parameters of an options class, and the text that its docstring has for each.
 
 An option is written once, as a parameter of the class: name, type, default, and a line below `Args:`. Python's function
-gets all of it by `takes`, the command line by `ampcompare.cli.help.options_of`.
+gets all of it by `takes`, the command line by `ampcompare.cli.help.option_factory`.
 """
 
 import inspect

@@ -6,7 +6,7 @@ from typing import TextIO, get_args
 from ampcompare.base.errors import ConfigError, require_one_of
 from ampcompare.experiment.reload_report import load_records
 from ampcompare.results.analysis.against import AgainstResult, judge_new, table_of_records
-from ampcompare.results.analysis.inference.criteria import Criteria, Preference
+from ampcompare.results.analysis.inference.terms import Preference, Terms
 from ampcompare.results.analysis.results_table import Better, ResultsTable, judge, read_table
 from ampcompare.results.records.comparison import Comparison
 
@@ -18,9 +18,9 @@ def judge_table(
     metric: str | None = None,
     better: Better | None = None,
     sd: float | None = None,
-    margin: float | str = Criteria.margin,
-    time_margin: float = 100 * Criteria.time_margin,
-    objective: Preference = Criteria.prefer,
+    margin: float | str = Terms.margin,
+    time_margin: float = 100 * Terms.time_margin,
+    objective: Preference = Terms.prefer,
 ) -> Comparison:
     """Compare the arms of a table of results that were measured elsewhere; `judged` says what the figures are.
 
@@ -42,7 +42,7 @@ def judge_table(
     """
     require_one_of((None, *get_args(Better)), "better", better)
     results = read_table(Path(table) if isinstance(table, str) else table, metric=metric, better=better)
-    return judge(results, reference=reference, sd=sd, terms=Criteria(margin, time_margin / 100, objective))
+    return judge(results, reference=reference, sd=sd, terms=Terms(margin, time_margin / 100, objective))
 
 
 def judge_against(
@@ -53,7 +53,7 @@ def judge_against(
     metric: str | None = None,
     better: Better | None = None,
     sd: float | None = None,
-    margin: float | str = Criteria.margin,
+    margin: float | str = Terms.margin,
 ) -> AgainstResult:
     """Say whether new results are no worse than old ones, worse, or whether that cannot be told.
 
@@ -77,7 +77,7 @@ def judge_against(
     """
     require_one_of((None, *get_args(Better)), "better", better)
     tables = [_read_results(side, metric, better) for side in (new, old)]
-    return judge_new(*tables, arm=arm, sd=sd, terms=Criteria(margin))
+    return judge_new(*tables, arm=arm, sd=sd, terms=Terms(margin))
 
 
 def _read_results(source: str | Path | TextIO, metric: str | None, better: Better | None) -> ResultsTable:

@@ -250,7 +250,7 @@ SPEC = BackendSpec(
     check=_check_options,
     calls_apex=True,
     checkpoint=CheckpointState(opt_level=lambda options: str(options.get("opt_level", "O1"))),
-    in_script=InScript(behind="ampcompare.script.behind.apex_levels:stand_behind"),
+    in_script=InScript(behind="ampcompare.script.behind.apex_levels:stand_behind", keeps_apex=True),
     contract=(
         ContractArm("apex:O0,engine=compat"),
         ContractArm("apex:O1,engine=compat", skips_steps=True),

@@ -10,8 +10,8 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.formatting import ordinal
 from ampcompare.cli.comparison_output import details_option, show_checks, show_comparison, show_plan
-from ampcompare.cli.forms import AllBut, form, plain_form
-from ampcompare.cli.help import ARMS, COMPARISON, MACHINE, OUTPUT, SCRIPT, option, options_of
+from ampcompare.cli.forms import AllBut, Form, form, plain_form
+from ampcompare.cli.help import ARMS, COMPARISON, MACHINE, OUTPUT, SCRIPT, option, option_factory
 from ampcompare.cli.launching import count_processes, launch_options, options_by_name, save_at_signals
 from ampcompare.cli.output import note
 from ampcompare.cli.settings import ScriptCommand, request_from, script_options, show_metrics
@@ -28,16 +28,20 @@ from ampcompare.cli.shared_options import (
 from ampcompare.cli.values import FILE, FOLDER
 from ampcompare.experiment.plan import parse_vary
 from ampcompare.experiment.run_options import CompareOptions, to_seconds
-from ampcompare.settings.reads import TRAIN, VERIFY_RESUME
+from ampcompare.settings.reads import KEEP_STEP, TRAIN, VERIFY_RESUME
 from ampcompare.settings.script import SCRIPT_ARMS
 
 OF_RESUMPTION = ("arms", "reference", "backend", *ARM_FLAGS, "seeds", "compat_torch", "quiet", *SETTING_OPTIONS)
-FORMS = (
-    form("--verify-resume STEP", "resume_step", (*OF_RESUMPTION, "resume_args"), ", which trains no comparison"),
-    plain_form(AllBut(("resume_args",))),
-)
+OF_ONE_STEP = ("seeds", "seed_arg", "compat_torch", "quiet", *SETTING_OPTIONS)
+RESUME = form("--verify-resume STEP", "resume_step", (*OF_RESUMPTION, "resume_args"), ", which trains no comparison")
+CAPSULE = form("--capsule STEP", "capsule", OF_ONE_STEP, ", which keeps a step of one process of the script as it is")
+# What these print depends on every option of the comparison.
+LIST_METRICS = form("--list-metrics", "list_metrics", AllBut(("resume_args", "dry_run", "emit_cells")))
+DRY_RUN = form("--dry-run", "dry_run", AllBut(("resume_args", "emit_cells")))
+EMIT_CELLS = form("--emit-cells", "emit_cells", AllBut(("resume_args",)))
+FORMS = (RESUME, CAPSULE, LIST_METRICS, DRY_RUN, EMIT_CELLS, plain_form(AllBut(("resume_args",))))
 
-compare_option = options_of(CompareOptions)
+compare_option = option_factory(CompareOptions)
 
 
 @click.command(
@@ -155,7 +159,7 @@ compare_option = options_of(CompareOptions)
 @option("--progress-interval", metavar="TIME", group=OUTPUT, help="log progress every TIME  [default: 1m without bars]")
 @compare_option("--tensorboard", type=FOLDER, group=OUTPUT)
 @compare_option("--junit", type=FILE, group=OUTPUT)
-def command(**parameters: Any) -> int:
+def command(asked: Form, **parameters: Any) -> int:
     """Train a matrix of arms and seeds and print them side by side.
 
     All arms of one seed start from the same weights and see the same batches. Running the same command again resumes
@@ -166,11 +170,7 @@ def command(**parameters: Any) -> int:
 
     as_json, quiet, interval = parameters["as_json"], parameters["quiet"], parameters["progress_interval"]
     options = options_from(parameters)
-    if parameters["resume_step"] is not None:
-        return _verify_resume(options, parameters)
-    if parameters["capsule"] is not None:
-        return _keep_step_of_script(options, parameters["capsule"], has_script=parameters["script"] is not None)
-    if (code := answer_without_training(options, parameters)) is not None:
+    if (code := answer_without_comparing(asked, options, parameters)) is not None:
         return code
     notify_seconds = to_seconds("--progress-interval", interval) if interval else None
     with Display(quiet=quiet, bar=not parameters["no_progress"], notify_seconds=notify_seconds) as display:
@@ -223,6 +223,7 @@ def _keep_step_of_script(options: CompareOptions, step: int, *, has_script: bool
     if not has_script:
         raise ConfigError("--capsule keeps a step of a script: compare --capsule STEP -- SCRIPT ARGS...")
     require_torch()
+    KEEP_STEP.check(options.settings.layers)
     from ampcompare.script.legacy.settings import ExecSettings
     from ampcompare.script.legacy.target import target_of
     from ampcompare.script.replay.keep import keep_step
@@ -230,11 +231,6 @@ def _keep_step_of_script(options: CompareOptions, step: int, *, has_script: bool
     config = plan_comparison(options).plan.cells[0]
     script = config.script
     assert script is not None
-    if script.torchrun or script.shift_seeds is not None or script.first_weights is not None:
-        raise ConfigError(
-            "--capsule keeps a step of one process of the script as it is; leave out --nproc-per-node, --shift-seeds "
-            "and --first-weights"
-        )
     arguments = script.arguments_for(config.recipe.seed, "script", Path.cwd())
     settings = ExecSettings(
         device="cpu" if config.device == "cpu" else None, seed=config.recipe.seed, guards="off",
@@ -244,14 +240,18 @@ def _keep_step_of_script(options: CompareOptions, step: int, *, has_script: bool
     return keep_step(target, settings, step, Path("capsule.pt").absolute())
 
 
-def answer_without_training(options: CompareOptions, parameters: dict[str, Any]) -> int | None:
-    """List metrics, write the commands of cells or print the plan, and return the exit code; None for a comparison."""
+def answer_without_comparing(asked: Form, options: CompareOptions, parameters: dict[str, Any]) -> int | None:
+    """Do what is asked for in the place of a comparison, and return the exit code; None for a comparison."""
     from ampcompare.experiment.compare import emit_cells, plan_comparison, try_rows
     from ampcompare.experiment.preflight import require_any_trainable, require_followed_seeds
 
-    if parameters["list_metrics"]:
+    if asked is RESUME:
+        return _verify_resume(options, parameters)
+    if asked is CAPSULE:
+        return _keep_step_of_script(options, parameters["capsule"], has_script=parameters["script"] is not None)
+    if asked is LIST_METRICS:
         return show_metrics(plan_comparison(options).plan.cells[0])
-    if parameters["dry_run"]:
+    if asked is DRY_RUN:
         planned = plan_comparison(options)
         found = try_rows(planned)
         show_plan(planned, found, as_json=parameters["as_json"])
@@ -260,7 +260,8 @@ def answer_without_training(options: CompareOptions, parameters: dict[str, Any])
             if options.seeds is not None:
                 require_followed_seeds(found, planned.plan.seeds)
         return 0
-    if (file := parameters["emit_cells"]) is not None:
+    if asked is EMIT_CELLS:
+        file = parameters["emit_cells"]
         count = emit_cells(options, Path(file))
         click.echo(f"{count} commands are in {file}; when they have ended, run this again without --emit-cells")
         return 0

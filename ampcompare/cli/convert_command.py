@@ -11,20 +11,19 @@ import click
 from ampcompare.api.migration import convert_checkpoint
 from ampcompare.base.environment.extras import require_torch
 from ampcompare.base.errors import ConfigError
-from ampcompare.cli.forms import form, plain_form
-from ampcompare.cli.help import Command, option, options_of
+from ampcompare.cli.forms import Form, form, plain_form
+from ampcompare.cli.help import Command, option, option_factory
 from ampcompare.cli.shared_options import json_option
 from ampcompare.cli.values import LEVEL
 
 if TYPE_CHECKING:
     from ampcompare.training.checkpoint.convert.convert import Target
 
-convert_option = options_of(convert_checkpoint)
+convert_option = option_factory(convert_checkpoint)
 
-FORMS = (
-    form("--inspect", "inspect", ("source", "as_json"), ", which writes nothing"),
-    plain_form(("source", "target", "to", "opt_level", "save_apex_format", "static_scale", "as_json")),
-)
+INSPECT = form("--inspect", "inspect", ("source", "as_json"), ", which writes nothing")
+CONVERT = plain_form(("source", "target", "to", "opt_level", "save_apex_format", "static_scale", "as_json"))
+FORMS = (INSPECT, CONVERT)
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".tar", ".pkl", ".pickle")
 MAX_NAMED = 20
 
@@ -47,13 +46,14 @@ MAX_NAMED = 20
 @option("--inspect", is_flag=True, help="show what IN contains, and write nothing")
 @json_option()
 def command(
+    asked: Form,
     source: Path,
     target: Path | None,
     to: Target | None,
     opt_level: str | None,
     save_apex_format: bool,
     static_scale: bool | None,
-    inspect: bool,
+    inspect: bool,  # which asks for a form
     as_json: bool,
 ) -> int:
     """Convert a checkpoint between Apex and torch.amp, or inspect it.
@@ -65,7 +65,7 @@ def command(
     require_torch()
     if source.is_dir():
         raise ConfigError(_describe_folder(source))
-    if inspect:
+    if asked is INSPECT:
         from ampcompare.training.checkpoint.inspect import inspect_file, inspection_lines
 
         inspection = inspect_file(source)
@@ -74,7 +74,7 @@ def command(
     if target is None or to is None:
         raise click.UsageError("give OUT and --to native or --to apex, or --inspect")
     from ampcompare.training.checkpoint.convert.convert import convert_file
-    from ampcompare.training.checkpoint.inspect import conversion_lines
+    from ampcompare.training.checkpoint.inspect import conversion_report_lines
 
     result = convert_file(
         source, target, to, opt_level=opt_level, legacy_layout=save_apex_format, static_scale=static_scale or None
@@ -90,7 +90,7 @@ def command(
         "lost": result.lost,
         "notes": result.notes,
     }
-    _show_document(document, conversion_lines(document), as_json)
+    _show_document(document, conversion_report_lines(document), as_json)
     return 0
 
 

@@ -10,8 +10,8 @@ from ampcompare.api.diagnosis import diagnose as api_diagnose
 from ampcompare.api.diagnosis import look_ahead as api_look_ahead
 from ampcompare.backends.arm import parse_arms
 from ampcompare.base.errors import ConfigError
-from ampcompare.cli.forms import form, plain_form
-from ampcompare.cli.help import ARMS, OUTPUT, SCRIPT, option, options_of
+from ampcompare.cli.forms import Form, form, plain_form
+from ampcompare.cli.help import ARMS, OUTPUT, SCRIPT, option, option_factory
 from ampcompare.cli.launching import ended_by_signals
 from ampcompare.cli.output import note, text_width
 from ampcompare.cli.settings import WATCHED, ScriptCommand, watched_config, watched_script_options
@@ -23,13 +23,11 @@ DEFAULT_ARM = "apex:O2"
 
 # What both forms read, next to the settings in `settings/reads.py`.
 IN_BOTH = ("arms", "steps", "output_dir", "as_json", *WATCHED, *SETTING_OPTIONS)
-FORMS = (
-    form("--ahead", "ahead", (*IN_BOTH, "prefix", "twin"), ", which repeats no operation"),
-    plain_form((*IN_BOTH, "reference", "cures", "preflight")),
-)
+LOOK_AHEAD = form("--ahead", "ahead", (*IN_BOTH, "prefix", "twin"), ", which repeats no operation")
+FORMS = (LOOK_AHEAD, plain_form((*IN_BOTH, "reference", "cures", "preflight")))
 
-diagnose_option = options_of(api_diagnose)
-ahead_option = options_of(api_look_ahead)
+diagnose_option = option_factory(api_diagnose)
+ahead_option = option_factory(api_look_ahead)
 
 
 @click.command(
@@ -77,7 +75,7 @@ ahead_option = options_of(api_look_ahead)
     help="write diagnosis.json and .html into this folder, or outlook.*",
 )
 @json_option()
-def command(**parameters: Any) -> int:
+def command(asked: Form, **parameters: Any) -> int:
     """Find where numbers overflow or are lost, and what to keep in fp32.
 
     Trains for some steps, repeats every operation in fp32, and tests which modules or functions must stay in fp32 to
@@ -86,7 +84,7 @@ def command(**parameters: Any) -> int:
     With --ahead only the first steps are run, in fp32, and each arm gets one of three words: "will not hold",
     "no fault in sight", "cannot know".
     """
-    if parameters["ahead"]:
+    if asked is LOOK_AHEAD:
         return _print_outlook(parameters)
     from ampcompare.diagnosis.options import DiagnoseOptions
     from ampcompare.experiment.diagnose import diagnose

@@ -14,7 +14,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.environment.variables import CELL_FOLDER
 from ampcompare.base.errors import ConfigError
 from ampcompare.cli.forms import Form, form, plain_form
-from ampcompare.cli.help import Command, option, options_of
+from ampcompare.cli.help import Command, option, option_factory
 from ampcompare.cli.output import text_width
 from ampcompare.cli.values import FILE, LEVEL, Choice
 from ampcompare.script.legacy.settings import ExecSettings
@@ -22,7 +22,7 @@ from ampcompare.script.legacy.settings import ExecSettings
 if TYPE_CHECKING:
     from ampcompare.script.legacy.target import Target
 
-exec_option = options_of(ExecSettings)
+exec_option = option_factory(ExecSettings)
 IN_EACH = ("script", "arguments", "module", "device", "compat_torch")
 OF_RUNS = ("seed", "shift_seeds", "twin", "first_weights", "max_steps", "record", "ledger", "autocast_lists")
 
@@ -32,34 +32,33 @@ def _names_stack(values: Mapping[str, Any]) -> bool:
     return bool(values["stacks"]) or "@" in (values["arm"] or "")
 
 
-FORMS = (
-    form(
-        "--verify-resume STEP",
-        "verify_resume",
-        (*IN_EACH, "arm", "engine", "seed", "autocast_lists", "resume_args", "fault"),
-        ", which runs the script by itself, in this environment",
-    ),
-    form(
-        "--capsule STEP",
-        "capsule",
-        (*IN_EACH, "engine", "seed"),
-        ", which keeps a step of the script as it is, in this environment",
-    ),
-    Form(
-        "--stack",
-        frozenset({*IN_EACH, *OF_RUNS, "arm", "stacks"}),
-        _names_stack,
-        ", whose environment has its own",
-    ),
-    Form(
-        "--arm ARM",
-        frozenset({*IN_EACH, *OF_RUNS, "arm", "engine", "guards"}),
-        lambda values: values["arm"] is not None or (values["ledger"] and values["opt_level"] is None),
-        ", which sets it",
-        "--arm O2 sets the level, --arm script trains the script as it is",
-    ),
-    plain_form((*IN_EACH, "engine", "opt_level", "record", "autocast_lists", "guards")),
+VERIFY_RESUME = form(
+    "--verify-resume STEP",
+    "verify_resume",
+    (*IN_EACH, "arm", "engine", "seed", "autocast_lists", "resume_args", "fault"),
+    ", which runs the script by itself, in this environment",
 )
+KEEP_STEP = form(
+    "--capsule STEP",
+    "capsule",
+    (*IN_EACH, "engine", "seed"),
+    ", which keeps a step of the script as it is, in this environment",
+)
+IN_STACK = Form(
+    "--stack",
+    frozenset({*IN_EACH, *OF_RUNS, "arm", "stacks"}),
+    _names_stack,
+    ", whose environment has its own",
+)
+UNDER_ARM = Form(
+    "--arm ARM",
+    frozenset({*IN_EACH, *OF_RUNS, "arm", "engine", "guards"}),
+    lambda values: values["arm"] is not None or (values["ledger"] and values["opt_level"] is None),
+    ", which sets it",
+    "--arm O2 sets the level, --arm script trains the script as it is",
+)
+AS_IT_IS = plain_form((*IN_EACH, "engine", "opt_level", "record", "autocast_lists", "guards"))
+FORMS = (VERIFY_RESUME, KEEP_STEP, IN_STACK, UNDER_ARM, AS_IT_IS)
 USAGE = 2  # the exit code of argparse and click for an argument that they do not know
 
 
@@ -129,6 +128,7 @@ USAGE = 2  # the exit code of argparse and click for an argument that they do no
 @click.argument("script", metavar="SCRIPT", type=FILE)
 @click.argument("arguments", metavar="[ARGS]...", nargs=-1, type=click.UNPROCESSED)
 def command(
+    asked: Form,
     module: bool,
     ledger: bool,
     verify_resume: int | None,
@@ -146,18 +146,19 @@ def command(
     torchrun --nproc-per-node 2 -m ampcompare exec SCRIPT
     """
     call = ScriptCall(script, (*_local_rank(), *arguments), module)
-    in_stack = _names_stack({"stacks": stacks, **options})
-    if verify_resume is not None:
-        if in_stack:
+    if asked is VERIFY_RESUME:
+        assert verify_resume is not None
+        if _names_stack({"stacks": stacks, **options}):
             raise ConfigError(f"--verify-resume is for a script in this environment, and --arm is {options['arm']}")
         how = (verify_resume, resume_args, fault is not None)
         return _verify_resume(how, call, options)
-    if capsule is not None:
+    if asked is KEEP_STEP:
+        assert capsule is not None
         return _keep_step(capsule, call, options)
-    if ledger and options["arm"] is None and options["opt_level"] is None:
+    if asked is IN_STACK:
+        return _run_in_stack(stacks, call.python_arguments, ledger=ledger, **options)
+    if asked is UNDER_ARM and options["arm"] is None:
         options["arm"] = "script"
-    if in_stack:
-        return _run_in_stack(stacks, call.words, ledger=ledger, **options)
     if options["shift_seeds"] is not None and options["seed"] is None:
         raise ConfigError(
             f"--shift-seeds {options['shift_seeds']} adds an offset for the seed, and there is none; give --seed N too"
@@ -181,7 +182,7 @@ class ScriptCall:
     is_module: bool
 
     @property
-    def words(self) -> list[str]:
+    def python_arguments(self) -> list[str]:
         """What comes after `python` to start it."""
         return [*(["-m"] if self.is_module else []), self.script, *self.arguments]
 
@@ -307,7 +308,7 @@ def _say_what_was_shifted() -> None:
 
 def _say_what_ran(arm: Arm, *, whole: bool) -> None:
     """Write the ledger of a script, or which options had no effect, to stderr, since its output is its own."""
-    from ampcompare.results.analysis.pairing.declared import options_without_effect
+    from ampcompare.results.analysis.pairing.declared import ineffective_option_sentences
     from ampcompare.results.report.ledger import ledger_document
     from ampcompare.results.report.terminal import Terminal
     from ampcompare.script.prepare import script_ledger
@@ -317,7 +318,7 @@ def _say_what_ran(arm: Arm, *, whole: bool) -> None:
         click.echo("ampcompare: no step of an optimizer was seen, so that there is no ledger", err=True)
     elif whole and found is not None:
         click.echo(Terminal(text_width(), details=True).write(ledger_document(found, arm)), nl=False, err=True)
-    for sentence in () if whole or found is None else options_without_effect(arm, found):
+    for sentence in () if whole or found is None else ineffective_option_sentences(arm, found):
         click.echo(f"ampcompare: {sentence}", err=True)
 
 

@@ -28,15 +28,9 @@ def _names_model(values: Mapping[str, Any]) -> bool:
 
 
 IN_EACH = ("arm_text", "as_json")
-FORMS = (
-    form("a script", "script", (*IN_EACH, *WATCHED, *SETTING_OPTIONS)),
-    Form(
-        "a model named with --arch",
-        frozenset({*IN_EACH, "seed", *SETTING_OPTIONS}),
-        _names_model,
-    ),
-    plain_form(IN_EACH),
-)
+OF_SCRIPT = form("a script", "script", (*IN_EACH, *WATCHED, *SETTING_OPTIONS))
+OF_MODEL = Form("a model named with --arch", frozenset({*IN_EACH, "seed", *SETTING_OPTIONS}), _names_model)
+FORMS = (OF_SCRIPT, OF_MODEL, plain_form(IN_EACH))
 
 
 @click.command(
@@ -54,7 +48,7 @@ FORMS = (
 @watched_script_options
 @recipe_options(EXPLAIN)
 @json_option()
-def command(**parameters: Any) -> int:
+def command(asked: Form, **parameters: Any) -> int:
     """Explain a precision setting: dtypes, casts, torch.amp equivalent.
 
     ARM is an opt level such as O2, or any arm: bf16, half:bn_fp32, apex:O2,loss_scale=128. With --arch (or --config)
@@ -76,11 +70,11 @@ def command(**parameters: Any) -> int:
 
     arm, width, below = Arm.parse(parameters["arm_text"]), text_width(), ""
     document = explain_arm(arm).data()
-    if parameters["script"] is not None:
+    if asked is OF_SCRIPT:
         ran = _train_briefly(watched_config(parameters, str(arm), EXPLAIN))
         document["ledger"] = ran.model_dump()
         below = Terminal(width, details=True).write(ledger_document(ran, arm))
-    elif _names_model(parameters):
+    elif asked is OF_MODEL:
         config = watched_config(parameters, str(arm), EXPLAIN)
         check_cells([config])
         document["observed"] = observation = observe_in_child(config)

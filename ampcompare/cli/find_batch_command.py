@@ -10,7 +10,7 @@ import click
 from ampcompare.api.diagnosis import find_batch as api_find_batch
 from ampcompare.backends.arm import parse_arms
 from ampcompare.base.errors import ConfigError
-from ampcompare.cli.help import ARMS, MACHINE, Command, option, options_of
+from ampcompare.cli.help import ARMS, MACHINE, Command, option, option_factory
 from ampcompare.cli.launching import ended_by_signals
 from ampcompare.cli.output import note
 from ampcompare.cli.settings import request_from
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from ampcompare.experiment.find_batch import BatchLimit
 
-batch_option = options_of(api_find_batch)
+batch_option = option_factory(api_find_batch)
 
 
 @click.command(

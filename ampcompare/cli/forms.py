@@ -1,8 +1,9 @@
 """The forms of a command: what asks for each, and which of the command's options act in it.
 
 A command such as `judge` does several things: verdicts on a table, `--against`, `--logprobs`. An option that is given
-where the call asks for a form that does not read it is refused; none is without effect in silence. Which *settings* a
-command reads stands in `settings/reads.py`.
+where the call asks for a form that does not read it is refused; none is without effect in silence. Which form that is
+is decided here, once: the function of a command gets it as `asked`. Which *settings* a command reads stands in
+`settings/reads.py`.
 """
 
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
@@ -33,15 +34,6 @@ class Form:
     advice: str = "give both"
 
 
-def form(asked_by: str, parameter: str, reads: Iterable[str], because: str = "") -> Form:
-    """Return the form that a parameter asks for when it has a value; it is one of those that act."""
-
-    def is_asked(values: Mapping[str, Any]) -> bool:
-        return values[parameter] is not None and values[parameter] is not False  # 0 is a value
-
-    return Form(asked_by, frozenset({parameter, *reads}), is_asked, because)
-
-
 @dataclass(frozen=True)
 class AllBut:
     """Holds every name but some: what acts in a form with many options."""
@@ -52,22 +44,42 @@ class AllBut:
         return name not in self.names
 
 
+def form(asked_by: str, parameter: str, reads: Iterable[str] | AllBut, because: str = "", advice: str = "") -> Form:
+    """Return the form that a parameter asks for when it has a value; it is one of those that act."""
+
+    def is_asked(values: Mapping[str, Any]) -> bool:
+        return values[parameter] is not None and values[parameter] is not False  # 0 is a value
+
+    acting = reads if isinstance(reads, AllBut) else frozenset({parameter, *reads})
+    return Form(asked_by, acting, is_asked, because, advice or Form.advice)
+
+
 def plain_form(reads: Iterable[str] | AllBut) -> Form:
     """Return what a command does where no other form is asked for."""
     return Form("", reads if isinstance(reads, AllBut) else frozenset(reads))
 
 
-def check_forms(context: click.Context, forms: Sequence[Form]) -> None:
-    """Refuse an option of a call that does not act in the form which the call asks for.
+def asked_form(forms: Sequence[Form], values: Mapping[str, Any]) -> Form:
+    """Return what a command does: the first of its forms that is asked for; the last one always is.
+
+    Args:
+        forms: of the command.
+        values: of all parameters, by their names.
+    """
+    return next(each for each in forms if each.is_asked(values))
+
+
+def check_forms(context: click.Context, forms: Sequence[Form]) -> Form:
+    """Return the form that a call asks for; refuse an option that does not act in it.
 
     Args:
         context: of a parsed call.
-        forms: the first one that is asked for is what the command does; the last one is always asked for.
+        forms: of its command.
 
     Raises:
         ConfigError: names the option, and the form that it is for or that it is not for.
     """
-    asked = next(each for each in forms if each.is_asked(context.params))
+    asked = asked_form(forms, context.params)
     for parameter in given_parameters(context):
         if parameter.name in asked.reads:
             continue
@@ -76,6 +88,7 @@ def check_forms(context: click.Context, forms: Sequence[Form]) -> None:
             raise ConfigError(f"{name} is not for {asked.asked_by}{asked.because}; leave it out")
         others = [each for each in forms if parameter.name in each.reads and each.asked_by]
         raise ConfigError(f"{name} is for {' or '.join(each.asked_by for each in others)}; {others[-1].advice}")
+    return asked
 
 
 def given_parameters(context: click.Context) -> list[click.Parameter]:

@@ -23,7 +23,7 @@ MAX_WIDTH = 100
 BY_DEFAULT = re.compile(r"[;,.] by default (?=[^.]*$)", flags=re.IGNORECASE)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-OptionOf = Callable[..., Callable[[Any], Any]]  # of a parameter: what `options_of` returns
+OptionOf = Callable[..., Callable[[Any], Any]]  # of a parameter: what `option_factory` returns
 # The old names of options keep working: the group reads them as the new ones.
 OLD_NAMES = {
     "--convert-on-resume": "--resume-into-other-arm",
@@ -71,7 +71,7 @@ def default_of(function: Callable[..., Any], parameter: str) -> Any:
     return inspect.signature(function).parameters[parameter].default
 
 
-def options_of(source: Callable[..., Any]) -> OptionOf:
+def option_factory(source: Callable[..., Any]) -> OptionOf:
     """Return `option` for the parameters of a function or class: each brings its name, type, default and help.
 
     The help is the line of the docstring; "; by default X" at its end becomes "[default: X]". What is passed to the
@@ -133,7 +133,8 @@ class Command(click.Command):
     Args:
         common: flags that the short help shows, in order; without any it shows all.
         examples: lines of what is asked, each with the command that answers.
-        forms: what the command does by which options, the first one that is asked for; without any, one thing by all.
+        forms: what the command does by which options, the first one that is asked for, which its function gets as
+            `asked`; without any, one thing by all.
     """
 
     def __init__(
@@ -150,7 +151,7 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         if self.forms:
-            check_forms(ctx, self.forms)
+            ctx.params["asked"] = check_forms(ctx, self.forms)
         return super().invoke(ctx)
 
     def get_help_option_names(self, ctx: click.Context) -> list[str]:

@@ -12,7 +12,7 @@ import click
 from ampcompare.api.results_table import judge_against, judge_table
 from ampcompare.base.errors import AmpCompareError, ConfigError, UnusableInput
 from ampcompare.cli.comparison_output import details_option, terminal_text
-from ampcompare.cli.forms import form, plain_form, refuse_given
+from ampcompare.cli.forms import Form, asked_form, form, plain_form, refuse_given
 from ampcompare.cli.help import (
     ARMS,
     COMPARISON,
@@ -20,24 +20,23 @@ from ampcompare.cli.help import (
     Command,
     default_of,
     option,
-    options_of,
+    option_factory,
     variable_name,
 )
 from ampcompare.cli.output import say
 from ampcompare.cli.shared_options import json_option, margin_options
 from ampcompare.cli.values import FILE
 
-judge_option = options_of(judge_table)
+judge_option = option_factory(judge_table)
 GATES = ("--against", "--logprobs")
 VARIABLE = variable_name("judge", "--against")
 
 
 OF_TABLES = ("metric", "better", "margin", "sd")
-FORMS = (
-    form("--logprobs A B", "logprobs", ("twin", "as_json")),
-    form("--against OLD", "old", (*OF_TABLES, "table", "arm", "as_json")),
-    plain_form((*OF_TABLES, "table", "example", "reference", "time_margin", "objective", "details", "as_json")),
-)
+LOGPROBS = form("--logprobs A B", "logprobs", ("twin", "as_json"))
+AGAINST = form("--against OLD", "old", (*OF_TABLES, "table", "arm", "as_json"))
+TABLE = plain_form((*OF_TABLES, "table", "example", "reference", "time_margin", "objective", "details", "as_json"))
+FORMS = (LOGPROBS, AGAINST, TABLE)
 
 
 class _JudgeCommand(Command):
@@ -58,7 +57,7 @@ class _JudgeCommand(Command):
         try:
             return super().invoke(ctx)
         except (AmpCompareError, click.UsageError) as error:
-            if (ctx.params["old"] is None and ctx.params["logprobs"] is None) or error.exit_code not in (1, 2):
+            if asked_form(FORMS, ctx.params) is TABLE or error.exit_code not in (1, 2):
                 raise
             raise UnusableInput(
                 error.format_message() if isinstance(error, click.UsageError) else str(error)
@@ -82,8 +81,8 @@ class _JudgeCommand(Command):
 @option(
     "--reference", metavar="ARM", group=ARMS, help="arm that others are compared with  [default: fp32, else the first]"
 )
-@options_of(judge_against)("--against", "old", metavar="OLD", type=FILE, group=COMPARISON)
-@options_of(judge_against)("--arm", metavar="ARM", group=ARMS)
+@option_factory(judge_against)("--against", "old", metavar="OLD", type=FILE, group=COMPARISON)
+@option_factory(judge_against)("--arm", metavar="ARM", group=ARMS)
 @option(
     "--logprobs",
     nargs=2,
@@ -103,6 +102,7 @@ class _JudgeCommand(Command):
 @details_option
 @json_option()
 def command(
+    asked: Form,
     table: str | None,
     as_json: bool,
     example: bool,
@@ -125,7 +125,8 @@ def command(
     With --against OLD both are a table, a run directory or a report.json, and the answer is the exit code and one line
     of JSON: verdict, effect, interval, and the seeds that are still needed.
     """
-    if logprobs is not None:
+    if asked is LOGPROBS:
+        assert logprobs is not None
         return _judge_logprobs(logprobs, twin)
     from ampcompare.results.analysis.results_table import EXAMPLE, EXAMPLE_SD
     from ampcompare.results.report.base import FORMATS
@@ -134,7 +135,8 @@ def command(
         raise ConfigError("name one table, a CSV or Markdown file, or give --example")
     if options["margin"] is None:
         options["margin"] = default_of(judge_table, "margin")
-    if old is not None:
+    if asked is AGAINST:
+        assert old is not None
         return _judge_against(table, old, arm, options)
     if example and options["sd"] is None:
         options["sd"] = EXAMPLE_SD

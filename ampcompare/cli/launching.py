@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import click
 
 from ampcompare.base.errors import AmpCompareError, ConfigError, Ended
-from ampcompare.cli.help import PROCESSES, add_options, option, options_of
+from ampcompare.cli.help import PROCESSES, add_options, option, option_factory
 from ampcompare.cli.output import leave_closed_terminal
 from ampcompare.cli.shared_options import typed_command
 
@@ -30,7 +30,7 @@ def launch_options(function: Function) -> Function:
     """Add how many processes train a cell, and who starts them."""
     from ampcompare.experiment.run_options import LaunchOptions
 
-    option_of = partial(options_of(LaunchOptions), group=PROCESSES)
+    option_of = partial(option_factory(LaunchOptions), group=PROCESSES)
     options = [
         option(
             "--nproc-per-node",
@@ -116,7 +116,7 @@ def _at_signals(act: Callable[[str], None]) -> Iterator[None]:
     What `act` raises leaves the block, also where it has come up in a library that makes another error of it, as a
     module in C does of what interrupts an import.
     """
-    from ampcompare.experiment.launch.stop_signal import end_signals
+    from ampcompare.experiment.launch.stop_signal import end_signals_handled
 
     raised: list[Ended] = []
 
@@ -128,13 +128,10 @@ def _at_signals(act: Callable[[str], None]) -> Iterator[None]:
             raised.append(error)
             raise
 
-    before = [(number, signal.signal(number, end)) for number in end_signals()]
-    try:
-        yield
-    except Exception as error:
-        if raised and not isinstance(error, AmpCompareError):
-            raise raised[0] from error
-        raise
-    finally:
-        for number, handler in before:
-            signal.signal(number, handler)
+    with end_signals_handled(end):
+        try:
+            yield
+        except Exception as error:
+            if raised and not isinstance(error, AmpCompareError):
+                raise raised[0] from error
+            raise

@@ -3,7 +3,7 @@
 import click
 
 from ampcompare.api.migration import lint_paths
-from ampcompare.cli.help import Command, option, options_of
+from ampcompare.cli.help import Command, option, option_factory
 from ampcompare.cli.values import FILE, Choice
 
 
@@ -18,8 +18,8 @@ from ampcompare.cli.values import FILE, Choice
     epilog="Exit codes: 0 no findings; 1 findings; 2 usage, or a file that cannot be read, parsed or written. "
     "`# noqa: AMP201` on a line silences a code there.",
 )
-@options_of(lint_paths)("--fix")
-@options_of(lint_paths)("--torch-version", metavar="VERSION")
+@option_factory(lint_paths)("--fix")
+@option_factory(lint_paths)("--torch-version", metavar="VERSION")
 @option(
     "--format",
     "form",

@@ -8,26 +8,25 @@ import click
 
 from ampcompare.api.migration import migrate_script
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit
-from ampcompare.cli.forms import form, plain_form, refuse_given
-from ampcompare.cli.help import Command, option, options_of
+from ampcompare.cli.forms import Form, form, plain_form
+from ampcompare.cli.help import Command, option, option_factory
 from ampcompare.cli.output import note
 from ampcompare.cli.values import FILE, Choice
 
-FORMS = (
-    form(
-        "--verify-resume STEP",
-        "resume_step",
-        ("paths", "adapter", "resume_args", "convert"),
-        ", which runs two scripts and changes no file",
-    ),
-    form(
-        "--verify",
-        "verify",
-        ("paths", "adapter", "torch_version", "steps", "stack", "preflight"),
-        ", which changes no file: write when you have seen its verdict",
-    ),
-    plain_form(("paths", "adapter", "torch_version", "mode")),
+VERIFY_RESUME = form(
+    "--verify-resume STEP",
+    "resume_step",
+    ("paths", "adapter", "resume_args", "convert"),
+    ", which runs two scripts and changes no file",
 )
+VERIFY = form(
+    "--verify",
+    "verify",
+    ("paths", "adapter", "steps", "stack", "preflight"),
+    ", which changes no file and rewrites for the torch that is installed",
+)
+ADAPT = form("--adapter", "adapter", ("paths", "mode"), ", whose file runs on all versions of torch")
+FORMS = (VERIFY_RESUME, VERIFY, ADAPT, plain_form(("paths", "torch_version", "mode")))
 
 
 @click.command(
@@ -49,7 +48,7 @@ FORMS = (
     is_flag=True,
     help="leave the code, add one file with Apex's functions on torch.autocast, and import that in the place of Apex",
 )
-@options_of(migrate_script)("--torch-version", metavar="VERSION")
+@option_factory(migrate_script)("--torch-version", metavar="VERSION")
 @option("--verify", is_flag=True, help="run the script before and after the rewrite on the CPU, and compare each step")
 @option("--device", type=Choice(["cpu"]), default="cpu", expose_value=False, help="of --verify, which needs no other")
 @option("--steps", type=click.IntRange(min=1), default=20, show_default=True, help="of --verify")
@@ -80,6 +79,7 @@ FORMS = (
 )
 @click.argument("paths", metavar="PATHS...", nargs=-1, required=True, type=FILE)
 def command(
+    asked: Form,
     mode: str,
     adapter: bool,
     torch_version: str | None,
@@ -101,7 +101,8 @@ def command(
     rewritten on torch. With --stack old=/envs/old/bin/python the unchanged one runs there, with the Apex of that
     environment.
     """
-    if resume_step is not None:
+    if asked is VERIFY_RESUME:
+        assert resume_step is not None
         from ampcompare.base.environment.extras import require_torch
         from ampcompare.experiment.script_resume import verify_migrated_resume
 
@@ -115,9 +116,7 @@ def command(
             convert=convert,
             say=click.echo,
         )
-    if adapter:
-        refuse_given(("torch_version",), "is not for --adapter, whose file runs on all of them; leave it out")
-    if verify:
+    if asked is VERIFY:
         from ampcompare.base.environment.extras import require_torch
         from ampcompare.experiment.verify import verify_script
         from ampcompare.settings.stack import parse_stacks
@@ -136,7 +135,7 @@ def command(
         return verify_script(
             paths[0], list(paths[1:]), steps=steps, say=click.echo, check=first, adapter=adapter, stack=where
         )
-    if adapter:
+    if asked is ADAPT:
         return _adapt_paths(paths, write=mode == "write")
     return _migrate_paths(paths, torch_version, write=mode == "write")
 

@@ -8,7 +8,7 @@ import click
 
 from ampcompare.api.diagnosis import profile as api_profile
 from ampcompare.backends.arm import parse_arms
-from ampcompare.cli.help import ARMS, OUTPUT, SCRIPT, default_of, option, options_of
+from ampcompare.cli.help import ARMS, OUTPUT, SCRIPT, default_of, option, option_factory
 from ampcompare.cli.launching import ended_by_signals
 from ampcompare.cli.output import note, text_width
 from ampcompare.cli.settings import ScriptCommand, watched_config, watched_script_options
@@ -16,7 +16,7 @@ from ampcompare.cli.shared_options import json_option, recipe_options
 from ampcompare.cli.values import FOLDER
 from ampcompare.settings.reads import PROFILE
 
-profile_option = options_of(api_profile)
+profile_option = option_factory(api_profile)
 
 
 @click.command(

@@ -13,7 +13,8 @@ from ampcompare.base.errors import ConfigError, Ended
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.formatting import printable
 from ampcompare.cli.comparison_output import details_option, terminal_text
-from ampcompare.cli.help import ARMS, CHECKPOINTS, DATA, PROCESSES, option, options_of
+from ampcompare.cli.forms import AllBut, Form, form, plain_form
+from ampcompare.cli.help import ARMS, CHECKPOINTS, DATA, PROCESSES, option, option_factory
 from ampcompare.cli.launching import count_processes, launch_options, options_by_name, save_at_signals
 from ampcompare.cli.output import note, say
 from ampcompare.cli.settings import ScriptCommand, request_from, script_options, show_metrics
@@ -26,10 +27,17 @@ from ampcompare.settings.stack import StackConfig, arms_with_stacks, parse_stack
 if TYPE_CHECKING:
     from ampcompare.experiment.single_run import RunOutcome, Verification
 
+# What the first two print depends on every option of the run.
+LIST_METRICS = form("--list-metrics", "list_metrics", AllBut(("dry_run", "verify_resume")))
+DRY_RUN = form("--dry-run", "dry_run", AllBut(("verify_resume",)))
+VERIFY_RESUME = form("--verify-resume", "verify_resume", AllBut(()))
+FORMS = (LIST_METRICS, DRY_RUN, VERIFY_RESUME, plain_form(AllBut(())))
+
 
 @click.command(
     "run",
     cls=ScriptCommand,
+    forms=FORMS,
     common=[
         *("--arm", "--opt-level", "--arch", "--data", "--data-dir", "--epochs", "--batch-size", "--lr", "--optimizer"),
         *("--recipe", "--device", "--seed", "--resume", "--output-dir", "--json"),
@@ -66,9 +74,9 @@ if TYPE_CHECKING:
     help="train with and without a stop, compare bit for bit; exit with 1 if they differ",
 )
 @launch_options
-@options_of(LaunchOptions)("--dist-url", metavar="URL", group=PROCESSES)
+@option_factory(LaunchOptions)("--dist-url", metavar="URL", group=PROCESSES)
 @output_options
-def command(**parameters: Any) -> int:
+def command(asked: Form, **parameters: Any) -> int:
     """Train one arm and print its row.
 
     Defaults to fp32 on the bundled digits. Running the same command again shows the finished record.
@@ -83,13 +91,13 @@ def command(**parameters: Any) -> int:
         sources = sources.begin_from(name, parse_stacks(parameters["stacks"]))
     config = sources.config.model_copy(update={"stack": _stack_of(parameters)})
     options = options_by_name(RunOptions, parameters, config=config)
-    if parameters["list_metrics"]:
+    if asked is LIST_METRICS:
         return show_metrics(options.config)
-    if parameters["dry_run"]:
+    if asked is DRY_RUN:
         check_run(options)
         click.echo(dump_json(options.config))
         return 0
-    if parameters["verify_resume"]:
+    if asked is VERIFY_RESUME:
         with Display(quiet=quiet, bar=not parameters["no_progress"]) as display:
             verification = verify_single(options, observer=display, while_running=save_at_signals)
         _show_verification(verification, as_json=as_json)
@@ -125,7 +133,7 @@ def _stack_of(parameters: Mapping[str, Any]) -> StackConfig | None:
 
 def _show_run(outcome: RunOutcome, *, as_json: bool, quiet: bool, details: bool) -> None:
     """Print the row of a run or the record as JSON, and the error of one that failed."""
-    from ampcompare.results.analysis.pairing.declared import options_without_effect
+    from ampcompare.results.analysis.pairing.declared import ineffective_option_sentences
     from ampcompare.results.analysis.summary import summarize
     from ampcompare.results.records.run import dump_json
 
@@ -140,8 +148,9 @@ def _show_run(outcome: RunOutcome, *, as_json: bool, quiet: bool, details: bool)
     elif not as_json:
         row = summarize([record], arms=[record.arm], reference=record.arm)
         say(terminal_text(row, details=details), nl=False)
-        for sentence in [] if record.ledger is None else options_without_effect(Arm.parse(record.arm), record.ledger):
-            note(f"ampcompare: {sentence}")
+        if record.ledger is not None:
+            for sentence in ineffective_option_sentences(Arm.parse(record.arm), record.ledger):
+                note(f"ampcompare: {sentence}")
         if not quiet:
             click.echo(f"record: {outcome.cell / CellFile.RECORD}", err=True)
 

@@ -6,14 +6,24 @@ from dataclasses import asdict
 import click
 
 from ampcompare.base.shim.switch import ShimStatus, shim_status, switch_off, switch_on
+from ampcompare.cli.forms import Form, plain_form
 from ampcompare.cli.help import Command, option
 from ampcompare.cli.shared_options import json_option
 from ampcompare.cli.values import Choice
+
+ON = Form(
+    "shim on",
+    frozenset({"action", "answered", "as_json"}),
+    lambda values: values["action"] == "on",
+    advice="write: ampcompare shim on --for LIBRARY",
+)
+FORMS = (ON, plain_form(("action", "as_json")))
 
 
 @click.command(
     "shim",
     cls=Command,
+    forms=FORMS,
     examples=[
         ("`from apex import amp` in your scripts, whether Apex lacks it or is not there:", "ampcompare shim on"),
         ("What it adds here:", "ampcompare shim status"),
@@ -31,16 +41,14 @@ from ampcompare.cli.values import Choice
 )
 @json_option()
 @click.argument("action", metavar="on|off|status", type=Choice(["on", "off", "status"]))
-def command(action: str, answered: tuple[str, ...], as_json: bool) -> int:
+def command(asked: Form, action: str, answered: tuple[str, ...], as_json: bool) -> int:
     """Make `from apex import amp` work in this environment, or undo that.
 
     `on` writes two files into site-packages, which `off` removes. Next to NVIDIA's Apex without amp they add amp,
     parallel and fp16_utils for everybody. Where there is no Apex your own code gets ampcompare's engine, and libraries
     that look for Apex, such as transformers, Megatron and timm, still find none.
     """
-    if answered and action != "on":
-        raise click.UsageError("--for is for `ampcompare shim on`.")
-    if action == "on":
+    if asked is ON:
         status = switch_on(answered)
     else:
         status = switch_off() if action == "off" else shim_status()

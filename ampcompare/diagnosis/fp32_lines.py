@@ -27,7 +27,7 @@ ONE_TYPE = frozenset(
 
 
 @contextmanager
-def lines_in_fp32(lines: Iterable[str], called: set[str]) -> Iterator[None]:
+def run_lines_in_fp32(lines: Iterable[str], called: set[str]) -> Iterator[None]:
     """Run the torch functions that are called from `lines`, each file:line, in fp32; add their names to `called`."""
     kept = frozenset(lines)
     with _InFp32(kept, called) if kept else nullcontext():

@@ -49,7 +49,7 @@ class Change:
 
     def applied_to(self, arm: Arm) -> Arm:
         names = [name.rpartition(":")[2] for name in self.modules]  # a pattern is of every model
-        kept = [*filter(None, str(arm.options.get("keep_fp32", "")).split("|")), *names]
+        kept = [*filter(None, arm.keep_fp32.split("|")), *names]
         changed = dict(self.options)
         if self.modules:
             changed["keep_fp32"] = "|".join(kept)

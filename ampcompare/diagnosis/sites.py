@@ -95,7 +95,7 @@ class Sites:
                 self._listed[at] = [(f"{prefix}{name}", param) for name, param in model.named_parameters()]
             yield from self._listed[at]
 
-    def follow(self, models: Iterable[nn.Module]) -> None:
+    def hook_modules(self, models: Iterable[nn.Module]) -> None:
         """Install hooks on every module of `models`; several models have their place in front of their names."""
         models = list(models)
         for place, model in enumerate(models):
@@ -137,7 +137,7 @@ class Sites:
         if self._stack:
             self._stack.pop()
 
-    def forget(self) -> None:
+    def forget_step(self) -> None:
         """Forget the nodes of a step that is over."""
         self._made.clear()
         self._stack.clear()

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ampcompare.base.tensors.products import dtype_name
-from ampcompare.diagnosis.fp32_lines import lines_in_fp32
+from ampcompare.diagnosis.fp32_lines import run_lines_in_fp32
 from ampcompare.diagnosis.fp32_reference import Fp32Reference
 from ampcompare.diagnosis.observation import Observation, StepFacts
 from ampcompare.diagnosis.operation_watch import Key, OperationWatch, no_modes
@@ -55,7 +55,7 @@ class StepWatch(StepObserver):
 
     def begin(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
         """Follow models and optimizers, enter the modes, and begin with the first step."""
-        self.sites.follow(models)
+        self.sites.hook_modules(models)
         for optimizer in optimizers:
             self._stack.callback(optimizer.register_step_pre_hook(self.updates.before_step).remove)
             self._stack.callback(optimizer.register_step_post_hook(self.updates.after_step).remove)
@@ -64,7 +64,7 @@ class StepWatch(StepObserver):
 
     def open(self) -> None:
         self._stack.callback(self.sites.close)
-        self._stack.enter_context(lines_in_fp32(self._kept_lines, self.observation.functions))
+        self._stack.enter_context(run_lines_in_fp32(self._kept_lines, self.observation.functions))
         self._stack.enter_context(self.operations)
 
     def close(self) -> None:
@@ -89,7 +89,7 @@ class StepWatch(StepObserver):
 
     def end_step(self, applied: bool, optimizers: Sequence[Optimizer]) -> None:
         """Hand over what the step has shown, in which `optimizers` have changed weights."""
-        self.sites.forget()
+        self.sites.forget_step()
         step = self.operations.drain()
         updates = self.updates.take()
         stepped = {update.parameter for update in updates}

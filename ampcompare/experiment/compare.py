@@ -47,9 +47,9 @@ from ampcompare.experiment.sources import (
 from ampcompare.results.analysis.effects.accuracy import accuracy_effects, accuracy_margin
 from ampcompare.results.analysis.gates import Check, Gate, VerdictGate, check_gates, parse_gate
 from ampcompare.results.analysis.inference.alpha_spending import error_rate_of_next
-from ampcompare.results.analysis.inference.criteria import Criteria, check_margin, criteria_of, parse_margin
 from ampcompare.results.analysis.inference.effect import Effect
 from ampcompare.results.analysis.inference.sample_size import stein_pairs
+from ampcompare.results.analysis.inference.terms import Terms, check_margin, parse_margin, terms_of
 from ampcompare.results.records.comparison import Comparison, Look
 from ampcompare.results.records.metric import Metric, metrics_of
 from ampcompare.results.records.preflight import Preflight
@@ -80,7 +80,7 @@ class PlannedComparison:
     rows: tuple[Row, ...]
     plan: Plan
     folder: Path
-    criteria: Criteria
+    terms: Terms
     gates: tuple[Gate | VerdictGate, ...]
     baseline: Comparison | None
 
@@ -137,12 +137,12 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
     sources = collect_settings(options.settings, TRAIN)
     if options.first_weights is not None:
         sources = sources.begin_from(options.first_weights, options.stacks)
-    margins = (options.margin, sources.matrix.margin, Criteria.margin)
+    margins = (options.margin, sources.matrix.margin, Terms.margin)
     margin, metrics = next(value for value in margins if value is not None), _known_metrics(sources)
     gates = tuple(parse_gate(text, metrics) for text in options.fail_on)
     if metrics is not None:
         check_margin(parse_margin(margin), metrics[0])
-    criteria = Criteria(
+    terms = Terms(
         margin, options.time_margin / 100, prefer=options.objective, tag=options.tag, looks=options.looks,
         loss_margin=options.loss_margin / 100,
     )  # fmt: skip
@@ -172,7 +172,7 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
     run = RunDirectory(folder)
     run.check_name()
     plan = run.in_recorded_order(plan)
-    return PlannedComparison(options, sources, rows, plan, folder, criteria, gates, baseline)
+    return PlannedComparison(options, sources, rows, plan, folder, terms, gates, baseline)
 
 
 def _make_plan(options: CompareOptions, sources: SettingsSources, rows: Sequence[Row], seeds: Sequence[int]) -> Plan:
@@ -215,7 +215,7 @@ def run_comparison(
 
     shared: dict[str, Any] = {
         "command": options.command,
-        "terms": planned.criteria,
+        "terms": planned.terms,
         "force": options.force,
         "jobs": len(places.all),
         "observer": observer,
@@ -268,7 +268,7 @@ def emit_cells(options: CompareOptions, file: Path) -> int:
     run, launcher = RunDirectory(planned.folder), LocalLauncher()
     with run.hold(launcher, command=options.command):
         running = RunningPlan(
-            planned.plan, run, launcher, command=options.command, terms=planned.criteria, force=options.force,
+            planned.plan, run, launcher, command=options.command, terms=planned.terms, force=options.force,
             observer=Observer(),
         )  # fmt: skip
         cells = [running.cell(index) for index in running.missing(range(len(planned.plan.cells)))]
@@ -336,7 +336,7 @@ def seeds_needed(comparison: Comparison, error_rate: float) -> tuple[int, str]:
     """
     arms, reference = [row.arm for row in comparison.arms], comparison.reference
     runs = [record for record in comparison.records if record.arm == reference]
-    margin = accuracy_margin(runs, reference, criteria_of(comparison), comparison.metric)
+    margin = accuracy_margin(runs, reference, terms_of(comparison), comparison.metric)
     effects = accuracy_effects(comparison.records, arms, reference, margin.error_share)
     able = {arm: effect for arm, effect in effects.items() if effect.testable}
     alpha = error_rate / max(1, len(able))
@@ -352,7 +352,7 @@ def _spread_of_effect(effect: Effect) -> float:
     return max(effect.error, effect.margin_error or 0.0) * math.sqrt(effect.pairs)
 
 
-def _seeds_needed_at_look(pilot: Comparison, size: int, looks: Sequence[Look], terms: Criteria) -> tuple[int, str]:
+def _seeds_needed_at_look(pilot: Comparison, size: int, looks: Sequence[Look], terms: Terms) -> tuple[int, str]:
     """Return how many seeds the next look needs, or an earlier one that got them: the same command asks no more."""
     for look in looks:
         if look.error_rate and look.margin == terms.margin:
@@ -368,7 +368,7 @@ def run_auto(
     folder: Path,
     launcher: Launcher,
     *,
-    terms: Criteria,
+    terms: Terms,
     budget_seconds: float,
     observer: Observer | None = None,
     save: Callable[[Comparison, Path], None] | None = None,

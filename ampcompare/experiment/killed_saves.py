@@ -74,7 +74,11 @@ def _resumed_step(trace: Trace, whole: Trace) -> tuple[bool, str]:
     """Return from which step a start resumes, and whether all of its state is of that step."""
     state = trace.steps[0].state
     steps = {
-        role: [at for at, step in enumerate(whole.steps) if _is_same(step.value(role), trace.steps[0].value(role))]
+        role: [
+            at
+            for at, step in enumerate(whole.steps)
+            if _agrees_on_common_keys(step.value(role), trace.steps[0].value(role))
+        ]
         for role in OF_STATE
         if state.get(role) or role in ("loss scale", "learning rate")
     }
@@ -90,7 +94,7 @@ def _resumed_step(trace: Trace, whole: Trace) -> tuple[bool, str]:
     return True, f"resumes behind step {at[0]}"
 
 
-def _is_same(due: Any, given: Any) -> bool:
+def _agrees_on_common_keys(due: Any, given: Any) -> bool:
     """Return whether values are equal; of tensors by name those that both have, as a model may be called later."""
     if not isinstance(due, dict) or not isinstance(given, dict):
         return bool(due == given)

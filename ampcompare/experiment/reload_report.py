@@ -19,7 +19,7 @@ from ampcompare.experiment.run_directory import RunDirectory, StoredPlan, row_of
 from ampcompare.results.analysis.conclusions.headline import headline
 from ampcompare.results.analysis.conclusions.next_step import next_steps
 from ampcompare.results.analysis.inference.alpha_spending import error_rate_of_next
-from ampcompare.results.analysis.inference.criteria import criteria_of
+from ampcompare.results.analysis.inference.terms import terms_of
 from ampcompare.results.analysis.inference.verdict import SequentialDesign
 from ampcompare.results.analysis.pairing.comparability import changed_settings
 from ampcompare.results.analysis.pairing.record_checks import read_checked
@@ -163,7 +163,7 @@ def _comparison_of_report(path: Path, comparison: Comparison, reference: str | N
         raise RecordError(f"{path} holds no runs, only their summary against {comparison.reference}")
     return summarize(
         comparison.records, arms=[row.arm for row in comparison.arms], reference=chosen, command=comparison.command,
-        order=comparison.order, terms=criteria_of(comparison), design=SequentialDesign(0, 0, notes=(_NO_JOURNAL,)),
+        order=comparison.order, terms=terms_of(comparison), design=SequentialDesign(0, 0, notes=(_NO_JOURNAL,)),
         published=comparison.published,
     )  # fmt: skip
 

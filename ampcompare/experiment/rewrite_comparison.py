@@ -297,7 +297,7 @@ def _other_gradients(original: Run, rewritten: Run) -> str:
             if not taken or first is None or second is None or (first < MIN_NORM and second < MIN_NORM):
                 continue
             # Of the first step, the same losses have the same gradients.
-            factor = OF_FIRST_NORM if index == 0 and _begin_alike(original, rewritten) else OF_NORM
+            factor = OF_FIRST_NORM if index == 0 and _has_equal_first_losses(original, rewritten) else OF_NORM
             if not (first <= factor * second and second <= factor * first) and _difference(first, second):
                 where = f"step {index + 1} of optimizer {int(number) + 1}"
                 return f"gradients: {DIFFERENT}; first at {where}: norm {first:.3g} against {second:.3g}"
@@ -344,7 +344,7 @@ def _is_taken(run: Run, number: str, index: int) -> bool:
     return index < len(steps) and steps[index]
 
 
-def _begin_alike(original: Run, rewritten: Run) -> bool:
+def _has_equal_first_losses(original: Run, rewritten: Run) -> bool:
     """Return whether the losses of the first step are equal to the last bit."""
     differences = _differences(original, rewritten)
     passes = max(1, len(original.losses) // max(1, len(original.applied)))

@@ -27,7 +27,7 @@ from ampcompare.base.secrets import hide
 from ampcompare.experiment.launch.cell_files import code_folder, remove_leftovers
 from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.plan import Plan
-from ampcompare.results.analysis.inference.criteria import Criteria
+from ampcompare.results.analysis.inference.terms import Terms
 from ampcompare.results.analysis.pairing.comparability import foreign_steps_text
 from ampcompare.results.analysis.pairing.record_checks import check_record, read_checked
 from ampcompare.results.records.comparison import Look, Published
@@ -68,7 +68,7 @@ class StoredPlan(BaseModel):
     order_seed: int | None = None
     timing_rounds: int = 0
     command: str
-    terms: Criteria = Criteria()
+    terms: Terms = Terms()
     cells: dict[ArmLabel, str]
     pilot: list[int] = []
     published: Published | None = None
@@ -76,7 +76,7 @@ class StoredPlan(BaseModel):
     preflight: Preflight | None = None
 
     @classmethod
-    def of(cls, plan: Plan, *, command: str, terms: Criteria, pilot: Collection[int]) -> StoredPlan:
+    def of(cls, plan: Plan, *, command: str, terms: Terms, pilot: Collection[int]) -> StoredPlan:
         """Return what is stored of a plan."""
         names = ("arms", "reference", "seeds", "order", "order_seed", "timing_rounds", "published")
         cells = {label: cell.digest() for label, cell in zip(plan.order, plan.cells, strict=True)}
@@ -294,7 +294,7 @@ class RunDirectory:
         except RecordError as error:
             return _set_aside(path, CellFile.REJECTED, error)
 
-    def trained_by_any_launcher(self, config: RunConfig, others: Collection[str]) -> tuple[RunConfig, Reuse]:
+    def find_reusable_cell(self, config: RunConfig, others: Collection[str]) -> tuple[RunConfig, Reuse]:
         """Return a cell and its record; that of another launcher where it has one alone.
 
         A launcher changes no weight or loss. It is part of a cell's name all the same, so that launchers can be rows of

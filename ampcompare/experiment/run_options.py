@@ -18,7 +18,7 @@ from ampcompare.experiment.launch.places import Places
 from ampcompare.experiment.matrix import find_setting
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.sources import SettingsRequest, collect_settings
-from ampcompare.results.analysis.inference.criteria import Criteria, Preference
+from ampcompare.results.analysis.inference.terms import Preference, Terms
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.layers import Layer
 from ampcompare.settings.reads import RECIPE_OBJECT, TRAIN
@@ -206,12 +206,12 @@ class CompareOptions:
         output_dir: str | Path | None = None,
         force: bool = False,
         margin: float | str | None = None,
-        time_margin: float = 100 * Criteria.time_margin,
-        loss_margin: float = 100 * Criteria.loss_margin,
-        looks: int | None = Criteria.looks,
-        objective: Preference = Criteria.prefer,
+        time_margin: float = 100 * Terms.time_margin,
+        loss_margin: float = 100 * Terms.loss_margin,
+        looks: int | None = Terms.looks,
+        objective: Preference = Terms.prefer,
         prefer: Preference | None = None,
-        tag: str = Criteria.tag,
+        tag: str = Terms.tag,
         budget: float | str | None = None,
         jobs: int | Literal["auto"] | None = None,
         gpus: str | None = None,

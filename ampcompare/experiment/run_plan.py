@@ -27,7 +27,7 @@ from ampcompare.experiment.plan import Plan, device_of_cells
 from ampcompare.experiment.preflight import preflight, require_any_trainable, require_followed_seeds
 from ampcompare.experiment.run_directory import Reuse, RunDirectory, StoredPlan, with_label
 from ampcompare.experiment.timing_rounds import run_timing_rounds
-from ampcompare.results.analysis.inference.criteria import Criteria
+from ampcompare.results.analysis.inference.terms import Terms
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.preflight import ArmTrial
@@ -46,7 +46,7 @@ def run_plan(
     launcher: Launcher,
     *,
     command: str = "",
-    terms: Criteria | None = None,
+    terms: Terms | None = None,
     force: bool = False,
     jobs: int = 1,
     observer: Observer | None = None,
@@ -81,7 +81,7 @@ def run_plan(
     observer = observer or Observer()
     launcher.on_note = observer.note
     running = RunningPlan(
-        plan, RunDirectory(folder), launcher, command=command, terms=terms or Criteria(), force=force, pilot=pilot,
+        plan, RunDirectory(folder), launcher, command=command, terms=terms or Terms(), force=force, pilot=pilot,
         observer=observer, save=save,
     )  # fmt: skip
     plan, records = running.plan, running.records
@@ -150,7 +150,7 @@ class RunningPlan:
         launcher: Launcher,
         *,
         command: str,
-        terms: Criteria,
+        terms: Terms,
         force: bool = False,
         pilot: Collection[int] = (),
         observer: Observer,
@@ -169,7 +169,7 @@ class RunningPlan:
         if not force:
             # Timing rounds are made by this launcher, with cells that it has trained.
             others = set() if plan.timing_rounds else run.cell_names() - {cell.digest() for cell in plan.cells}
-            cells, self._known = zip(*(run.trained_by_any_launcher(cell, others) for cell in plan.cells), strict=True)
+            cells, self._known = zip(*(run.find_reusable_cell(cell, others) for cell in plan.cells), strict=True)
             plan = replace(plan, cells=cells)
         self.plan = plan
         self._every = range(len(plan.cells))

@@ -21,7 +21,7 @@ from ampcompare.experiment.rewrite_comparison import (
     differ_in_weights_alone,
     differ_more_than_twin,
 )
-from ampcompare.experiment.script_process import ENGINE, require_script, run_script
+from ampcompare.experiment.script_process import ENGINE, require_script, run_script_in_child
 from ampcompare.experiment.script_run import UNKNOWN, Run
 from ampcompare.script.legacy.target import CALLS_APEX
 from ampcompare.settings.stack import StackConfig
@@ -68,7 +68,7 @@ def verify_script(
     migrate_whole([script], adapter=adapter)
     check()
     with tempfile.TemporaryDirectory(prefix="ampcompare-verify-") as folder:
-        run: Callable[..., Run] = functools.partial(run_script, script, arguments, steps=steps)
+        run: Callable[..., Run] = functools.partial(run_script_in_child, script, arguments, steps=steps)
         if stack is not None:
             run = functools.partial(run, first_weights=Path(folder, CellFile.WEIGHTS))
         return _Verification(path, arguments, run, say, adapter=adapter, stack=stack).verify()

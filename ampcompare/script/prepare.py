@@ -69,7 +69,7 @@ def run_script(
     status = execute(target, settings, prepare=prepare or prepare_arm_process, explain=_explain_by_arm)
     # A child process that trains past the arm refuses to.
     if status == 0 and not _stand_ins[-1].has_acted() and not child_processes.num_started():
-        under = "" if settings.arm == "script" else f" under {settings.arm}"
+        under = "" if present_stand_in().arm.is_as_written else f" under {settings.arm}"
         note(
             f"the script has ended, and nothing was trained{under}: no optimizer of torch has updated the weights "
             "of a module that it ran; check that it trains with these arguments"
@@ -144,7 +144,7 @@ def prepare_arm_process(settings: ExecSettings, *, child: str | None = None) -> 
             watch = Watch(rows.recorder, settings.max_steps, half)
         for_cuda = settings.device == "cpu"
         _stand_ins.append(StandIn(arm, rows, engine=settings.engine, watch=watch, for_cuda=for_cuda))
-        return arm.is_as_written or arm.spec.calls_apex
+        return _stand_ins[-1].keeps_apex
 
     # The guards know Apex and torch.amp as they are, not what stands behind them.
     guards = settings.guards if arm.spec.calls_apex else "off"

@@ -390,7 +390,7 @@ def _averages(models: list[nn.Module], owned: set[int], owners: list[Any]) -> di
     parts = {id(part) for model in models for part in model.modules()}
     places = {parameter.data_ptr() for model in models for parameter in model.parameters()}
     of_models = [Counter(tuple(each.shape) for each in model.parameters()) for model in models]
-    for name, value in itertools.chain(_variables(), _attributes(owners)):
+    for name, value in itertools.chain(_script_variables(), _attributes(owners)):
         tensors = [] if id(value) in parts else _tensors_held(value)
         if not tensors or not all(issubclass(type(each), Tensor) for each in tensors):
             continue
@@ -417,7 +417,7 @@ def _tensors_held(value: Any) -> list[Any]:
     return list(tuple.__iter__(value)) if issubclass(kind, tuple) else []
 
 
-def _variables() -> Iterator[tuple[str, Any]]:
+def _script_variables() -> Iterator[tuple[str, Any]]:
     """Yield the variables of the functions of the script that run, its globals, and attributes of its own objects."""
     spaces: list[Any] = []
     frame: Any = sys._getframe(1)

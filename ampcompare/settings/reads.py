@@ -110,6 +110,8 @@ def _is_in(path: str, known: frozenset[str]) -> bool:
 TRAIN = CommandReads("a run", EVERY, SCRIPT_CELL | SCRIPT_RECORD)
 # The script is started as it is, to save and to resume by itself.
 VERIFY_RESUME = CommandReads("compare --verify-resume", frozenset(), frozenset({"device"}))
+# One step of the script as it is, in this process.
+KEEP_STEP = CommandReads("compare --capsule", frozenset(), frozenset({"device"}))
 EXPLAIN = CommandReads(
     "explain",
     (ASSEMBLY | ARITHMETIC | {"recipe.compile"}) - {"recipe.schedule.gamma", "recipe.schedule.step_epochs"},  # one step

@@ -93,14 +93,14 @@ class CallFollower(abc.ABC):
         """Return what the arguments of a call are, by parameter."""
         return {}
 
-    def spelled_out(self, test: ast.expr, frame: Frame) -> ast.expr:
+    def substitute_arguments(self, test: ast.expr, frame: Frame) -> ast.expr:
         """Return a condition in the words of the function that was begun with: a parameter as its argument."""
         if isinstance(test, ast.UnaryOp):
-            return ast.UnaryOp(test.op, self.spelled_out(test.operand, frame))
+            return ast.UnaryOp(test.op, self.substitute_arguments(test.operand, frame))
         if isinstance(test, ast.BoolOp):
-            return ast.BoolOp(test.op, [self.spelled_out(value, frame) for value in test.values])
+            return ast.BoolOp(test.op, [self.substitute_arguments(value, frame) for value in test.values])
         if isinstance(test, ast.Compare):
-            return ast.Compare(self.spelled_out(test.left, frame), test.ops, test.comparators)
+            return ast.Compare(self.substitute_arguments(test.left, frame), test.ops, test.comparators)
         return self.spell(test, frame)
 
     def spell(self, test: ast.expr, frame: Frame) -> ast.expr:
@@ -154,7 +154,7 @@ class CallFollower(abc.ABC):
                 return None
             if isinstance(statement, ast.If):
                 self._expression(statement.test, statement, frame)
-                test = self.spelled_out(statement.test, frame)
+                test = self.substitute_arguments(statement.test, frame)
                 branches = ((statement.body, True), (statement.orelse, False))
                 known = [
                     self._block(branch, replace(frame, facts=narrow(frame.facts, test, holds)))
@@ -220,7 +220,7 @@ class CallFollower(abc.ABC):
             self._reached += 1
             inner = frame
             for test, holds in tests:
-                inner = replace(inner, facts=narrow(inner.facts, self.spelled_out(test, frame), holds))
+                inner = replace(inner, facts=narrow(inner.facts, self.substitute_arguments(test, frame), holds))
             self.reach(each, statement, inner)
 
     def _inside(self, node: ast.AST, tests: Tests) -> Iterator[tuple[ast.AST, Tests]]:

@@ -137,7 +137,7 @@ class Edits:
             self.shared.add(body[0])
             return
         outer, inner = module.indent(statement), module.indent(body[0])
-        top, begin = module.first_line(statement), self._first_line(statement, body)
+        top, begin = module.first_line(statement), self._block_start_line(statement, body)
         end = body[-1].end_lineno or body[-1].lineno
         self._spans[(module.starts[top - 1], module.starts[begin - 1])] = ""
         self._unwrapped[statement] = begin
@@ -155,7 +155,7 @@ class Edits:
         if last > end and last in self._lines:
             self._line(end).after += self._lines[last].after
 
-    def _first_line(self, statement: ast.stmt, body: list[ast.stmt]) -> int:
+    def _block_start_line(self, statement: ast.stmt, body: list[ast.stmt]) -> int:
         """Return where a block begins, with the comments above its first statement."""
         module = self.module
         line, top = module.first_line(body[0]), module.first_line(statement)

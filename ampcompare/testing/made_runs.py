@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from ampcompare.results.analysis.inference.criteria import Criteria
+from ampcompare.results.analysis.inference.terms import Terms
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.evaluation import EpochResult
@@ -88,4 +88,4 @@ def make_comparison(
         ConfigError: the records are of several tasks, or a margin does not apply to their metric.
     """
     rows = list(arms or dict.fromkeys(record.arm for record in records))
-    return summarize(records, arms=rows, reference=reference or rows[0], command=command, terms=Criteria(**terms))
+    return summarize(records, arms=rows, reference=reference or rows[0], command=command, terms=Terms(**terms))

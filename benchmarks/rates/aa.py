@@ -22,16 +22,16 @@ from scipy.stats import binomtest
 
 from ampcompare.experiment.launch.forked import ForkedLauncher
 from ampcompare.results.analysis.effects.step_time import TIME_FLOOR, invalid_reason
-from ampcompare.results.analysis.inference.criteria import Criteria
 from ampcompare.results.analysis.inference.effect import Effect, min_resolvable_spread, p_values, paired_effect
 from ampcompare.results.analysis.inference.sample_size import pairs_needed
+from ampcompare.results.analysis.inference.terms import Terms
 from ampcompare.results.analysis.inference.verdict import Margin, decide
 from ampcompare.results.records.run import RunRecord
 from benchmarks.rates.real_runs import NAMES, comparisons, config_of, own_seed, rename_arm, summarize_pair
 from benchmarks.rates.study import Measured, Row, Study, Table, count_verdicts
 
 PAIRS = 5
-TERMS = Criteria(margin=0.5)
+TERMS = Terms(margin=0.5)
 RECIPE = {
     "data": {"name": "digits"},
     "model": {"arch": "mlp"},

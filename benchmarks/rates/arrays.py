@@ -7,12 +7,12 @@ from numpy.typing import NDArray
 from scipy.special import stdtr
 
 from ampcompare.results.analysis.effects.step_time import TIME_FLOOR
-from ampcompare.results.analysis.inference.criteria import Criteria
 from ampcompare.results.analysis.inference.effect import ERROR_RATE
+from ampcompare.results.analysis.inference.terms import Terms
 
 Floats = NDArray[np.float64]
 Truths = NDArray[np.bool_]
-MARGIN = Criteria().time().size
+MARGIN = Terms().time().size
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from scipy.signal import lfilter
 from scipy.stats import ttest_1samp
 
 from ampcompare.results.analysis.effects.loss_tail import tail_loss
-from ampcompare.results.analysis.inference.criteria import Criteria
 from ampcompare.results.analysis.inference.effect import ERROR_RATE
+from ampcompare.results.analysis.inference.terms import Terms
 from ampcompare.results.analysis.inference.verdict import decide
 from ampcompare.results.records.run import RunRecord, loss_tail
 from ampcompare.settings.config import RunConfig
@@ -89,7 +89,7 @@ def _words(curves: Curves) -> list[str]:
         for arm in curves
     ]
     effects = [tail_loss(list(zip(arm, runs[0], strict=True))).effect for arm in runs[1:]]
-    return [str(verdict) for verdict in decide(effects, Criteria().loss(), ERROR_RATE)]
+    return [str(verdict) for verdict in decide(effects, Terms().loss(), ERROR_RATE)]
 
 
 def _by_steps(curves: Curves) -> bool:

@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 
 from ampcompare.experiment.compare import pilot_seeds
 from ampcompare.results.analysis.inference.alpha_spending import error_rate_of_next
-from ampcompare.results.analysis.inference.criteria import AccuracyMargin, margin_error, parse_margin, resolve_margin
 from ampcompare.results.analysis.inference.effect import (
     Effect,
     interval,
@@ -36,6 +35,7 @@ from ampcompare.results.analysis.inference.effect import (
     two_stage_effect,
 )
 from ampcompare.results.analysis.inference.sample_size import stein_pairs
+from ampcompare.results.analysis.inference.terms import AccuracyMargin, margin_error, parse_margin, resolve_margin
 from ampcompare.results.analysis.inference.verdict import decide
 from ampcompare.results.records.comparison import Look
 from ampcompare.results.records.verdict import OPEN, Verdict

@@ -10,7 +10,7 @@ import pytest
 
 import ampcompare
 from ampcompare.api.arguments import takes, texts_of
-from ampcompare.cli.help import options_of
+from ampcompare.cli.help import option_factory
 from ampcompare.experiment.run_options import CompareOptions, LaunchOptions, RunOptions
 
 API = {"compare": CompareOptions, "run": RunOptions}
@@ -100,7 +100,7 @@ def test_an_option_of_the_command_line_is_that_of_the_parameter(names: list[str]
     """Text, default and type come from the class, and a value from the parser goes by the name of the parameter."""
 
     @click.command()
-    @options_of(Options)(*names)
+    @option_factory(Options)(*names)
     def command() -> None:
         pass
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from ampcompare.results.analysis.effects.step_time import TIME_FLOOR
-from ampcompare.results.analysis.inference.criteria import Criteria
 from ampcompare.results.analysis.inference.effect import paired_effect
+from ampcompare.results.analysis.inference.terms import Terms
 from ampcompare.results.analysis.inference.verdict import Margin, decide
 from benchmarks.rates import gates
 from benchmarks.rates.__main__ import STUDIES
@@ -39,7 +39,7 @@ def test_winners_of_arrays_agree_with_the_verdicts() -> None:
     assert found.any()
     for winners, its in zip(found, logs, strict=True):
         effects = [paired_effect(list(-its[:, arm]), list(-its[:, 0]), TIME_FLOOR) for arm in (1, 2)]
-        words = [str(verdict) for verdict in decide(effects, Criteria().time())]
+        words = [str(verdict) for verdict in decide(effects, Terms().time())]
         assert [word in ("better", "worse") for word in words] == list(winners)
 
 

@@ -60,6 +60,13 @@ def test_what_cannot_be_a_script_is_refused(
     assert not list(tmp_path.iterdir())
 
 
+def test_an_option_that_does_not_act_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by the command: in the place of the comparison that was asked for, none other is trained."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="--junit is not for --verify-resume STEP"):
+        run_cell("--verify-resume 3 --junit x", "x = 1", {})
+
+
 class _Shell:
     """The part of IPython's shell that an extension uses."""
 

@@ -15,7 +15,8 @@ WITH_FORMS = [name for name, command in COMMANDS.items() if isinstance(command, 
 
 def test_the_commands_that_do_several_things_have_forms() -> None:
     """A command with an option that asks for another thing lists what acts beside it."""
-    assert sorted(WITH_FORMS) == ["compare", "convert", "diagnose", "exec", "explain", "judge", "migrate"]
+    names = "compare convert diagnose exec explain judge migrate run shim"
+    assert sorted(WITH_FORMS) == names.split()
 
 
 @pytest.mark.parametrize("name", WITH_FORMS)
@@ -39,11 +40,24 @@ def test_every_option_acts_in_a_form(name: str) -> None:
         (["diagnose", "--ahead", "--no-cures"], 2, "--no-cures is not for --ahead, which repeats no operation"),
         (["diagnose", "--ahead", "--no-preflight"], 2, "--no-preflight is not for --ahead"),
         (["migrate", "--verify", "--write", "x.py"], 2, "--write is not for --verify, which changes no file"),
+        (["migrate", "--verify", "--torch-version", "2.2", "x.py"], 2, "--torch-version is not for --verify, which"),
+        (["migrate", "--adapter", "--torch-version", "2.2", "x"], 2, "--torch-version is not for --adapter, whose"),
         (["migrate", "--verify-resume", "3", "--verify", "x.py"], 2, "--verify is not for --verify-resume STEP"),
         (["convert", "a", "--inspect", "--to", "native"], 2, "--to is not for --inspect, which writes nothing"),
         (["explain", "O2", "--seed", "3"], 2, "--seed is for a script or a model named with --arch; give both"),
         (["explain", "O2", "--arch", "mlp", "--compat-torch"], 2, "--compat-torch is not for a model"),
         (["compare", "--verify-resume", "3", "--junit", "x", "--", "a.py"], 2, "--junit is not for --verify-resume"),
+        (["compare", "--capsule", "3", "--arm", "O2", "--", "a.py"], 2, "--arm is not for --capsule STEP, which keeps"),
+        (["compare", "--capsule", "3", "--shift-seeds", "--", "a.py"], 2, "--shift-seeds is not for --capsule STEP"),
+        (
+            ["compare", "--capsule", "3", "--warmup-steps", "2", "--", __file__],
+            2,
+            "compare --capsule does not read warm",
+        ),
+        (["compare", "--dry-run", "--emit-cells", "x"], 2, "--emit-cells is not for --dry-run; leave it out"),
+        (["run", "--dry-run", "--verify-resume"], 2, "--verify-resume is not for --dry-run; leave it out"),
+        (["run", "--list-metrics", "--dry-run", "--", "a.py"], 2, "--dry-run is not for --list-metrics; leave it out"),
+        (["shim", "status", "--for", "timm"], 2, "--for is for shim on; write: ampcompare shim on --for LIBRARY"),
         (["exec", "--verify-resume", "3", "--no-guards", "a.py"], 2, "--no-guards is not for --verify-resume STEP"),
         (["exec", "--capsule", "0", "--max-steps", "4", "a.py"], 2, "--max-steps is not for --capsule STEP"),
         (["exec", "--twin", "a.py"], 2, "--arm script trains the script as it is"),

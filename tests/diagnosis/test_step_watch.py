@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ampcompare.diagnosis.findings import find_faults
-from ampcompare.diagnosis.fp32_lines import lines_in_fp32
+from ampcompare.diagnosis.fp32_lines import run_lines_in_fp32
 from ampcompare.diagnosis.observation import Observation
 from ampcompare.diagnosis.profiling.marks import PhaseMarks
 from ampcompare.diagnosis.sites import HIDDEN, PACKAGE, Sites, calling_line
@@ -84,7 +84,7 @@ def test_a_kept_line_casts_nothing_to_16_bits() -> None:
     x = torch.full((2,), 300.0)
     called: set[str] = set()
     file, _, number = calling_line(sys._getframe()).rpartition(":")
-    with lines_in_fp32([f"{file}:{int(number) + 2}"], called):
+    with run_lines_in_fp32([f"{file}:{int(number) + 2}"], called):
         kept = x.half() * x.to(torch.float16)
         cast = x.half() * x.to(torch.float16)
     assert (kept.dtype, cast.dtype) == (torch.float32, torch.float16)

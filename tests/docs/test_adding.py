@@ -120,6 +120,7 @@ def test_a_new_model_and_data_set_are_listed_and_trained(checkout: Checkout, tra
         assert (record["status"], recipe["data"]["name"], recipe["model"]["arch"]) == ("completed", "stripes", "narrow")
 
 
+@pytest.mark.slow
 def test_a_new_probe_is_asked_in_a_child_and_its_crash_is_an_answer(checkout: Checkout) -> None:
     """A probe with its `Check` is a line of `doctor`, and one that aborts does not end `doctor`."""
     shown = {check["name"]: check["value"] for check in json.loads(checkout.said("doctor --json"))["findings"]}

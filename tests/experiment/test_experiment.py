@@ -20,7 +20,7 @@ from ampcompare.experiment.plan import Plan, parse_vary
 from ampcompare.experiment.reload_report import reload_comparison
 from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.experiment.run_plan import run_plan
-from ampcompare.results.analysis.inference.criteria import Criteria
+from ampcompare.results.analysis.inference.terms import Terms
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.run import Placement, RunRecord, SystemReadings
@@ -150,12 +150,12 @@ def test_a_launcher_that_breaks_ends_all_jobs(tmp_path: Path) -> None:
 def test_auto_goes_on_to_what_the_margin_needs(tmp_path: Path) -> None:
     """After a pilot of five seeds the matrix has as many as its spread and the margin ask for."""
     launcher, notes = Pretend(), Notes()
-    comparison = run_auto(_make, tmp_path, launcher, terms=Criteria(margin=1), budget_seconds=1e6, observer=notes)
+    comparison = run_auto(_make, tmp_path, launcher, terms=Terms(margin=1), budget_seconds=1e6, observer=notes)
     pilot = summarize(
         [record for record in comparison.records if record.config.recipe.seed < 5],
         arms=ARMS,
         reference="fp32",
-        terms=Criteria(margin=1),
+        terms=Terms(margin=1),
     )
     needed, arm = seeds_needed(pilot, 0.04)
     assert 5 < needed < 40
@@ -164,13 +164,13 @@ def test_auto_goes_on_to_what_the_margin_needs(tmp_path: Path) -> None:
     assert len(launcher.asked) == 2 * needed
     assert any(f"needs {needed} seeds" in text for text in notes.said)
     assert (comparison.look, comparison.error_rate) == (1, pytest.approx(0.04))
-    again = run_auto(_make, tmp_path, launcher, terms=Criteria(margin=1), budget_seconds=1e6)
+    again = run_auto(_make, tmp_path, launcher, terms=Terms(margin=1), budget_seconds=1e6)
     assert (again.seeds, len(launcher.asked), again.look) == (comparison.seeds, 2 * needed, 1)
 
 
 def test_auto_tests_with_the_spread_of_its_pilot(tmp_path: Path) -> None:
     """The interval after all seeds has the pilot's spread and its four degrees of freedom, read again or not."""
-    terms = Criteria(margin=1)
+    terms = Terms(margin=1)
     comparison = run_auto(_make, tmp_path, Pretend(), terms=terms, budget_seconds=1e6)
     differences = [(TOP1["half"][seed % 8] - TOP1["fp32"][seed % 8]) / 100 for seed in comparison.seeds]
     row = comparison.arms[1]
@@ -189,12 +189,12 @@ def test_auto_tests_with_the_spread_of_its_pilot(tmp_path: Path) -> None:
 def test_auto_stops_at_its_budget(tmp_path: Path) -> None:
     """A seed that would not end in time is not begun; the report says how far it came and goes on the next time."""
     launcher = Pretend(seconds=60)
-    comparison = run_auto(_make, tmp_path, launcher, terms=Criteria(margin=1), budget_seconds=1)
+    comparison = run_auto(_make, tmp_path, launcher, terms=Terms(margin=1), budget_seconds=1)
     assert comparison.seeds == [0, 1, 2, 3, 4]
     assert comparison.reading[-1].startswith("The budget of 1 s ended it after 5 of the ")
     assert "the power to detect a difference is below 80 %" in comparison.reading[-1]
     assert comparison.look == 1
-    more = run_auto(_make, tmp_path, launcher, terms=Criteria(margin=1), budget_seconds=1e6)
+    more = run_auto(_make, tmp_path, launcher, terms=Terms(margin=1), budget_seconds=1e6)
     assert len(more.seeds) > 5
     assert (more.look, more.error_rate) == (2, pytest.approx(0.005))
     assert len(launcher.asked) == 2 * len(more.seeds)

@@ -16,7 +16,7 @@ from ampcompare.experiment.plan import plan_rows
 from ampcompare.experiment.reload_report import reload_comparison
 from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.experiment.run_plan import run_plan
-from ampcompare.results.analysis.inference.criteria import Criteria
+from ampcompare.results.analysis.inference.terms import Terms
 from ampcompare.results.records.comparison import ArmSummary, Comparison
 from ampcompare.results.report.base import FORMATS, write_reports
 from ampcompare.settings.config import RunConfig
@@ -42,7 +42,7 @@ class Pretend(pretend.Pretend):
 def _compare(
     folder: Path, seeds: Sequence[int], arms: Sequence[str] = ARMS, launcher: Pretend | None = None, **options: Any
 ) -> Comparison:
-    terms = options.pop("terms", Criteria(margin=0.5))
+    terms = options.pop("terms", Terms(margin=0.5))
     plan = plan_rows(RunConfig(), cross(arms, ()), seeds, options.pop("reference", None))
     return run_plan(plan, folder, launcher or Pretend(), terms=terms, **options)
 
@@ -113,8 +113,8 @@ def test_a_first_look_at_fewer_seeds_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "looks"),
     [
-        ({"terms": Criteria(margin=0.5, prefer="memory", tag="other")}, 1),
-        ({"terms": Criteria(margin=3.0)}, 2),
+        ({"terms": Terms(margin=0.5, prefer="memory", tag="other")}, 1),
+        ({"terms": Terms(margin=3.0)}, 2),
         ({"pilot": range(5)}, 2),
         ({"force": True}, 2),
     ],
@@ -142,7 +142,7 @@ def test_two_seeds_spend_nothing(tmp_path: Path) -> None:
     pilot = _compare(tmp_path, [0, 1])
     assert (pilot.look, pilot.error_rate) == (0, 0)
     assert not any(line.startswith("Look") for line in pilot.reading)
-    tested = _compare(tmp_path, range(3), terms=Criteria(margin=2.0))
+    tested = _compare(tmp_path, range(3), terms=Terms(margin=2.0))
     assert tested.look == 1
     assert tested.error_rate == pytest.approx(0.04)
 
@@ -178,10 +178,10 @@ def test_a_report_of_runs_on_the_way_tests_nothing(tmp_path: Path) -> None:
 
 
 def test_a_planned_single_look_has_all_and_leaves_none(tmp_path: Path) -> None:
-    first = _compare(tmp_path, range(3), terms=Criteria(margin=0.5, looks=1))
+    first = _compare(tmp_path, range(3), terms=Terms(margin=0.5, looks=1))
     assert first.error_rate == 0.05
     assert _half(first).quality.confidence == pytest.approx(0.95)
-    second = _compare(tmp_path, range(6), terms=Criteria(margin=0.5, looks=1))
+    second = _compare(tmp_path, range(6), terms=Terms(margin=0.5, looks=1))
     assert (second.look, second.error_rate) == (2, 0)
     assert str(_half(second).quality) == "inconclusive (not tested)"
     assert any(line.startswith("Nothing was tested: earlier looks have spent") for line in second.reading)

@@ -13,7 +13,7 @@ from ampcompare.experiment.plan import plan_rows
 from ampcompare.experiment.reload_report import reload_comparison
 from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.experiment.run_plan import run_plan
-from ampcompare.results.analysis.inference.criteria import Criteria
+from ampcompare.results.analysis.inference.terms import Terms
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.settings.config import RunConfig
 from tests.experiment import pretend
@@ -31,7 +31,7 @@ class Pretend(pretend.Pretend):
 
 def _compare(folder: Path, seeds: range, arms: tuple[str, ...] = ARMS, margin: float = 0.5, epochs: int = 5) -> Path:
     config = RunConfig.model_validate({"recipe": {"epochs": epochs}})
-    run_plan(plan_rows(config, cross(arms, ()), seeds), folder, Pretend(pause=0.0), terms=Criteria(margin=margin))
+    run_plan(plan_rows(config, cross(arms, ()), seeds), folder, Pretend(pause=0.0), terms=Terms(margin=margin))
     return folder
 
 
@@ -51,7 +51,7 @@ def test_seeds_of_two_machines_are_one_table(machines: list[Path], tmp_path: Pat
     seeds = [0, 1, 2, 5, 6, 7, 8]
     alone = _compare(tmp_path / "alone", range(3))
     plan = plan_rows(RunConfig.model_validate({"recipe": {"epochs": 5}}), cross(ARMS, ()), seeds)
-    whole = run_plan(plan, alone, Pretend(pause=0.0), terms=Criteria(margin=0.5))
+    whole = run_plan(plan, alone, Pretend(pause=0.0), terms=Terms(margin=0.5))
     assert _pairs(joined) == len(seeds)
     assert [row.quality.effect for row in joined.arms] == [row.quality.effect for row in whole.arms]
     assert joined.error_rate == whole.error_rate == pytest.approx(0.005)  # the second look at some of the runs

@@ -10,7 +10,7 @@ from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.plan import Plan
 from ampcompare.experiment.run_directory import RunDirectory, StoredPlan
 from ampcompare.experiment.run_plan import FinishedCell, RunningPlan
-from ampcompare.results.analysis.inference.criteria import Criteria
+from ampcompare.results.analysis.inference.terms import Terms
 from ampcompare.results.records.comparison import Look
 from ampcompare.settings.config import RunConfig
 from tests.experiment.pretend import make_plan
@@ -26,7 +26,7 @@ def plan() -> Plan:
 @pytest.fixture
 def running(plan: Plan, tmp_path: Path) -> RunningPlan:
     """The plan before its first cell; it keeps no report."""
-    return RunningPlan(plan, RunDirectory(tmp_path), Pretend(), command="", terms=Criteria(), observer=Observer())
+    return RunningPlan(plan, RunDirectory(tmp_path), Pretend(), command="", terms=Terms(), observer=Observer())
 
 
 def _finish(running: RunningPlan, index: int, started: str, status: str = "completed") -> None:
@@ -38,7 +38,7 @@ def test_a_plan_is_read_as_it_was_written(plan: Plan, tmp_path: Path) -> None:
     """Terms, cells and order come back, and what another version has added is still there after a look."""
     run = RunDirectory(tmp_path)
     assert run.plan() is None
-    stored = StoredPlan.of(plan, command="the command", terms=Criteria(0.5, tag="night"), pilot=[1, 0])
+    stored = StoredPlan.of(plan, command="the command", terms=Terms(0.5, tag="night"), pilot=[1, 0])
     run.write_plan(stored)
     assert run.plan() == stored
     assert (stored.pilot, stored.cells["half@1"]) == ([0, 1], plan.cells[plan.order.index("half@1")].digest())

@@ -9,7 +9,7 @@ import pytest
 from ampcompare.base.errors import ConfigError
 from ampcompare.experiment.plan import Plan, balanced_rows, device_of_cells, parse_seeds, position_sums
 from ampcompare.experiment.run_directory import RunDirectory, StoredPlan
-from ampcompare.results.analysis.inference.criteria import Criteria
+from ampcompare.results.analysis.inference.terms import Terms
 from ampcompare.settings.config import RunConfig
 from tests.experiment.pretend import make_plan
 
@@ -65,7 +65,7 @@ def test_three_arms_of_three_seeds_are_a_latin_square() -> None:
 
 
 def _write(folder: Path, plan: Plan) -> None:
-    stored = StoredPlan.of(plan, command="", terms=Criteria(), pilot=())
+    stored = StoredPlan.of(plan, command="", terms=Terms(), pilot=())
     RunDirectory(folder).write_plan(stored)
 
 

@@ -22,7 +22,7 @@ from ampcompare.experiment.rewrite_comparison import (
     compare_runs,
     differ_more_than_twin,
 )
-from ampcompare.experiment.script_process import run_script
+from ampcompare.experiment.script_process import run_script_in_child
 from ampcompare.experiment.script_run import Run
 from ampcompare.experiment.verify import verify_script
 from ampcompare.source.migrate.project import migrate_file
@@ -193,7 +193,7 @@ def test_a_rewrite_that_trains_as_o1_is_right_where_o2_trains_otherwise(
             result: Run = next(runs)
             return result
 
-        monkeypatch.setattr(verify, "run_script", run)
+        monkeypatch.setattr(verify, "run_script_in_child", run)
         said: list[str] = []
         assert verify_script(str(script), [], steps=5, say=said.append) == code
         assert next(line for line in said if line.startswith(f"verdict: {expected}"))
@@ -308,12 +308,12 @@ def test_wrong_migrations_of_o2_are_different(tmp_path: Path, monkeypatch: pytes
 
     def run(path: Path, arguments: list[str], *, rewrite: str | None = None, **how: Any) -> Run:
         if rewrite:
-            return run_script(other, arguments, rewrite=rewrite, **how)
+            return run_script_in_child(other, arguments, rewrite=rewrite, **how)
         if str(how) not in known:
-            known[str(how)] = run_script(path, arguments, **how)
+            known[str(how)] = run_script_in_child(path, arguments, **how)
         return known[str(how)]
 
-    monkeypatch.setattr(verify, "run_script", run)
+    monkeypatch.setattr(verify, "run_script_in_child", run)
     for fault, (right, wrong) in {"none": ("", ""), **WRONG}.items():
         assert right in migration.text
         other.write_text(migration.text.replace(right, wrong) if right else migration.text, encoding="utf-8")
@@ -328,7 +328,10 @@ def test_wrong_migrations_of_o2_are_different(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.usefixtures("forked_runs")
 @pytest.mark.integration
-@pytest.mark.parametrize(("level", "factor", "verdict", "skipped"), [("O1", "1e4", EQUAL, 1), ("O2", "1", WITHIN, 0)])
+@pytest.mark.parametrize(
+    ("level", "factor", "verdict", "skipped"),
+    [("O1", "1e4", EQUAL, 1), pytest.param("O2", "1", WITHIN, 0, marks=pytest.mark.slow)],
+)
 def test_a_rewritten_script_trains_the_same(
     tmp_path: Path, level: str, factor: str, verdict: str, skipped: int
 ) -> None:
@@ -484,7 +487,7 @@ def test_a_run_is_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     (tmp_path / "train.py").touch()
     with pytest.raises(LaunchError, match="unchanged script ended with exit code 1: RuntimeError: this process has no"):
-        run_script(tmp_path / "train.py", [], steps=2)
+        run_script_in_child(tmp_path / "train.py", [], steps=2)
 
 
 def test_what_is_left_by_hand_cannot_be_verified(tmp_path: Path) -> None:
@@ -605,9 +608,9 @@ def test_a_switch_that_asks_for_apex_finds_none(tmp_path: Path, monkeypatch: pyt
     other.write_text(text, encoding="utf-8")
 
     def run(path: Path, arguments: list[str], *, rewrite: str | None = None, **how: Any) -> Run:
-        return run_script(other if rewrite else path, arguments, rewrite=rewrite, **how)
+        return run_script_in_child(other if rewrite else path, arguments, rewrite=rewrite, **how)
 
-    monkeypatch.setattr(verify, "run_script", run)
+    monkeypatch.setattr(verify, "run_script_in_child", run)
     monkeypatch.setattr(verify, "migrate_whole", lambda paths, adapter: [])
     said: list[str] = []
     assert verify_script(str(script), [], steps=4, say=said.append) == 1

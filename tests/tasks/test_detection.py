@@ -79,6 +79,7 @@ def test_images_without_objects_have_a_loss() -> None:
         model(list(torch.randn(2, 1, 16, 16)))
 
 
+@pytest.mark.slow
 def test_a_detector_of_torchvision_trains_and_finds() -> None:
     """RetinaNet gets images of their own size, has losses, and returns detections; `nms` needs no compiled operator."""
     torch.manual_seed(0)

@@ -75,7 +75,7 @@ def test_wrong_arguments_are_told(arch: str, arguments: dict[str, object], told:
         build_model(arch, num_classes=10, sample_shape=(3, 8, 8), model_args=arguments)
 
 
-@pytest.mark.parametrize(("arch", "size"), [("resnet18", 32), ("googlenet", 96)])
+@pytest.mark.parametrize(("arch", "size"), [("resnet18", 32), pytest.param("googlenet", 96, marks=pytest.mark.slow)])
 @pytest.mark.integration
 def test_torchvision_classifiers_are_built_for_the_samples(arch: str, size: int) -> None:
     """They have the data's classes, and one output in training mode too: auxiliary heads are off."""

@@ -23,7 +23,8 @@ def config(arm: str = "fp32", *, checkpoint: bool, task: str = "lm", **recipe: A
 
 
 @pytest.mark.parametrize(
-    "arm", [pytest.param(arm, marks=() if arm == "fp32" else pytest.mark.integration) for arm in ARMS]
+    "arm",
+    ["fp32", *(pytest.param(arm, marks=[pytest.mark.integration, pytest.mark.slow]) for arm in ARMS[1:])],
 )
 def test_numbers_are_the_same(arm: str) -> None:
     """Losses, weights and metrics of an arm are equal to the last bit, with and without."""

@@ -192,6 +192,7 @@ class Scalars(nn.Module):
 
 
 @pytest.mark.usefixtures("functions_of_torch")
+@pytest.mark.slow
 def test_numbers_among_the_arguments_do_not_stop_the_compiler() -> None:
     """A model whose patched functions get numbers compiles under O1, and gives what it gives without."""
     torch._dynamo.reset()
@@ -208,6 +209,7 @@ def test_numbers_among_the_arguments_do_not_stop_the_compiler() -> None:
 
 
 @pytest.mark.usefixtures("functions_of_torch")
+@pytest.mark.slow
 def test_a_weight_that_is_cast_twice_does_not_stop_the_compiler() -> None:
     """In one graph where two layers share it, and in a second graph while the first one's loss awaits its backward."""
     torch._dynamo.reset()

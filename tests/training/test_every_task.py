@@ -23,7 +23,6 @@ pytestmark = pytest.mark.integration  # every task is trained with every arm
 
 LEVELS = ("fp32", *(f"apex:O{level},engine=compat" for level in range(4)))
 ARMS = [*LEVELS, "native:fp16", "native:bf16", "half:bn_fp32", "half:bf16,kahan", "half:masters=fp32,dynamic"]
-ALWAYS = ("fp32", "apex:O2,engine=compat")
 RESUMED = ("fp32", "apex:O1,engine=compat", "apex:O2,engine=compat", "native:fp16", "half:bn_fp32")
 SMALL: dict[str, dict[str, Any]] = {
     "classification": {"data": {"train_size": 32, "val_size": 20}, "model": {"args": {"width": 4}}},
@@ -59,7 +58,7 @@ def test_every_task_is_tested() -> None:
 @pytest.mark.parametrize(
     ("task", "arm"),
     [
-        pytest.param(task, arm, marks=() if task in ("gan", "classification") or arm in ALWAYS else pytest.mark.slow)
+        pytest.param(task, arm, marks=() if task == "gan" or arm == "apex:O2,engine=compat" else pytest.mark.slow)
         for task in TASKS
         for arm in ARMS
     ],

@@ -13,6 +13,7 @@ from ampcompare.training.meters import make_clock, make_memory_meter
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the peak can be reset on Linux only")
+@pytest.mark.slow
 def test_resident_meter_sees_a_passing_allocation() -> None:
     """Memory that was taken and given back again counts in the peak, and memory from before does not."""
     gc.collect()  # what other tests have left would be freed meanwhile

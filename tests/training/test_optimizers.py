@@ -9,7 +9,7 @@ from torch.optim import SGD
 
 from ampcompare.apex.parallel.LARC import LARC
 from ampcompare.base.errors import ConfigError, UnsupportedCombination
-from ampcompare.base.tensors.skippable_step import obeys_flag
+from ampcompare.base.tensors.skippable_step import is_step_skippable
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.recipe import OptimizerConfig
 from ampcompare.settings.validation import validate
@@ -202,8 +202,8 @@ def test_every_arm_trains_by_the_optimizers_of_apex(arm: str, name: str) -> None
 def test_skipping_on_the_device_is_asked_for(name: str, implementation: str) -> None:
     """`skip_on_device` prepares the optimizer in any implementation, and without it nothing does."""
     settings = {"name": name, "implementation": implementation}
-    assert obeys_flag(make_optimizer(validate(OptimizerConfig, {**settings, "skip_on_device": True}), net()))
-    assert not obeys_flag(make_optimizer(validate(OptimizerConfig, settings), net()))
+    assert is_step_skippable(make_optimizer(validate(OptimizerConfig, {**settings, "skip_on_device": True}), net()))
+    assert not is_step_skippable(make_optimizer(validate(OptimizerConfig, settings), net()))
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,7 @@ def test_max_steps_ends_in_the_middle_of_an_epoch_and_evaluates() -> None:
     assert [epoch.epoch for epoch in epochs] == [0, 1]
 
 
+@pytest.mark.slow
 def test_adam_in_half_diverges_and_master_weights_do_not() -> None:
     """Adam's eps of 1e-8 is 0 in fp16, so a second moment that underflowed divides by zero; fp32 masters keep it.
 

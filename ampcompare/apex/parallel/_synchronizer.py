@@ -146,7 +146,7 @@ class Bucket:
         self._grads = []
 
 
-def facts(module: nn.Module) -> list[tuple[int, bool, torch.dtype, torch.device]]:
+def bucket_key(module: nn.Module) -> list[tuple[int, bool, torch.dtype, torch.device]]:
     """Return what makes buckets obsolete when it changes."""
     # `module.parameters()` takes several times as long, at each forward pass.
     result = []
@@ -179,7 +179,7 @@ class Synchronizer:
         self._reduction, self._group = reduction, group
         self._message_size, self._delay = message_size, delay
         self.enabled = True
-        self.facts = facts(module)
+        self.bucket_key = bucket_key(module)
         self.names = [name for name, _ in module.named_parameters()]
         self.params = list(module.parameters())
         self.active = [i for i, param in enumerate(self.params) if param.requires_grad]

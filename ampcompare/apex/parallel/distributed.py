@@ -24,8 +24,8 @@ from ._synchronizer import (
     Reduction,
     Synchronizer,
     broadcast_from_first,
+    bucket_key,
     check_equal_models,
-    facts,
     flat_dist_call,
     plan_by_type,
     require_group,
@@ -183,7 +183,7 @@ class DistributedDataParallel(nn.Module):
         result = self.module(*inputs, **kwargs)
         if not self._synchronizer.enabled or not torch.is_grad_enabled():
             return result
-        if not self._synchronizer.begin_forward() and self._synchronizer.facts != facts(self.module):
+        if not self._synchronizer.begin_forward() and self._synchronizer.bucket_key != bucket_key(self.module):
             self._synchronizer.close()
             self._synchronizer = self._make_synchronizer()
             self._synchronizer.begin_forward()

@@ -134,7 +134,7 @@ class ProcessServer:
                     kill_group(self.pid)
                     raise ServerLost
             self.fork = fork = Fork(self, message["pid"], stdout)
-            fork.see(message)
+            fork.handle_message(message)
             return fork
 
     def message(self, seconds: float = POLL_SECONDS) -> dict[str, Any] | None:
@@ -200,7 +200,7 @@ class Fork:
         with contextlib.suppress(psutil.NoSuchProcess):
             self._process = psutil.Process(pid)
 
-    def see(self, message: Mapping[str, Any]) -> None:
+    def handle_message(self, message: Mapping[str, Any]) -> None:
         """Note the end, if a message reports it."""
         if message["event"] == "exit":
             self.returncode = message["code"]
@@ -235,7 +235,7 @@ class Fork:
             except ServerLost:
                 self.returncode = -signal.SIGKILL
             else:
-                self.see(message or {"event": ""})
+                self.handle_message(message or {"event": ""})
         return self.returncode
 
     def wait(self) -> int:

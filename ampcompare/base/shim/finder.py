@@ -51,7 +51,7 @@ class ShimFinder(MetaPathFinder):
     ) -> ModuleSpec | None:
         """Return a spec of a module of the engine; None leaves the name to the other finders."""
         if fullname != "apex" and not fullname.startswith("apex.") and fullname not in EXTENSIONS:
-            self.forget()
+            self.unload_engine_modules()
             return None
         importer = find_importer(calling_frame(), self.answered)
         found = self._find_installed()
@@ -72,11 +72,11 @@ class ShimFinder(MetaPathFinder):
             self._holds = True
             spec = self._engine_spec(fullname, ENGINE + fullname[len("apex") :], (), forgets=True)
             if spec is None:
-                self.forget()
+                self.unload_engine_modules()
             return spec
         return None
 
-    def forget(self) -> None:
+    def unload_engine_modules(self) -> None:
         """Take modules out of `sys.modules` that only the user's own code is to see; references to them stay valid."""
         if self._loading or not self._holds:
             return
@@ -173,7 +173,7 @@ class _ForgottenSpec(ModuleSpec):
         ends = self._is_loading and not value
         self._is_loading = value
         if ends and "." not in self.name and not _is_for_submodule():
-            self._finder.forget()
+            self._finder.unload_engine_modules()
 
 
 class _ForgottenModule(ModuleType):
@@ -187,7 +187,7 @@ class _ForgottenModule(ModuleType):
         if isinstance(self.__dict__.get(name, value), ModuleType):
             super().__setattr__(name, value)
         if isinstance(value, ModuleType) and not _is_for_submodule():
-            self.__dict__["_shim"].forget()
+            self.__dict__["_shim"].unload_engine_modules()
 
 
 def _is_for_submodule() -> bool:

@@ -70,7 +70,7 @@ _Call = tuple[Any, tuple[torch.dtype, ...]]  # an operation below autocast, and 
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _ObservedCall:
     """What was seen of a call: the types of its results, the casts in it, the error if any, and all that it calls."""
 
     results: tuple[torch.dtype, ...]
@@ -163,14 +163,14 @@ def _in_new_thread(function: Callable[[], Any]) -> Any:
 
 def _ask(
     device: str, dtype: torch.dtype | None, function: Any, args: Any, kwargs: Any, *, with_casts: bool = False
-) -> _Seen:
+) -> _ObservedCall:
     """Call an operation on tensors without memory, under autocast for a device unless `dtype` is None.
 
     Args:
         with_casts: cast here, as on CUDA, what torch does not cast so for the device.
     """
 
-    def call() -> _Seen:
+    def call() -> _ObservedCall:
         calls: list[_Call] = []
         result, error = None, None
         fake_args, fake_kwargs = pytree.tree_map(
@@ -193,7 +193,7 @@ def _ask(
             error.__context__ = None
         results = tuple(one.dtype for one in pytree.tree_leaves(result) if isinstance(one, Tensor))
         casts = tuple(types[1] for func, types in calls if func is TO_COPY and len(types) > 1)
-        return _Seen(results, casts, error, tuple(calls))
+        return _ObservedCall(results, casts, error, tuple(calls))
 
     return _in_new_thread(call)  # type: ignore[no-any-return]
 

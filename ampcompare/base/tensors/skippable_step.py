@@ -36,7 +36,7 @@ def skip_on_device(optimizer: Optimizer) -> None:
     on the host, since a skipped step runs neither. After a skipped step `optimizer.state` shows what that step would
     have counted and created until the next `step`, `state_dict`, `load_state_dict` or `settle`.
     """
-    if obeys_flag(optimizer):
+    if is_step_skippable(optimizer):
         return
     if type(optimizer) not in TYPES or any(group.get("differentiable") for group in optimizer.param_groups):
         names = ", ".join(kind.__name__ for kind in TYPES)
@@ -56,7 +56,7 @@ def skip_on_device(optimizer: Optimizer) -> None:
     optimizer.register_load_state_dict_pre_hook(lambda self, _state: settle(self))
 
 
-def obeys_flag(optimizer: Optimizer) -> bool:
+def is_step_skippable(optimizer: Optimizer) -> bool:
     """Return whether `skip_on_device` has prepared `optimizer`."""
     return hasattr(optimizer, ATTRIBUTE)
 

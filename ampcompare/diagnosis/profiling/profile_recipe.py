@@ -15,13 +15,13 @@ from ampcompare.diagnosis.loops import recipe_loop
 from ampcompare.diagnosis.profiling.measure import Loop, ProfiledPrecision, measure_loop, profile_of
 from ampcompare.diagnosis.profiling.reasons import BATCH, work_of
 from ampcompare.diagnosis.profiling.step_profiler import Steps
-from ampcompare.results.records.profile import ArmProfile, Trial
+from ampcompare.results.records.profile import ArmProfile, TimedChange
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.examination import answering_errors
 from ampcompare.settings.layers import set_path
 from ampcompare.settings.validation import validate
 from ampcompare.training.assemble import cpu_half_of
-from ampcompare.training.process import enter_process
+from ampcompare.training.process import configure_process, enter_process
 
 NEVER = 1_000_000  # steps between two reads of losses: none in a profile
 TRIAL_STEPS = Steps(warmup=2, timed=4, profiled=0, watched=0)
@@ -66,7 +66,7 @@ def profile_config(
     if trials and "emulated" not in (mode or ""):  # times of an emulation are no measure
 
         def measure_step(tried: RunConfig) -> float:
-            torch.backends.cudnn.benchmark = tried.recipe.cudnn_benchmark
+            configure_process(tried, device)
             profiler, *_ = measure_loop(
                 _loop(tried, device), tried.parsed_arm, TRIAL_STEPS, device, half=half, lists=lists, seed=seed
             )
@@ -127,7 +127,7 @@ def _variant(config: RunConfig, name: str, path: str, value: object, *, work: fl
 
 def run_trials(
     config: RunConfig, variants: Iterable[_Variant], measure_step: Callable[[RunConfig], float]
-) -> list[Trial]:
+) -> list[TimedChange]:
     """Train the arm and each variant in turns, some rounds, and return the fastest step of both.
 
     A change that the model, the data or the optimizer does not have gives no trial.
@@ -142,9 +142,9 @@ def run_trials(
         except UnsupportedCombination:
             continue
         except (AmpCompareError, RuntimeError, TypeError, ValueError) as error:
-            trials.append(Trial(change=variant.change, before_seconds=0, seconds=0, failure=f"{error}"[:200]))
+            trials.append(TimedChange(change=variant.change, before_seconds=0, seconds=0, failure=f"{error}"[:200]))
             continue
         is_apart = max(after) < min(before) or min(after) > max(before)  # else as two equal runs do
         seconds = min(after) if is_apart else min(before)
-        trials.append(Trial(change=variant.change, before_seconds=min(before), seconds=seconds))
+        trials.append(TimedChange(change=variant.change, before_seconds=min(before), seconds=seconds))
     return trials

@@ -7,7 +7,7 @@ from its tensor cores, is counted here and marked `on_gpu`.
 from collections.abc import Callable, Iterator, Sequence
 
 from ampcompare.diagnosis.profiling.trace import is_half
-from ampcompare.results.records.profile import ArmProfile, Reason, Sync, Trial
+from ampcompare.results.records.profile import ArmProfile, Reason, Sync, TimedChange
 
 # Shares of a step, or of a peak of memory, from which a part of it is a reason.
 DATA = 0.15
@@ -58,14 +58,14 @@ def _phase_share(arm: ArmProfile, phase: str) -> float:
     return _of_step(sum(one.seconds for one in arm.parts if one.phase == phase and one.kind != "emulation"), arm)
 
 
-def _trial(arm: ArmProfile, change: str, least: float = TRIED) -> Trial | None:
+def _trial(arm: ArmProfile, change: str, least: float = TRIED) -> TimedChange | None:
     """Return the trial of a kind of change that saves most, if it saves enough."""
     tried = [one for one in arm.trials if not one.failure and one.change.startswith(change)]
     best = max(tried, key=lambda one: one.gain, default=None)
     return best if best is not None and best.gain >= least else None
 
 
-def _gain_text(trial: Trial | None) -> str:
+def _gain_text(trial: TimedChange | None) -> str:
     return "" if trial is None else f"{trial.change} saves {percent(trial.gain)} of the step (tested)"
 
 

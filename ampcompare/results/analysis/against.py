@@ -10,7 +10,7 @@ from typing import Any, Literal
 from ampcompare.backends.arm import same_arm
 from ampcompare.base.errors import ConfigError, RecordError
 from ampcompare.base.formatting import few
-from ampcompare.results.analysis.inference.criteria import Criteria
+from ampcompare.results.analysis.inference.terms import Terms
 from ampcompare.results.analysis.pairing.scores import common_metric, step_of
 from ampcompare.results.analysis.results_table import Quantity, ResultsTable, Run, judge
 from ampcompare.results.records.run import RunRecord
@@ -91,7 +91,7 @@ def table_of_records(records: Sequence[RunRecord], name: str) -> ResultsTable:
 
 
 def judge_new(
-    new: ResultsTable, old: ResultsTable, *, arm: str | None = None, sd: float | None = None, terms: Criteria
+    new: ResultsTable, old: ResultsTable, *, arm: str | None = None, sd: float | None = None, terms: Terms
 ) -> AgainstResult:
     """Compare the runs of an arm with those of the same, or the only, arm of older results.
 

@@ -10,7 +10,7 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.results.analysis.effects.accuracy import accuracy_margin
 from ampcompare.results.analysis.effects.quantities import quantity_tests
 from ampcompare.results.analysis.effects.step_time import invalid_reason
-from ampcompare.results.analysis.inference.criteria import criteria_of
+from ampcompare.results.analysis.inference.terms import terms_of
 from ampcompare.results.analysis.inference.verdict import SequentialDesign
 from ampcompare.results.analysis.pairing.comparability import (
     incomparable_accuracy,
@@ -218,7 +218,7 @@ def _verdicts(measure: str, comparison: Comparison, baseline: Comparison | None)
     by_arm, name = comparison.by_arm(), QUANTITIES.get(measure, "quality")
     if baseline is None:
         return {row.arm: row.verdict(name) for row in comparison.arms}
-    criteria = criteria_of(comparison)
+    terms = terms_of(comparison)
     design = SequentialDesign(
         comparison.error_rate, comparison.error_rate
     )  # that of the look: a baseline is not a second chance
@@ -228,8 +228,8 @@ def _verdicts(measure: str, comparison: Comparison, baseline: Comparison | None)
         if (base := _baseline_runs(row.arm, comparison, baseline)) is not None
     }
     theirs = [run for run in baseline.records if run.arm == comparison.reference]
-    margin = accuracy_margin(theirs, comparison.reference, criteria, comparison.metric)
-    quantity = quantity_tests(margin, criteria, design)[name]
+    margin = accuracy_margin(theirs, comparison.reference, terms, comparison.metric)
+    quantity = quantity_tests(margin, terms, design)[name]
     verdicts = quantity.verdicts({arm: quantity.evidence(pairing) for arm, pairing in pairings.items()}, design)
     return {
         arm: quantity.conditional(verdict, pairings[arm].survivors, pairings[arm].updates)

@@ -188,7 +188,7 @@ def _is_update(row: Mapping[str, Any]) -> bool:
     return "update" in row.get("parts", {})
 
 
-def _tensors(row: Mapping[str, Any], known: Mapping[str, Any] | None) -> Iterator[tuple[str, str, Any, Any]]:
+def _pair_known_tensors(row: Mapping[str, Any], known: Mapping[str, Any] | None) -> Iterator[tuple[str, str, Any, Any]]:
     for part, tensors in row["parts"].items():
         for name, entry in tensors.items():
             yield part, name, entry, ((known or {}).get("parts", {}).get(part, {})).get(name)
@@ -197,7 +197,7 @@ def _tensors(row: Mapping[str, Any], known: Mapping[str, Any] | None) -> Iterato
 def _findings(row: Mapping[str, Any], known: Mapping[str, Any] | None) -> Iterator[Finding]:
     """Yield the worst of each part, functions before errors."""
     found: dict[tuple[bool, str], tuple[float, Finding]] = {}
-    for part, name, entry, first in _tensors(row, known):
+    for part, name, entry, first in _pair_known_tensors(row, known):
         answer: Answer
         if row["module"] in (LOSS, GRADIENTS):
             line = OF_LOSS if row["module"] == LOSS else OF_GRADIENTS
@@ -247,7 +247,7 @@ def _line_of_error(entry: Mapping[str, Any], first: Mapping[str, Any] | None) ->
 
 def _units(row: Mapping[str, Any], known: Mapping[str, Any] | None) -> dict[str, tuple[float, float]]:
     units: dict[str, tuple[float, float]] = {}
-    for part, _, entry, first in _tensors(row, known):
+    for part, _, entry, first in _pair_known_tensors(row, known):
         unit = _unit(entry, first) + float((first or entry).get("rounding", 0.0))
         before, now = (_number(one["error"]) / unit if one else 0.0 for one in (first, entry))
         most = units.get(part, (0.0, 0.0))

@@ -21,7 +21,6 @@ from ampcompare.base.files.read import read_text
 from ampcompare.base.formatting import few
 from ampcompare.results.analysis.conclusions.recommendation import why_none_recommended
 from ampcompare.results.analysis.effects.step_time import TIME_FLOOR
-from ampcompare.results.analysis.inference.criteria import AccuracyMargin, Criteria, resolve_margin
 from ampcompare.results.analysis.inference.effect import (
     MIN_PAIRS,
     SPREAD_IS_KNOWN,
@@ -30,6 +29,7 @@ from ampcompare.results.analysis.inference.effect import (
     welch,
     wilson,
 )
+from ampcompare.results.analysis.inference.terms import AccuracyMargin, Terms, resolve_margin
 from ampcompare.results.analysis.inference.verdict import EMPTY, Evidence, SequentialDesign
 from ampcompare.results.analysis.pairing.scores import effect_in_steps, grid_step, rounding_spread
 from ampcompare.results.analysis.summary import Line, conclude, decided_rows
@@ -318,7 +318,7 @@ def _pairs_of_seeds(
 
 
 def judge(
-    table: ResultsTable, reference: str | None = None, sd: float | None = None, terms: Criteria | None = None
+    table: ResultsTable, reference: str | None = None, sd: float | None = None, terms: Terms | None = None
 ) -> Comparison:
     """Compare every arm of a table with one of them.
 
@@ -333,7 +333,7 @@ def judge(
         ExtraMissing: the packages for statistics are not installed.
     """
     require_stats()
-    terms = terms or Criteria()
+    terms = terms or Terms()
     if sd is not None and not (math.isfinite(sd) and sd > 0):
         raise ConfigError(f"the spread over seeds is {sd}; give the standard deviation, such as 0.18")
     arms: dict[str, list[Run]] = {}
@@ -395,7 +395,7 @@ def _metric_with_decimals(table: ResultsTable) -> Metric:
     return metric.model_copy(update={"decimals": min(8, max(least, statistics.mode(digits or [0])))})
 
 
-def _margin_of_table(terms: Criteria, metric: Metric, reference: Sequence[Run], sd: float | None) -> AccuracyMargin:
+def _margin_of_table(terms: Terms, metric: Metric, reference: Sequence[Run], sd: float | None) -> AccuracyMargin:
     """Return the margin in the unit that is shown, and where it comes from."""
     rule = terms.rule
     values = [run.value.times(metric.factor) for run in reference if run.value is not None]

@@ -24,8 +24,8 @@ from ampcompare.results.analysis.effects.step_time import (
     rounds_sentence,
     time_evidence,
 )
-from ampcompare.results.analysis.inference.criteria import AccuracyMargin, Criteria
 from ampcompare.results.analysis.inference.effect import MIN_PAIRS, wilson
+from ampcompare.results.analysis.inference.terms import AccuracyMargin, Terms
 from ampcompare.results.analysis.inference.verdict import (
     NOTHING,
     Evidence,
@@ -38,7 +38,7 @@ from ampcompare.results.analysis.pairing.comparability import (
     incomparable_memory,
     script_sentences,
 )
-from ampcompare.results.analysis.pairing.declared import not_as_declared_verdict, options_without_effect
+from ampcompare.results.analysis.pairing.declared import ineffective_option_sentences, not_as_declared_verdict
 from ampcompare.results.analysis.pairing.pairs import (
     Pair,
     Pairing,
@@ -62,7 +62,7 @@ def summarize(
     reference: str,
     command: str = "",
     order: Sequence[str] = (),
-    terms: Criteria | None = None,
+    terms: Terms | None = None,
     design: SequentialDesign | None = None,
     published: Published | None = None,
     excluded: Sequence[str] = (),
@@ -79,7 +79,7 @@ def summarize(
         ConfigError: the records are of several tasks, or the margin does not apply to their metric.
     """
     require_stats()
-    terms, design = terms or Criteria(), design or SequentialDesign()
+    terms, design = terms or Terms(), design or SequentialDesign()
     metric = common_metric(records)
     records, copies = unique_runs(records)
     only_copies = bool(copies) and not excluded and all(copy.by_script for copy in copies)
@@ -156,7 +156,7 @@ class Line:
 
 
 def decided_rows(
-    lines: Sequence[Line], margin: AccuracyMargin, terms: Criteria, design: SequentialDesign
+    lines: Sequence[Line], margin: AccuracyMargin, terms: Terms, design: SequentialDesign
 ) -> list[ArmSummary]:
     """Return a row for each line; the tests of all lines on one quantity are a family, with one error rate."""
     decided: list[dict[str, Any]] = [{} for _ in lines]
@@ -180,7 +180,7 @@ def conclude(
     *,
     metric: Metric,
     margin: AccuracyMargin,
-    terms: Criteria,
+    terms: Terms,
     design: SequentialDesign,
     answered: Sequence[ArmSummary] | None = None,
     **facts: Any,
@@ -353,7 +353,7 @@ def _ineffective_option_lines(by_arm: Mapping[str, Sequence[RunRecord]]) -> list
         for label, records in by_arm.items()
         for record in records
         if record.ledger is not None
-        for text in options_without_effect(record.config.parsed_arm, record.ledger)
+        for text in ineffective_option_sentences(record.config.parsed_arm, record.ledger)
     }
     return list(found)
 

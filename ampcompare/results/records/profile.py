@@ -133,7 +133,7 @@ class Limits(FrozenRecord):
         return self.flops / seconds / self.peak_flops if self.peak_flops and seconds else None
 
 
-class Trial(FrozenRecord):
+class TimedChange(FrozenRecord):
     """A change that was trained, in the same process and in turns with the arm as it is."""
 
     change: str = Field(description="the setting, as on the command line")
@@ -181,7 +181,7 @@ class ArmProfile(FrozenRecord):
     fp32_seconds: Finite = Field(0.0, description="of operations of the forward and backward pass in fp32, but casts")
     optimizer_operations: int = Field(0, description="in a step")
     batch_size: int | None = None
-    trials: list[Trial] = Field([])
+    trials: list[TimedChange] = Field([])
     reasons: list[Reason] = Field([])
     notes: list[str] = Field([])
     failure: str = Field("", description="why the arm has no profile")

@@ -9,8 +9,8 @@ from ampcompare.base.formatting import format_count, printable
 from ampcompare.results.analysis.pairing.declared import (
     Role,
     compare_roles,
+    ineffective_option_sentences,
     observed_text,
-    options_without_effect,
     own_type_sentences,
 )
 from ampcompare.results.records.comparison import Comparison
@@ -131,7 +131,7 @@ def ledger_document(ledger: Ledger, arm: Arm) -> Document:
     sections = [
         Section("headline", [Text([head])]),
         Section("parts", [_parts_table(roles, ledger)]),
-        Section("where", [Text([*options_without_effect(arm, ledger), *own, where, *frozen, *groups])]),
+        Section("where", [Text([*ineffective_option_sentences(arm, ledger), *own, where, *frozen, *groups])]),
     ]
     return Document("ledger", sections, ledger, title, head)
 

@@ -45,13 +45,12 @@ def _initialize(
 ) -> Any:
     """Call Apex's own, once the first weights are recorded, with the modules that the arm keeps in fp32."""
     side.record_weights(as_list(models), as_list(optimizers))
-    keep = str(arm.options.get("keep_fp32", ""))
-    if not keep:
+    if not arm.keep_fp32:
         return original(models, optimizers, *args, **kwargs)
     patches = LEVELS[arm.options["opt_level"]].patch_torch_functions
     with kept_in_fp32(
         as_list(models),
-        keep,
+        arm.keep_fp32,
         None if patches else half_dtype_of(arm),
         without_casts(sys.modules["apex.amp"]) if patches else None,
     ):

@@ -62,6 +62,6 @@ class AsWritten(TorchAmpStandIn):
         self._by_optimizer = True
         original(optimizer, *args, **kwargs)
 
-    def is_by_apex(self) -> bool:
+    def trains_through_apex(self) -> bool:
         """Return whether the script trains through Apex, which is recorded there."""
         return self.script.calls_apex() or self._by_optimizer

@@ -584,14 +584,14 @@ class Watch:
                     self.is_started = True
                     self.start_step()
                 if not any(module is one for one in self.tops):
-                    self._name(module)
+                    self._name_modules(module)
                     self.tops.append(module)
                     self.start_module(module, len(self.tops) - 1)
                 return self.enter(module, args, kwargs)
         finally:
             self.is_inside = False
 
-    def _name(self, top: nn.Module) -> None:
+    def _name_modules(self, top: nn.Module) -> None:
         """Name the modules of one that the script calls: the first one's as in its state, others' behind its class."""
         kind = type(top).__name__
         same = sum(type(one).__name__ == kind for one in self.tops)
@@ -1121,6 +1121,10 @@ class _Replaced(torch.autograd.Function):
 
 def change_setting(name: str, value: str) -> None:
     """Change a setting of this process.
+
+    Args:
+        name: one of `threads`, `onednn`, `deterministic`, `denormals`, `tf32`, `sdpa`; `compile` changes no setting.
+        value: as `replay --change NAME=VALUE` has it.
 
     Raises:
         Refusal: there is no such setting, or it does nothing here.

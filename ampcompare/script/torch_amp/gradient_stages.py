@@ -190,11 +190,11 @@ class GradientStages:
         self._first_loss = None
         begin = loss if isinstance(tensors, Tensor) else list(tensors)
         if self._in_step is not None:
-            if has_graph and not self._have_numbers(self._optimizers.live()):
+            if has_graph and not self._has_nonzero_gradient(self._optimizers.live()):
                 self._leave_plain()
                 return None
         elif has_graph or self._new_places or not self._has_step.get(place, False):
-            is_clear = not self._have_numbers(self._optimizers.live())
+            is_clear = not self._has_nonzero_gradient(self._optimizers.live())
             self._add_place(place, is_clear)
             can_repeat = is_clear and not has_graph and not self._has_step.get(place, False)
             can_repeat = can_repeat and begin is loss and _can_run_twice(loss)
@@ -224,7 +224,7 @@ class GradientStages:
             if self._in_step is None and (self._is_update_due or self._in_stage(_Stage.UNSCALED)):
                 self._update()
         for optimizer in self._optimizers.live():
-            self._stand_in.take_back(optimizer)
+            self._stand_in.restore_model_gradients(optimizer)
             if self._in_step is not None and self._stage(optimizer) is _Stage.UNSCALED:
                 self._stand_in.forget_unscaled(self._scaler, optimizer)
             self._stages[optimizer] = _Stage.PLAIN
@@ -239,7 +239,7 @@ class GradientStages:
                 pass  # the scale moves once, after the step
             elif self._is_update_due:
                 self._update()
-            elif unscaled and not self._have_numbers(unscaled):
+            elif unscaled and not self._has_nonzero_gradient(unscaled):
                 before = self.scale()
                 self._update()
                 self._has_overflow |= self.scale() < before
@@ -263,7 +263,7 @@ class GradientStages:
         stage = self._stage(optimizer)
         if stage in (_Stage.FOREIGN, _Stage.SCALED):
             return
-        self._stand_in.take_back(optimizer)
+        self._stand_in.restore_model_gradients(optimizer)
         if stage is _Stage.UNSCALED:
             self._stand_in.forget_unscaled(self._scaler, optimizer)
         if self.has_gradients(optimizer):
@@ -329,7 +329,7 @@ class GradientStages:
         """Return whether an optimizer has gradients, which may be zeros."""
         return bool(self._grads(optimizer))
 
-    def _have_numbers(self, optimizers: Iterable[Any]) -> bool:
+    def _has_nonzero_gradient(self, optimizers: Iterable[Any]) -> bool:
         """Return whether any gradient of optimizers is not all zeros."""
         return _is_any_true(grad.any() for optimizer in optimizers for grad in self._grads(optimizer))
 

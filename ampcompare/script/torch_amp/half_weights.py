@@ -50,7 +50,12 @@ from ampcompare.base.tensors.tree import map_tree, tensors_in
 from ampcompare.script.gradient_mirror import GradientMirror, Pairs
 from ampcompare.script.keep_fp32 import WRAPPERS, bare_model
 from ampcompare.script.lifted_weights import HALF, follow_averages, live_modules
-from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmp, missing_scale_error, without_autocast
+from ampcompare.script.torch_amp.autocast_and_scaler import (
+    TorchAmp,
+    missing_scale_error,
+    scaled_step_error,
+    without_autocast,
+)
 from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers
 from ampcompare.script.torch_amp.protocol import refuse_losses_on_copies
 from ampcompare.script.torch_amp.script_scaler import ScriptScaler
@@ -164,7 +169,7 @@ class HalfWeights(TorchAmp):
         super().__init__(arm, *args)
         self._casts = False
         self._found = _FoundModels(
-            str(arm), self._prepare, lambda: self.script.is_initialized or self.is_by_apex(), wrappers
+            str(arm), self._prepare, lambda: self.script.is_initialized or self.trains_through_apex(), wrappers
         )
         self._scaling = scaling
         self.needs_scaler, self.steps_copies = scaling.needs_scaler, scaling.steps_copies
@@ -195,11 +200,15 @@ class HalfWeights(TorchAmp):
         events.at_end(self._data.end)
         self._watch_steps(events)
 
+    def context_without_casts(self) -> None:
+        """Return None: `_prepare` leaves the weights of such modules in fp32, and casts what goes in and out."""
+        return
+
     @property
     def _optimizers(self) -> list[Any]:
         return _alive_objects(self._found.optimizers)
 
-    def is_by_apex(self) -> bool:
+    def trains_through_apex(self) -> bool:
         """Return whether the script has prepared its models by `apex.amp`."""
         return not self._is_prepared and self.script.calls_apex()
 
@@ -214,7 +223,7 @@ class HalfWeights(TorchAmp):
         super().initialize(models, optimizers)
         self._found.add(models, optimizers)
 
-    def take_back(self, optimizer: Any) -> None:
+    def restore_model_gradients(self, optimizer: Any) -> None:
         with GRADIENT_READS.pause():
             self._gradients.give_back(self._weights_of(optimizer))
 
@@ -301,7 +310,7 @@ class HalfWeights(TorchAmp):
         self._note(enabled, scaler)
 
     def is_left_alone(self) -> bool:
-        return self.is_by_apex()
+        return self.trains_through_apex()
 
     def before_scale(self, *, unscaled: bool) -> None:
         self._scales = True
@@ -326,7 +335,7 @@ class HalfWeights(TorchAmp):
 
     def check_unscale(self, optimizer: Any) -> None:
         if not self._casts and not self.script.steps_on_behalf:
-            raise self._lacks_autocast()
+            raise self._missing_autocast_error()
         if all(optimizer is not one for one in self._optimizers):
             raise PreparationError(
                 here(
@@ -472,7 +481,7 @@ class HalfWeights(TorchAmp):
             param.grad = None if set_to_none or id(param) in lacking else torch.zeros_like(param)
         self._gradients.show_scaled(self.masters(optimizer))
 
-    def _lacks_autocast(self) -> AmpCompareError:
+    def _missing_autocast_error(self) -> AmpCompareError:
         if self.script.why_off is not None:
             return UnsupportedCombination(self.script.why_off)
         return without_autocast(self._arm)
@@ -481,15 +490,15 @@ class HalfWeights(TorchAmp):
         if optimizer is self._stepping:
             self._follow_writes(optimizer)
             return
-        if self.is_by_apex() or not self._is_prepared:
+        if self.trains_through_apex() or not self._is_prepared:
             self.script.refuse_off()
             return
         if all(optimizer is not one for one in self._optimizers):
             return
         if not self.script.steps_on_behalf and not self._casts:
-            raise self._lacks_autocast()
+            raise self._missing_autocast_error()
         if not self.script.steps_on_behalf and self._scaling.needs_scaler:
-            raise missing_scale_error(self._arm)
+            raise scaled_step_error(self._arm) if self._scaler.scales else missing_scale_error(self._arm)
         self._follow_writes(optimizer)
         self._gradients.hide(master for _, master in self.masters(optimizer))  # a second step has none, as in Apex
 
@@ -582,7 +591,7 @@ class _FoundModels:
         cast = set(self._cast_weights.keys())  # a model may have got other weights since, such as those of LoRA
         if held <= cast:
             return []
-        tree = _Tree()
+        tree = _ModuleGraph()
         models: list[nn.Module] = []
         if model is not None and not (held - cast).isdisjoint(map(id, model.parameters())):
             models.append(_outermost_model(model, optimizers, tree))
@@ -606,7 +615,7 @@ class _FoundModels:
         return models
 
 
-def _outermost_model(model: nn.Module, optimizers: Sequence[Any], tree: _Tree) -> nn.Module:
+def _outermost_model(model: nn.Module, optimizers: Sequence[Any], tree: _ModuleGraph) -> nn.Module:
     """Return the module that a model is a part of, as long as an optimizer has weights of both; else the model."""
     parent = tree.parent_of(model)
     if parent is None:
@@ -620,7 +629,7 @@ def _outermost_model(model: nn.Module, optimizers: Sequence[Any], tree: _Tree) -
     return model
 
 
-class _Tree:
+class _ModuleGraph:
     """All modules of this process, and which holds which."""
 
     def __init__(self) -> None:

@@ -150,7 +150,7 @@ class PlainScript:
         self._lift(optimizer)
         self._optimizers.add(optimizer)
         self._take_over(optimizer)
-        if self._mode is not _Mode.OWN and not self._stand_in.is_by_apex():
+        if self._mode is not _Mode.OWN and not self._stand_in.trains_through_apex():
             self._stand_in.optimizer_made()
             if self._stand_in.casts_loss and self._mode is _Mode.UNKNOWN and not _names_mixed_precision():
                 self._open_casts(next(iter(owned_params(optimizer))).device.type)
@@ -203,7 +203,7 @@ class PlainScript:
         script = self._stand_in.script
         is_off = self._mode is _Mode.UNKNOWN and bool(script.off_scalers)
         follows = is_off and (script.has_autocast or not self._casts)
-        if self._stand_in.is_by_apex() or script.has_scaler or (follows and not script.is_initialized):
+        if self._stand_in.trains_through_apex() or script.has_scaler or (follows and not script.is_initialized):
             if self._mode is _Mode.PLAIN:
                 script.acts = script.has_scaler or script.has_autocast
             self._mode = _Mode.OWN
@@ -220,14 +220,14 @@ class PlainScript:
             if not self._casts:
                 self._stand_in.use()
         if self._mode is not _Mode.OWN and script.off_scalers:
-            self._leave_off()
+            self._disable_script_scalers()
         return self._mode
 
     def _begin(self, models: list[Any], optimizers: list[Any]) -> None:
         self._has_begun = True
         for optimizer in self._optimizers.live():  # whose weights the script may have cast since it made it
             self._lift(optimizer)
-        if not self._stand_in.is_by_apex():
+        if not self._stand_in.trains_through_apex():
             self._given(models, optimizers)
 
     def initialize(self, models: list[nn.Module], optimizers: list[Any]) -> None:
@@ -242,7 +242,7 @@ class PlainScript:
             params = [param for model in models for param in model.parameters()]
             self.casting.start(functools.partial(self._made_block, params[0].device.type if params else "cpu"))
 
-    def _leave_off(self) -> None:
+    def _disable_script_scalers(self) -> None:
         """Let the scalers that the script has switched off do nothing, since losses are scaled on its behalf."""
         for scaler in self._stand_in.script.off_scalers:
             scaler._enabled = False  # the arm has made it one that is on
@@ -266,7 +266,7 @@ class PlainScript:
 
     def _refuse_own_masters(self, module: nn.Module) -> None:
         """Refuse a 16-bit model whose fp32 copies an optimizer has: the script moves gradients by itself."""
-        if self._stand_in.is_by_apex():  # the arm's copies
+        if self._stand_in.trains_through_apex():  # the arm's copies
             return
         halves = [param.detach().flatten() for param in module.parameters() if param.dtype in HALF]
         for optimizer in self._optimizers.live() if halves else ():
@@ -334,7 +334,8 @@ class PlainScript:
     def _cast_output(self, module: nn.Module, output: Any) -> Any:
         """Return what a module that the script itself calls returns, in the type that an option of the arm asks for."""
         outputs = self._stand_in.outputs
-        is_own = outputs is None or module not in self._outermost or self._stand_in.is_by_apex()  # which casts it
+        by_apex = self._stand_in.trains_through_apex()  # which casts it
+        is_own = outputs is None or module not in self._outermost or by_apex
         return output if is_own or outputs is None else cast_floating(output, outputs)
 
     def _fitting(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -648,7 +649,7 @@ class PlainScript:
         for one in self._optimizers.live():  # an arm that has prepared it has replaced its step
             self._take_over(one)
         has_arguments = bool(args or kwargs)
-        args, kwargs = _map_closures(self._follow, args, kwargs)
+        args, kwargs = _map_closures(self._wrap_step_closure, args, kwargs)
         passes = self._passes_in_step = 0
 
         def run() -> Any:
@@ -671,7 +672,7 @@ class PlainScript:
             self._note_copies(optimizer)
         return result
 
-    def _follow(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_step_closure(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Let only the first pass of a closure in a step be recorded, and end its casts."""
 
         @functools.wraps(function)

@@ -47,7 +47,7 @@ class TorchAmpStandIn:
         self.script.is_initialized = self.script.has_autocast = True
         self.use()
 
-    def is_by_apex(self) -> bool:
+    def trains_through_apex(self) -> bool:
         """Return whether the script trains through `apex.amp`."""
         return self.script.calls_apex()
 
@@ -65,6 +65,13 @@ class TorchAmpStandIn:
     def casting_functions(self, on: bool) -> AbstractContextManager[None]:
         """Return a block in which they are, or are not."""
         return nullcontext()
+
+    def context_without_casts(self) -> Callable[[], Any] | None:
+        """Return what makes a block in which nothing is cast, for modules that stay in fp32.
+
+        None where nothing is cast, or where the arm keeps them in fp32 by itself.
+        """
+        return None
 
     def forget_casts(self) -> None:
         """Cast weights again at their next use: a backward pass has freed the graph of their casts."""
@@ -85,7 +92,7 @@ class TorchAmpStandIn:
         """Return the arguments of a module without weights that the script calls, in types that fit one another."""
         return args, kwargs
 
-    def take_back(self, optimizer: Any) -> None:
+    def restore_model_gradients(self, optimizer: Any) -> None:
         """Let weights have the gradients of their masters as their own: a backward pass is about to add to them."""
 
     def forget_unscaled(self, scaler: Any, optimizer: Any) -> None:

@@ -65,12 +65,12 @@ class ScriptScaler:
             scale = self._scales[scaler] = _make_loss_scaler(self._arm)
             scaler._growth_factor, scaler._backoff_factor = 2.0, 0.5
             scaler._growth_interval, scaler._init_scale = scale._scale_seq_len, scale.loss_scale()
-            self._show(scaler, scale)
+            self._mirror_scale(scaler, scale)
         elif (written := float(scaler._scale)) != scale.loss_scale():
             scale._loss_scale = written
         return scale
 
-    def _show(self, scaler: Any, scale: LossScaler) -> None:
+    def _mirror_scale(self, scaler: Any, scale: LossScaler) -> None:
         scaler._scale = torch.tensor(scale.loss_scale(), dtype=torch.float32)
         scaler._growth_tracker = torch.tensor(scale._unskipped, dtype=torch.int32)
 
@@ -122,7 +122,7 @@ class ScriptScaler:
             scale.update_scale()
         forget_steps(scaler)
         self._has_scaled.discard(scaler)
-        self._show(scaler, scale)
+        self._mirror_scale(scaler, scale)
 
     def _get_scale(self, scaler: Any, scale: LossScaler) -> float:
         return scale.loss_scale()
@@ -133,7 +133,7 @@ class ScriptScaler:
 
     def _load_state_dict(self, scaler: Any, scale: LossScaler, state: dict[str, Any]) -> None:
         scale._loss_scale, scale._unskipped = float(state["scale"]), int(state["_growth_tracker"])
-        self._show(scaler, scale)
+        self._mirror_scale(scaler, scale)
 
 
 def _make_loss_scaler(arm: Arm) -> LossScaler:

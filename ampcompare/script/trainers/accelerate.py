@@ -48,7 +48,7 @@ def _follow_accelerator(name: str, context: TrainerContext, events: Subscription
         if precision == "fp8":
             context.refuse('mixed_precision="fp8"', 'take mixed_precision="bf16"')
         if precision != "no":
-            context.replaces(f'mixed_precision="{precision}" of Accelerate')
+            context.note_replaced_setting(f'mixed_precision="{precision}" of Accelerate')
 
     def log(original: Any, accelerator: Any, values: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         log_numbers(values, "accelerator.log")

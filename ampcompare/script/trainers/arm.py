@@ -25,7 +25,7 @@ class TrainerContext:
         self.is_script = arm.is_as_written
         self.half = half
 
-    def replaces(self, setting: str) -> None:
+    def note_replaced_setting(self, setting: str) -> None:
         """Note once that the arm decides in the place of a setting, such as `precision="16-mixed"` of Lightning."""
         text = f"the arm decides in the place of {setting}"
         if not self.is_script and self._rows is not None and text not in self._notes:

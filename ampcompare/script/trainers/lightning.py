@@ -37,7 +37,7 @@ def _follow_mixed(name: str, context: TrainerContext, events: Subscriptions) -> 
 
     def init(original: Any, self: Any, precision: Any, *args: Any, **kwargs: Any) -> None:
         original(self, precision, *args, **kwargs)
-        context.replaces(f'precision="{precision}" of Lightning')
+        context.note_replaced_setting(f'precision="{precision}" of Lightning')
 
     def convert_input(original: Any, self: Any, data: Any) -> Any:
         """Cast inputs to the type that the arm computes in, if autocast is what computes in it."""
@@ -55,7 +55,7 @@ def _follow_half(name: str, context: TrainerContext, events: Subscriptions) -> N
 
     def init(original: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        context.replaces(
+        context.note_replaced_setting(
             f'precision="{self.precision}" of Lightning, whose weights stay in fp32 until the arm casts them'
         )
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ampcompare.source.edits import Edit
-from ampcompare.source.index import Index
+from ampcompare.source.index import Function, Imported, Index, choices_of
 from ampcompare.source.lint.update_events import Event, Kind, Tracer
 from ampcompare.source.module import Module, Scope
 from ampcompare.source.object_kinds import ObjectKinds
@@ -155,6 +155,12 @@ class LintModule(Module):
         """The calls with those of the files that are imported, which are parsed when they are asked for."""
         return Index(self, Project(self._path, self), alone=True)
 
+    def names_own(self, function: ast.expr) -> bool:
+        """Return whether an expression, such as what is called, may be a function or class of this module."""
+        choices = choices_of(self.index.of_expression(function, self.scope_of.get(function, self.top)))
+        # A class without `__init__` is called as `object` is.
+        return any(isinstance(each, Function) or each == Imported("object") for each in choices)
+
     @functools.cached_property
     def traces(self) -> list[Trace]:
         """The events of each function and of the module, those that have nothing to do with training left out."""
@@ -276,37 +282,39 @@ def name_of(node: ast.AST) -> str:
     return dotted_name(node) or ""
 
 
-def training_scopes(module: Module) -> list[Scope]:
-    """Return the functions, and the module, that make a call of training, or call a function that does.
-
-    A call by name counts for every function of that name, wherever it is defined: one too many does no harm.
-    """
+def training_scopes(module: LintModule) -> list[Scope]:
+    """Return the functions, and the module, that make a call of training, or call a function that may do so."""
     scopes = [scope for scope in module.scopes if not isinstance(scope.node, (ast.ClassDef, ast.Lambda))]
     if re.search(r"\bBCELoss\b", module.text):  # an object that is called by any name
         return scopes
-    reached: set[Scope] = set()
-    callers: dict[str, set[Scope]] = {}
-    for call in module.calls:
-        scope = module.scope_of[call]
-        name = last_name(call.func)
-        callers.setdefault(name, set()).add(scope)
-        if name == "step":
-            for argument in call.args:  # a closure
-                callers.setdefault(last_name(argument), set()).add(scope)
-        if _is_training_call(call, scope, module):
-            reached.add(scope)
+    reached = {module.scope_of[call] for call in module.calls if _is_training_call(call, module)}
+    steppers = _callers_of_closures(module)
     waiting = list(reached)
     while waiting:
-        node = waiting.pop().node
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            waiting += callers.get(node.name, set()) - reached
-            reached |= callers.get(node.name, set())
+        scope = waiting.pop()
+        if isinstance(scope.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            calls, _ = module.index.callers(scope)
+            callers = {module.scope_of[call] for call in calls} | steppers.get(scope, set())
+            waiting += callers - reached
+            reached |= callers
     return [scope for scope in scopes if scope in reached]
 
 
-def _is_training_call(call: ast.Call, scope: Scope, module: Module) -> bool:
+def _callers_of_closures(module: LintModule) -> dict[Scope, set[Scope]]:
+    """Return the functions that are passed to a `step`, which calls them, each with the scopes of these calls."""
+    found: dict[Scope, set[Scope]] = {}
+    for call, _ in module.methods("step"):
+        scope = module.scope_of[call]
+        for value in call.args:
+            for choice in choices_of(module.index.of_expression(value, scope)):
+                if isinstance(choice, Function):
+                    found.setdefault(choice.scope, set()).add(scope)
+    return found
+
+
+def _is_training_call(call: ast.Call, module: LintModule) -> bool:
     function = call.func
     if isinstance(function, ast.Attribute):
         return OF_TRAINING.search(function.attr) is not None or "scaler" in (dotted_name(function) or "").lower()
-    full = module.resolve(function, scope) or last_name(function)
+    full = module.resolve(function) or last_name(function)
     return OF_TRAINING.search(full.rpartition(".")[2]) is not None

@@ -169,6 +169,7 @@ METHODS_OF_ROLES = {
     ("optimizer", "step"): Kind.STEP,
     ("scheduler", "step"): Kind.SCHEDULE,
 }
+SCHEDULERS = ("torch.optim.lr_scheduler.", "transformers.get_")
 WITH_ARGUMENT = (Kind.SCALE, Kind.SCALER_STEP)  # that are no events without what they scale or step
 QUIET_METHODS = ("state_dict", "add_param_group", "train", "eval")  # of an optimizer, that are no events
 METHODS = {
@@ -248,7 +249,7 @@ class Tracer(CallFollower):
         """Record the call of a function that is an event."""
         subject = call.args[0] if call.args else argument(call, event.keyword)
         if event.kind is Kind.CLIP and isinstance(subject, ast.IfExp):
-            test = self.spelled_out(subject.test, frame)
+            test = self.substitute_arguments(subject.test, frame)
             for choice, holds in ((subject.body, True), (subject.orelse, False)):
                 inner = replace(frame, facts=narrow(frame.facts, test, holds))
                 self._add(call, statement, inner, Kind.CLIP, choice)
@@ -262,6 +263,8 @@ class Tracer(CallFollower):
     def _unknown(self, call: ast.Call, full: str, frame: Frame, add: Callable[..., None]) -> None:
         """Record what a call of something else gets: a scaler, an optimizer, or parameters in another file."""
         for value in argument_values(call):
+            if full.startswith(SCHEDULERS):  # which read the optimizer, and step nothing as they are made
+                break
             if self._kinds.of(value, frame.scope) in ("scaler", "optimizer"):
                 add(Kind.OPAQUE, value)
         if full and OF_GRADIENTS.search(full) and not full.startswith(("torch.", "apex.")):

@@ -14,7 +14,7 @@ ANSWERED = "this asked for Apex, which the result does not import; the answer is
 ASKS = "this asks for Apex, which the result does not import: the part that it guards would never run"
 FINDERS = ("find_spec", "find_loader", "find_module")
 IMPORTERS = ("import_module", "__import__", "get_distribution", "version", "is_package_available", "require")
-# The answers stand in a rewritten text under these names until `settle_answers` takes them out.
+# The answers stand in a rewritten text under these names until `simplify_constant_conditions` takes them out.
 YES, NO = "__apex_is_there__", "__apex_is_not_there__"
 ANSWERS = {YES: True, NO: False}
 PASSED_ON = "{0} is used as a value here, and where it goes is not followed"
@@ -119,7 +119,7 @@ def _stands_for_missing(module: Module, names: Names, node: ast.Name) -> bool:
     return bool(own) and len(tried) == len(own) and all(module.is_in(each, module.block(statement)) for each in own)
 
 
-def settle_answers(text: str) -> str:
+def simplify_constant_conditions(text: str) -> str:
     """Return a rewritten text in which no condition has a part that is always true, or never, for want of a question.
 
     `if fp16 and YES:` becomes `if fp16:`, `assert YES` goes, `a if YES else b` becomes `a`.
@@ -151,7 +151,7 @@ def _settle(module: Module, edits: Edits, node: ast.expr, value: bool) -> None:
             break
         node, parent = parent, module.parent(parent)
     if isinstance(parent, ast.IfExp) and parent.test is node:
-        edits.replace(parent, _operand(module, parent.body if value else parent.orelse))
+        edits.replace(parent, _parenthesized_source(module, parent.body if value else parent.orelse))
     elif isinstance(parent, ast.Assert) and parent.test is node and value:
         edits.remove(parent)
     elif not (isinstance(parent, ast.If) and parent.test is node and _keep_branch(module, edits, parent, value)):
@@ -162,12 +162,12 @@ def _leave_out(module: Module, edits: Edits, joint: ast.BoolOp, node: ast.expr) 
     """Leave a part out of a joint condition, on which it does not decide."""
     kept = [each for each in joint.values if each is not node]
     word = " and " if isinstance(joint.op, ast.And) else " or "
-    text = word.join(_operand(module, each, joint=len(kept) > 1) for each in kept)
+    text = word.join(_parenthesized_source(module, each, joint=len(kept) > 1) for each in kept)
     was_value = joint.values[-1] is node and not is_asked(module, kept[0])
     edits.replace(joint, as_bool(module, text) if was_value else text)
 
 
-def _operand(module: Module, node: ast.expr, *, joint: bool = False) -> str:
+def _parenthesized_source(module: Module, node: ast.expr, *, joint: bool = False) -> str:
     """Return the text of an expression, in parentheses where it needs them in the place of another."""
     text = module.source(node)
     lowest = isinstance(node, (ast.NamedExpr, ast.Lambda)) or (joint and isinstance(node, (ast.BoolOp, ast.IfExp)))

@@ -8,7 +8,7 @@ from pathlib import Path
 from ampcompare.source.amp_names import APEX, CORE, public_name
 from ampcompare.source.edits import Edits, on_own_lines
 from ampcompare.source.index import Index
-from ampcompare.source.migrate.apex_guards import answer_guards, settle_answers
+from ampcompare.source.migrate.apex_guards import answer_guards, simplify_constant_conditions
 from ampcompare.source.migrate.casts import keep_fp32, note_casts
 from ampcompare.source.migrate.core.context import Core
 from ampcompare.source.migrate.core.core import MAY_BE_APEX, rewrite_core
@@ -165,7 +165,7 @@ def _migrate_unnamed(text: str, module: Module, around: Around, *, alone: bool) 
         findings += answer_guards(module, edits)
     whole = all(each.kind == NOTE for each in findings)
     _mark(module, edits, findings)
-    return Migration(settle_answers(edits.result()) if edits else text, findings, whole=whole)
+    return Migration(simplify_constant_conditions(edits.result()) if edits else text, findings, whole=whole)
 
 
 def _keep_probe(module: Module, names: Names, finding: Finding) -> Migration:
@@ -267,7 +267,7 @@ class _Rewrite:
 
 def _in_last_form(text: str, rewrite: _Rewrite, versions: Versions, refused: str) -> Migration:
     """Return the result of a rewrite, without equal branches, with lazy imports, and for the versions of torch."""
-    new = _join_branches(settle_answers(rewrite.edits.result())) if rewrite.edits else text
+    new = _join_branches(simplify_constant_conditions(rewrite.edits.result())) if rewrite.edits else text
     if new != text and _is_lazy(rewrite.module):
         lazy = _import_lazily(new, rewrite.torch)
         if lazy is None and not refused:
@@ -370,7 +370,7 @@ def _is_of_whole_project(around: Around, module: Module) -> bool:
 
 def _left_around(around: Around, module: Module) -> str:
     """Return the name of a file that is left by hand and may ask a module whether Apex is there; empty if none is."""
-    for other, theirs in around.modules_that_ask(module):
+    for other, theirs in around.modules_checking_apex(module):
         try:
             if not _is_whole(other, theirs):
                 return other.name
@@ -418,7 +418,7 @@ def _join_branches(text: str) -> str:
             module = Module(text)
         except SourceInvalid:  # which is no fault of the script, and is reported as such
             break
-        equal = [node for node in module.nodes if isinstance(node, ast.If) and _is_equal(module, node)]
+        equal = [node for node in module.nodes if isinstance(node, ast.If) and _has_equal_branches(module, node)]
         if not equal:
             break
         edits = Edits(module)
@@ -429,7 +429,7 @@ def _join_branches(text: str) -> str:
     return text
 
 
-def _is_equal(module: Module, node: ast.If) -> bool:
+def _has_equal_branches(module: Module, node: ast.If) -> bool:
     if not node.orelse or any(isinstance(each, (ast.Call, ast.NamedExpr)) for each in ast.walk(node.test)):
         return False
     if module.is_elif(node) or len(node.body) != len(node.orelse):

@@ -11,7 +11,8 @@ import torch
 from tabulate import tabulate
 from torch import Tensor
 
-from ampcompare.base.errors import CheckpointError, ConversionError
+from ampcompare.backends.arm import Arm
+from ampcompare.base.errors import CheckpointError, ConfigError, ConversionError
 from ampcompare.base.formatting import format_bytes, printable
 from ampcompare.training.checkpoint.convert.detect import CheckpointContents, find_parts
 from ampcompare.training.checkpoint.convert.fp32_weights import common_prefix
@@ -194,8 +195,12 @@ def _iter_weights(parts: CheckpointContents, *, of_norms: bool) -> Iterator[Tens
 def guess_level(parts: CheckpointContents) -> tuple[str | None, str]:
     """Return the opt level that a file was written at, as far as its numbers show, and the evidence."""
     if parts.arm is not None:
-        head, _, options = parts.arm.partition(":")
-        return (options.split(",")[0] or "O1", "its arm") if head == "apex" else (None, "")
+        try:
+            arm = Arm.parse(parts.arm)
+        except ConfigError:  # of a backend that is not installed here
+            return None, ""
+        level = arm.spec.checkpoint.opt_level(arm.options)
+        return (level, "its arm") if level else (None, "")
     if parts.wrappers:
         return None, "FP16_Optimizer has none; its masters are those of O2"
     weights = list(_iter_weights(parts, of_norms=False))
@@ -343,7 +348,7 @@ def inspection_lines(inspection: Inspection) -> list[str]:
     return [printable(line, MAX_LENGTH, keep_spaces=True) for line in lines]
 
 
-def conversion_lines(document: dict[str, Any]) -> list[str]:
+def conversion_report_lines(document: dict[str, Any]) -> list[str]:
     """Return what a conversion did, for a terminal; `document` is what `--json` prints."""
     level = f" {document['opt_level']}" if document["opt_level"] else ""
     names = {"apex": "Apex" + level, "native": "torch.amp"}

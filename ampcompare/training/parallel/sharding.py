@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from ampcompare.base.errors import BackendUnavailable, PreparationError
 from ampcompare.base.tensors.sharded import placed_like
-from ampcompare.base.tensors.skippable_step import obeys_flag
+from ampcompare.base.tensors.skippable_step import is_step_skippable
 
 LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
@@ -67,7 +67,7 @@ def shard(
                 "an optimizer holds a tensor that is not a parameter of the models, such as a master weight; sharding "
                 "replaces parameters only"
             )
-    if any(obeys_flag(optimizer) for optimizer in optimizers):
+    if any(is_step_skippable(optimizer) for optimizer in optimizers):
         raise PreparationError("a step that is skipped on the device copies whole weights; leave out skip_on_device")
     for model in models:
         _shard_model(model, types, kept)

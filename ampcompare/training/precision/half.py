@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from ampcompare.base.tensors.backward import run_backward
 from ampcompare.base.tensors.lists import by_type, copy_by_dtype
 from ampcompare.base.tensors.loss_scale import DeviceLossScale, is_exact_on_device, moved_scale
-from ampcompare.base.tensors.skippable_step import obeys_flag
+from ampcompare.base.tensors.skippable_step import is_step_skippable
 from ampcompare.base.tensors.tree import cast_floating
 from ampcompare.training.parallel.replication import average_in, note_reduction_type
 from ampcompare.training.precision.base import (
@@ -403,7 +403,7 @@ class Half(Precision):
         """Return the scale that lives on `device`; None if the host has it."""
         if self._on_device is None and self.dynamic and not self._is_wide and device.type in _DEVICE_TYPES:
             assert self._scale is not None, "a dynamic scale has a value"
-            if is_exact_on_device(self._scale) and all(obeys_flag(optimizer) for optimizer in self._optimizers):
+            if is_exact_on_device(self._scale) and all(is_step_skippable(optimizer) for optimizer in self._optimizers):
                 self._on_device = DeviceLossScale(device)
                 self._on_device.load(self._scale, self._good_steps)
         return self._on_device

@@ -82,7 +82,7 @@ class ProductRounding:
         """Return whether numbers of an operand share scales in squares: weights may."""
         return self.tiles and not is_left and role != "wgrad"
 
-    def has_squares_of(self, other: ProductRounding | None) -> bool:
+    def shares_weight_tiles(self, other: ProductRounding | None) -> bool:
         """Return whether fprop and dgrad multiply the same numbers of a weight."""
         return other is not None and self.tiles and other.tiles and (self.name, self.scale) == (other.name, other.scale)
 
@@ -174,7 +174,7 @@ def _multiply(
     rounding = layer.roundings[role]
     if rounding is None:
         return (left.float() @ right.float().t()).bfloat16(), []
-    shares = rounding.has_squares_of(layer.roundings["dgrad" if role == "fprop" else "fprop"])
+    shares = rounding.shares_weight_tiles(layer.roundings["dgrad" if role == "fprop" else "fprop"])
     if shares and role == "dgrad" and layer.squares is not None and not keeps:
         values, whole = layer.squares
         b = _Operand(values.t(), values.t(), whole)

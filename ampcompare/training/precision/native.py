@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from ampcompare.base.tensors.cuda_casts import AS_IT_IS, Together, as_on_cuda
 from ampcompare.base.tensors.loss_scale import FLOAT32_MAX, moved_scale
-from ampcompare.base.tensors.skippable_step import obeys_flag
+from ampcompare.base.tensors.skippable_step import is_step_skippable
 from ampcompare.training.parallel.replication import note_reduction_type
 from ampcompare.training.precision.base import LateOutcomes, Precision, Prepared, StepOutcome, UnscaleOnce, all_applied
 from ampcompare.training.precision.half import Half, cast_weights, hold_state_in
@@ -121,7 +121,8 @@ class Native(UnscaleOnce):
             self._forget(optimizers)
             return super().step(*optimizers)
         for optimizer in optimizers:
-            if obeys_flag(optimizer):  # one pass over the gradients: else the scaler checks them, and `step` unscales
+            # One pass over the gradients: else the scaler checks them, and `step` unscales.
+            if is_step_skippable(optimizer):
                 self.unscale(optimizer)
             self.scaler.step(optimizer)
         shared = len(self.scaler._per_optimizer_states) > 1

@@ -11,7 +11,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from ampcompare.apex.amp import _amp_state
 from ampcompare.apex.amp._engine import device_skip
 from ampcompare.base.tensors import skippable_step
-from ampcompare.base.tensors.skippable_step import obeys_flag, skip_on_device
+from ampcompare.base.tensors.skippable_step import is_step_skippable, skip_on_device
 from ampcompare.training.precision.base import Precision, make_precision, owned_params
 from tests.covering import covering
 
@@ -205,7 +205,7 @@ def test_a_state_dict_in_between_does_not_count_a_skipped_step(arm: str) -> None
             if index == overflows[0] == 0:
                 break
         (optimizer,) = training.optimizers
-        assert obeys_flag(optimizer)
+        assert is_step_skippable(optimizer)
         state = optimizer.state_dict()
         counts = {entry["step"].item() for entry in state["state"].values()}
         assert counts == (set() if count is None else {count})
@@ -291,4 +291,4 @@ def test_only_known_optimizers() -> None:
     step = optimizer.step
     skip_on_device(optimizer)
     assert optimizer.step == step
-    assert skippable_step.obeys_flag(optimizer)
+    assert skippable_step.is_step_skippable(optimizer)

@@ -5,7 +5,17 @@ from typing import Any
 import pytest
 
 from ampcompare.diagnosis.profiling.reasons import find_reasons, headline_of, profiles_with_reasons
-from ampcompare.results.records.profile import ArmProfile, Held, Limits, Memory, Part, Product, Repeated, Sync, Trial
+from ampcompare.results.records.profile import (
+    ArmProfile,
+    Held,
+    Limits,
+    Memory,
+    Part,
+    Product,
+    Repeated,
+    Sync,
+    TimedChange,
+)
 
 
 def _arm(arm: str = "native:bf16", **parts: float) -> ArmProfile:
@@ -27,8 +37,8 @@ def _arm(arm: str = "native:bf16", **parts: float) -> ArmProfile:
     )
 
 
-def _tried(change: str, seconds: float) -> list[Trial]:
-    return [Trial(change=change, before_seconds=1, seconds=seconds)]
+def _tried(change: str, seconds: float) -> list[TimedChange]:
+    return [TimedChange(change=change, before_seconds=1, seconds=seconds)]
 
 
 HEAD = Product(module="head", operation="addmm", dtype="bf16", sizes=["out 30"], share=0.4)
@@ -76,8 +86,8 @@ def test_a_cause_is_named_alone(kind: str, parts: dict[str, float], facts: dict[
 def test_a_change_that_saves_nothing_is_no_reason() -> None:
     """A trial that was slower, or failed, gives none, and neither does an optimizer whose cures did not help."""
     trials = [
-        Trial(change="--batch-size 8", before_seconds=1, seconds=0, failure="no such batch"),
-        Trial(change="--optimizer-implementation fused", before_seconds=1, seconds=0.99),
+        TimedChange(change="--batch-size 8", before_seconds=1, seconds=0, failure="no such batch"),
+        TimedChange(change="--optimizer-implementation fused", before_seconds=1, seconds=0.99),
     ]
     arm = _arm(optimizer_pointwise=0.3).model_copy(update={"trials": trials})
     assert find_reasons(arm, _arm("fp32")) == []

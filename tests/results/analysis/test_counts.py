@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from ampcompare.results.analysis.inference.criteria import margin_error
 from ampcompare.results.analysis.inference.effect import Effect, min_resolvable_spread, p_values, paired_effect
+from ampcompare.results.analysis.inference.terms import margin_error
 from ampcompare.results.analysis.inference.verdict import Margin, decide
 from tests.covering import covering
 

@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 
 from ampcompare.base.errors import ConfigError, RecordError
-from ampcompare.results.analysis.inference.criteria import Criteria
+from ampcompare.results.analysis.inference.terms import Terms
 from ampcompare.results.analysis.results_table import EXAMPLE, judge, read_table
 from ampcompare.results.records.comparison import ArmSummary, Comparison
 
@@ -23,14 +23,14 @@ def _runs(arm: str, values: list[float | str]) -> str:
 
 def test_pairs_of_a_published_table() -> None:
     """Runs of equal seeds are pairs; the metric has the direction and the margin that are given."""
-    comparison = judge(read_table(GNMT, better="higher"), terms=Criteria(margin=0.5))
+    comparison = judge(read_table(GNMT, better="higher"), terms=Terms(margin=0.5))
     row = _row(comparison, "fp16")
     assert (comparison.reference, comparison.metric.name, row.pairs) == ("fp32", "BLEU", 3)
     assert (str(row.quality), str(row.time)) == ("equivalent (±0.5)", "better")
     assert row.quality.effect == pytest.approx(-0.1, abs=1e-9)
     assert row.time.effect == pytest.approx(0.3666, abs=1e-4)
     assert read_table(GNMT).metric.better == "higher"
-    worse = judge(read_table(GNMT.replace("BLEU", "loss")), terms=Criteria(margin=0.05))
+    worse = judge(read_table(GNMT.replace("BLEU", "loss")), terms=Terms(margin=0.05))
     assert (_row(worse, "fp16").quality.effect or 0) == pytest.approx(-0.1, abs=1e-9)
 
 

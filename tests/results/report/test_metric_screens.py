@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ampcompare.results.analysis.inference.criteria import Criteria
+from ampcompare.results.analysis.inference.terms import Terms
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.evaluation import EpochResult, pack_values
@@ -102,7 +102,7 @@ def _iou() -> Comparison:
         for seed in SEEDS
     ]
     return summarize(
-        records, arms=list(means), reference="fp32", terms=Criteria(prefer="accuracy"),
+        records, arms=list(means), reference="fp32", terms=Terms(prefer="accuracy"),
         command="ampcompare compare --task segmentation --seeds 0-4",
     )  # fmt: skip
 

@@ -12,7 +12,7 @@ from ampcompare.results.records.profile import (
     Part,
     Profile,
     Reason,
-    Trial,
+    TimedChange,
 )
 from ampcompare.results.report.base import FORMATS
 from ampcompare.results.report.profile import profile_document
@@ -36,7 +36,7 @@ def _arm(name: str, seconds: float, dtype: str) -> ArmProfile:
             layers=[Held(kind="head", dtype=dtype, bytes=2**20)],
         ),
         limits=Limits(flops=2e9, bytes=1e8, peak_flops=1e12, peak_bytes=1e11, peak_dtype=dtype, source="a data sheet"),
-        trials=[Trial(change="--channels-last", before_seconds=1, seconds=0.75)],
+        trials=[TimedChange(change="--channels-last", before_seconds=1, seconds=0.75)],
     )
 
 

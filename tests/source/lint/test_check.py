@@ -172,6 +172,21 @@ HARMLESS = {
         """How to use apex: from apex import amp; scaler.step(optimizer)."""
         print("autocast")
     ''',
+    "an option of Apex for a function of the script by another name": """
+        import transformers
+        def report(**options):
+            print(options)
+        say = report
+        say(half_precision_backend="apex")
+    """,
+    "an option of Apex for a class of the script": """
+        import dataclasses
+        import transformers
+        @dataclasses.dataclass
+        class Options:
+            half_precision_backend: str
+        options = Options(half_precision_backend="apex")
+    """,
 }
 
 
@@ -222,6 +237,45 @@ WRONG = {
                 scaler = torch.amp.GradScaler("cuda")
                 scaler.step(self.optimizer)
                 save_checkpoint({"optimizer": self.optimizer.state_dict()}, "last")
+    """,
+    "AMP203: a backward pass by another name of its function": """
+        import torch
+        scaler = torch.amp.GradScaler("cuda")
+        def compute(batch):
+            scaler.scale(model(batch)).backward()
+        go = compute
+        def train(loader):
+            for batch in loader:
+                optimizer.zero_grad()
+                go(batch)
+                optimizer.step()
+    """,
+    "AMP203: a backward pass in a closure of another name": """
+        import torch
+        scaler = torch.amp.GradScaler("cuda")
+        def compute():
+            loss = scaler.scale(model(batch))
+            loss.backward()
+            return loss
+        closure = compute
+        def train(optimizer):
+            optimizer.step(closure)
+    """,
+    "AMP311: an option for a class that is derived": """
+        from transformers import TrainingArguments
+        class Options(TrainingArguments):
+            pass
+        options = Options("out", half_precision_backend="apex")
+    """,
+    "AMP208 AMP227: a closure of an object": """
+        import torch
+        class Trainer:
+            def closure(self):
+                return self.loss
+            def train(self, scaler, optimizer):
+                self.loss.backward()
+                scaler.step(optimizer, self.closure)
+                scaler.update()
     """,
     "AMP227: a closure": """
         import torch

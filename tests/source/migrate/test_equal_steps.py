@@ -320,7 +320,7 @@ def is_equal(one: Log, other: Log) -> bool:
 
 @pytest.mark.parametrize(
     "shape",
-    [pytest.param(each, marks=() if each in ("module", "two classes") else pytest.mark.slow) for each in SHAPES],
+    [pytest.param(each, marks=() if each == "module" else pytest.mark.slow) for each in SHAPES],
 )
 @settings(max_examples=60, deadline=None)
 @given(

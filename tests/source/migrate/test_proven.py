@@ -130,7 +130,7 @@ def test_what_nobody_knows_before_a_step_keeps_a_file_from_being_rewritten(state
 
 
 @pytest.mark.parametrize(
-    "statement", [pytest.param(each, marks=() if "hooks.after" in each else pytest.mark.slow) for each in READS]
+    "statement", [pytest.param(each, marks=() if each == READS[0] else pytest.mark.slow) for each in READS]
 )
 def test_what_reads_gradients_before_a_step_gets_them_unscaled_or_the_file_is_left(statement: str) -> None:
     found = list(_changed(statement))

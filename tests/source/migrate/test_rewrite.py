@@ -11,7 +11,7 @@ import torch
 
 from ampcompare import convert_checkpoint
 from ampcompare.source.find import find_sources
-from ampcompare.source.migrate.apex_guards import NO, YES, settle_answers
+from ampcompare.source.migrate.apex_guards import NO, YES, simplify_constant_conditions
 from ampcompare.source.migrate.finding import BY_HAND, MARK
 from ampcompare.source.migrate.rewrite import migrate_text
 
@@ -183,7 +183,7 @@ ANSWERED = {
 @pytest.mark.parametrize("text", ANSWERED)
 def test_an_answer_leaves_no_condition_that_always_holds(text: str) -> None:
     asked = text.replace("YES", YES).replace("NO", NO)
-    assert settle_answers(f"{asked}\n").strip() == ANSWERED[text]
+    assert simplify_constant_conditions(f"{asked}\n").strip() == ANSWERED[text]
 
 
 @pytest.mark.parametrize(

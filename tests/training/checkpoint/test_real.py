@@ -66,7 +66,9 @@ def test_a_real_file_is_known(name: str) -> None:
     assert bool(logs) == (writer == "mmengine")
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "timm-apex.pth.tar" else pytest.mark.slow) for name in FILES]
+)
 @pytest.mark.usefixtures("nothing_runs")
 def test_a_real_file_converts_there_and_back(name: str, tmp_path: Path) -> None:
     """The scaler moves to the name that the program gives the other kind, and back; all else stays.

@@ -81,6 +81,7 @@ def test_the_forward_pass_is_that_of_the_arm_underneath() -> None:
     assert all(torch.equal(here, there) for here, there in zip(*outputs, strict=True))
 
 
+@pytest.mark.slow
 def test_gradients_are_right_in_the_mean() -> None:
     """Over 60 backward passes 2-bit gradients average to those of fp32; one alone is far off."""
     exact = torch.cat([grad.flatten() for grad in gradients(*start("fp32"))])

@@ -240,7 +240,7 @@ def test_a_weight_in_squares_is_rounded_once_for_both_products(monkeypatch: pyte
     monkeypatch.setattr(linear_products, "round_values", count)
     shared = one_layer("gemm:nvfp4,tiles,keep=none", 32, 64, 48)
     assert rounded.count(True) == 1
-    monkeypatch.setattr(ProductRounding, "has_squares_of", lambda one, other: False)
+    monkeypatch.setattr(ProductRounding, "shares_weight_tiles", lambda one, other: False)
     apart = one_layer("gemm:nvfp4,tiles,keep=none", 32, 64, 48)
     assert rounded.count(True) == 3
     assert all(torch.equal(shared[role], apart[role]) for role in ("fprop", "dgrad", "wgrad"))

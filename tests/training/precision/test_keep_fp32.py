@@ -100,6 +100,7 @@ def test_logits_among_other_outputs_are_not_rounded() -> None:
     assert torch.equal(output["hidden"], output["hidden"].bfloat16().float())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arm", ["half:bf16", "native:bf16", "apex:O2,engine=compat"])
 def test_a_kept_module_does_not_break_a_graph(arm: str) -> None:
     """torch.compile traces the whole model, and its result is the same."""

@@ -171,7 +171,7 @@ def _half_grads_and_buffers(stash: AmpOptimizerState, sums: _Sums) -> tuple[list
     if len(sources) == len(masters) and not taken:
         buffers: list[Any] = stash.master_grad_buffers
         if sum(map(sys.getrefcount, buffers)) != _UNSHARED * len(buffers):
-            _unshare_buffers(stash, range(len(buffers)))
+            _allocate_private_buffers(stash, range(len(buffers)))
         for master, buffer in zip(masters, buffers, strict=True):
             master.grad = buffer
         targets = list(buffers)
@@ -197,7 +197,7 @@ def _choose_targets(stash: AmpOptimizerState, sums: _Sums) -> list[Tensor]:
     """Choose a buffer for each half gradient: a temporary one if the master has a gradient to add to."""
     masters, buffers = stash.all_fp32_from_fp16_params, stash.master_grad_buffers
     present = [index for index, param in enumerate(stash.all_fp16_params) if param.grad is not None]
-    _unshare_buffers(stash, [index for index in present if masters[index].grad is None])
+    _allocate_private_buffers(stash, [index for index in present if masters[index].grad is None])
     targets: list[Any] = []
     for index in present:
         master = masters[index]
@@ -211,7 +211,7 @@ def _choose_targets(stash: AmpOptimizerState, sums: _Sums) -> list[Tensor]:
     return targets
 
 
-def _unshare_buffers(stash: AmpOptimizerState, indices: Iterable[int]) -> None:
+def _allocate_private_buffers(stash: AmpOptimizerState, indices: Iterable[int]) -> None:
     """Create missing buffers, and replace shared ones: a gradient that the script kept must not change."""
     buffers = stash.master_grad_buffers
     references = list(map(sys.getrefcount, buffers))

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from ampcompare.apex.amp._amp_state import DeferredMessages, _amp_state, maybe_print, overflow_message
-from ampcompare.base.tensors.skippable_step import has_global_step_hooks, obeys_flag
+from ampcompare.base.tensors.skippable_step import has_global_step_hooks, is_step_skippable
 
 from .errors import AmpScalingError
 from .optimizer_state import Flag
@@ -50,7 +50,7 @@ def install(optimizer: Any) -> None:
             if flag.item():
                 raise AmpScalingError("optimizer.step(closure) does not work with amp: call step() without a closure.")
             return inner(closure)
-        if not obeys_flag(self):
+        if not is_step_skippable(self):
             _create_momentum(self)
         if _amp_state.verbosity > 0:
             _report(flags)
@@ -73,7 +73,7 @@ def note_step(optimizer: Any) -> None:
 
 
 def _obeys_flags(optimizer: Any) -> bool:
-    return obeys_flag(optimizer) or _has_fused_groups(optimizer)
+    return is_step_skippable(optimizer) or _has_fused_groups(optimizer)
 
 
 def _has_fused_groups(optimizer: Any) -> bool:

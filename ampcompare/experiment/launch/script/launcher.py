@@ -17,12 +17,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from ampcompare.backends.script_arms import engine_in_script
 from ampcompare.base.environment.fingerprint import THREAD_VARIABLES, fingerprint, host_name
 from ampcompare.base.environment.variables import CELL_FOLDER, CODE_FOLDER, MASK
 from ampcompare.base.files.run_files import CellFile, RunFile
 from ampcompare.base.formatting import few
 from ampcompare.base.processes.client import Fork
 from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, Sandbox
+from ampcompare.base.processes.script_environment import script_environment
 from ampcompare.base.processes.start import how_ended
 from ampcompare.base.secrets import mask, mask_variable
 from ampcompare.experiment.launch.cell_files import (
@@ -199,18 +201,14 @@ def _exit_code_of_ranks(folder: Path) -> int | None:
 
 
 def cell_environment(config: RunConfig, folder: Path) -> dict[str, str]:
-    """Return the environment of a script: that of this process, with as many threads per pool as cells have.
-
-    Strings hash alike in all cells, also those of another server: a script may number its classes by a set of names.
-    """
+    """Return the environment of a cell with a script."""
     assert config.script is not None
-    threads = dict.fromkeys(THREAD_VARIABLES, str(config.threads))
     own = {
         CELL_FOLDER: str(folder.resolve()),
         CODE_FOLDER: str(config.script.folder),
         MASK: mask_variable(),
     }
-    return {"PYTHONHASHSEED": "0", **threads, **os.environ, **own, "PYTHONUNBUFFERED": "1"}
+    return {**script_environment(config.threads), **own, "PYTHONUNBUFFERED": "1"}
 
 
 def script_command(config: RunConfig, script: ScriptConfig, folder: Path) -> list[str]:
@@ -235,8 +233,7 @@ def script_command(config: RunConfig, script: ScriptConfig, folder: Path) -> lis
     options += {"warn": [], "strict": ["--strict-guards"], "off": ["--no-guards"]}[config.guards]
     if script.compat_torch:
         options.append("--compat-torch")
-    engine = config.parsed_arm.options.get("engine")
-    if engine == "nvidia":
+    if engine_in_script(config.parsed_arm) == "nvidia":
         options += ["--engine", "nvidia"]
     if script.is_module:
         options.append("-m")

@@ -416,16 +416,17 @@ def run_in_stack(
         if found.fault:
             raise EnvironmentUnfit(found.fault)
         target = str(Path(place, CellFile.SCRIPT) if record is None else os.path.abspath(record))
-        if found.has_ampcompare and not (Arm.parse(arm).is_as_written and found.apex):
+        is_as_written = Arm.parse(arm).is_as_written
+        if found.has_ampcompare and not (is_as_written and found.apex):
             start = ["-m", "ampcompare", "exec", "--arm", arm, *(["--record", target] if record is not None else [])]
             start += ["--ledger"] * ledger
         else:
             others = [name for name, value in options.items() if name not in RECORDED and value != DEFAULTS.get(name)]
-            if arm != "script" or others or ledger or options.get("shift_seeds") == "all":
+            if not is_as_written or others or ledger or options.get("shift_seeds") == "all":
                 if others:
                     what = f"--{others[0].replace('_', '-')}"
                 else:
-                    what = f"arm {arm}" if arm != "script" else "this"
+                    what = "this" if is_as_written else f"arm {arm}"
                 raise UnsupportedCombination(
                     f"{what} needs ampcompare {__version__}, which the stack {stack.name} lacks"
                 )

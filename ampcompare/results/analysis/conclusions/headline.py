@@ -10,8 +10,8 @@ from ampcompare.results.analysis.conclusions.recommendation import (
     memory_saving,
     memory_saving_text,
     on_device,
-    on_these_samples,
     recommended_arms,
+    sample_caveat,
     step_time_ratio,
     use_sentence,
 )
@@ -242,7 +242,7 @@ def _sentence_on_kept_quality(rows: Sequence[ArmSummary], comparison: Comparison
     shown = "; ".join([shown, *(f"{row.arm} after {row.quality.after}" for row in tested if row.quality.after)])
     identical = f"; {names_of(same)} {'is' if len(same) == 1 else 'are'} identical to the last bit" if same else ""
     keep = names.begin([row.arm for row in rows], "keeps", "keep")
-    what = f"{comparison.reference}'s {metric.quality}{on_these_samples(tested, comparison)}"
+    what = f"{comparison.reference}'s {metric.quality}{sample_caveat(tested, comparison)}"
     return f"{keep} {what} ({shown}){identical}."
 
 
@@ -264,7 +264,7 @@ def _sentence_on_difference(kind: Kind, rows: Sequence[ArmSummary], comparison: 
     if metric.quality == "accuracy":
         how = f"{'more' if kind == 'better' else 'less'} accurate than"
     verb = "is" if len(rows) == 1 else "are"
-    return f"{names_of(parts)} {verb} {how} {comparison.reference}{on_these_samples(rows, comparison)}."
+    return f"{names_of(parts)} {verb} {how} {comparison.reference}{sample_caveat(rows, comparison)}."
 
 
 def _sentences_on_open(rows: Sequence[ArmSummary], comparison: Comparison, names: ArmNames) -> Iterable[str]:

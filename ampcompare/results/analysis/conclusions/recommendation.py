@@ -51,7 +51,7 @@ def why_none_recommended(rows: Sequence[ArmSummary], reference: str, prefer: str
 def use_sentence(row: ArmSummary, comparison: Comparison) -> str:
     """Return the recommendation of an arm, with what it keeps and what it saves."""
     reference, metric = comparison.reference, comparison.metric
-    samples = on_these_samples([row], comparison)
+    samples = sample_caveat([row], comparison)
     if row.quality.kind == "better":
         kept = f"better {metric.quality} than {reference} ({difference_with_interval(row, metric)}){samples}"
     elif row.quality.kind == "identical":
@@ -73,7 +73,7 @@ def use_sentence(row: ArmSummary, comparison: Comparison) -> str:
     return f"Use {row.arm}: {', '.join([kept, *gains])}."
 
 
-def on_these_samples(rows: Sequence[ArmSummary], comparison: Comparison) -> str:
+def sample_caveat(rows: Sequence[ArmSummary], comparison: Comparison) -> str:
     """Return the caveat if a verdict on one of these rows does not extend beyond the validation samples."""
     open_ones = [row.samples for row in rows if row.samples is not None and row.samples.holds is False]
     noun = samples_noun(comparison.records)

@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import sqrt
 
-from ampcompare.results.analysis.inference.criteria import AccuracyMargin, Criteria, margin_error, resolve_margin
 from ampcompare.results.analysis.inference.effect import (
     ERROR_RATE,
     FLOAT32_STEP,
@@ -16,6 +15,7 @@ from ampcompare.results.analysis.inference.effect import (
     two_stage_effect,
     unpaired_effect,
 )
+from ampcompare.results.analysis.inference.terms import AccuracyMargin, Terms, margin_error, resolve_margin
 from ampcompare.results.analysis.inference.verdict import Evidence
 from ampcompare.results.analysis.pairing.comparability import start_difference_reason
 from ampcompare.results.analysis.pairing.learning import (
@@ -47,7 +47,7 @@ from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.verdict import Verdict
 
 
-def accuracy_margin(records: Sequence[RunRecord], reference: str, terms: Criteria, metric: Metric) -> AccuracyMargin:
+def accuracy_margin(records: Sequence[RunRecord], reference: str, terms: Terms, metric: Metric) -> AccuracyMargin:
     """Return the margin of the metric that the rule gives for the runs of the reference.
 
     Args:

@@ -86,7 +86,7 @@ def update_options(arm: Arm) -> dict[str, tuple[Roles, set[str]]]:
     return found
 
 
-def options_without_effect(arm: Arm, ledger: Ledger) -> list[str]:
+def ineffective_option_sentences(arm: Arm, ledger: Ledger) -> list[str]:
     """Return a sentence for each option about updates that has had no effect on a training.
 
     Args:

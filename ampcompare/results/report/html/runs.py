@@ -98,7 +98,7 @@ def shared_settings(comparison: Comparison) -> Shared:
     return _shared_facts(comparison.records, [{k: v for k, v in found.items() if k not in VARIED} for found in facts])
 
 
-def chosen_settings(comparison: Comparison, shared: Shared) -> list[list[str]]:
+def shared_nondefault_settings(comparison: Comparison, shared: Shared) -> list[list[str]]:
     """Return the settings that all runs share and that differ from their defaults: name, value here, default."""
     known = comparison.records[0].config.defaults_by_path() if comparison.records else {}
     defaults = {name: _value_text(value) for name, value in known.items()}

@@ -33,10 +33,10 @@ from ampcompare.results.report.html.runs import (
     ArmRuns,
     Shared,
     arms_with_runs,
-    chosen_settings,
     join_names,
     round_digits,
     shared_environment,
+    shared_nondefault_settings,
     shared_settings,
     time_marks,
     undrawn_sentences,
@@ -97,7 +97,7 @@ def page_sections(comparison: Comparison, logs: Mapping[str, str]) -> list[Secti
         return [replace(table, links=links if any(links) else ())]
 
     def settings_blocks() -> list[Block]:
-        rows = chosen_settings(comparison, shared())
+        rows = shared_nondefault_settings(comparison, shared())
         if not rows:
             return [Text(["All settings have their defaults."])]
         return [Table.of(["setting", "here", "default"], rows, caption=DEFAULTS, prose=True)]

@@ -271,7 +271,7 @@ def steps_scaled_by_another(module: LintModule) -> Iterator[Finding]:
         }
         for index, step in enumerate(trace):
             if step.kind is Kind.STEP and step.subject and "[" not in step.subject:
-                passes = _passes_since_cleared(trace[:index], step)
+                passes = _pending_scale_loss_blocks(trace[:index], step)
                 named = [names for one in passes if (names := _optimizers_named(one)) is not None]
                 if len(named) < len(passes):
                     continue  # a name may hold several
@@ -284,7 +284,7 @@ def steps_scaled_by_another(module: LintModule) -> Iterator[Finding]:
                     yield module.finding("AMP125", step.call, shown)
 
 
-def _passes_since_cleared(before: Trace, step: Event) -> list[Event]:
+def _pending_scale_loss_blocks(before: Trace, step: Event) -> list[Event]:
     """Return the `scale_loss` blocks whose gradients an optimizer may find at its step; none where other passes run."""
     found: list[Event] = []
     for other in reversed([one for one in before if one.may_follow(step)]):

@@ -4,7 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ampcompare.source.index import Function, choices_of, nodes_of
+from ampcompare.source.index import Function, nodes_of
 from ampcompare.source.lint.module import Finding, LintModule, Mistake, is_off, literal, name_of, rule
 from ampcompare.source.lint.update_events import Kind, plain
 from ampcompare.source.syntax import argument, argument_values
@@ -88,15 +88,10 @@ def _is_passed_to_saver(module: LintModule) -> bool:
     """Return whether a scaler is passed to something else than a function of the module that may save it."""
     for call in module.calls:
         name = name_of(call.func).rpartition(".")[2]
-        if re.search(r"(?i)save|checkpoint|ckpt|state|dict|resume", name) and not _is_of_module(module, call):
+        if re.search(r"(?i)save|checkpoint|ckpt|state|dict|resume", name) and not module.names_own(call.func):
             if any(module.kinds.of(value, module.scope_of[call]) == "scaler" for value in argument_values(call)):
                 return True
     return False
-
-
-def _is_of_module(module: LintModule, call: ast.Call) -> bool:
-    found = choices_of(module.index.callee(call, module.scope_of[call]))
-    return any(isinstance(each, Function) for each in found)
 
 
 def _is_saved_elsewhere(module: LintModule, call: ast.Call) -> bool:
@@ -105,7 +100,7 @@ def _is_saved_elsewhere(module: LintModule, call: ast.Call) -> bool:
     scope = module.scope_of[call]
     if (
         not STATE_SAVER.match(name.rpartition(".")[2])
-        or _is_of_module(module, call)
+        or module.names_own(call.func)
         or any(one.arg is None for one in call.keywords)
     ):
         return False

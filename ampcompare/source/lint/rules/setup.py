@@ -162,8 +162,7 @@ def step_with_closure(module: LintModule) -> Iterator[Finding]:
     """A closure for a step with a scaler."""
     for _, _, event in module.events(Kind.SCALER_STEP):
         value = argument(event.call, "closure", 1)
-        function = isinstance(value, ast.Name) and any(value.id in one.functions for one in event.scope.enclosing())
-        if function or isinstance(value, ast.Lambda):
+        if value is not None and module.names_own(value):
             yield module.finding("AMP227", event.call, "a step with a scaler takes no closure")
 
 

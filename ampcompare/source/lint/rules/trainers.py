@@ -4,7 +4,7 @@ import ast
 from collections.abc import Iterator
 from itertools import pairwise
 
-from ampcompare.source.lint.module import Finding, LintModule, Mistake, literal, name_of, rule
+from ampcompare.source.lint.module import Finding, LintModule, Mistake, literal, rule
 
 PACKAGES = ("pytorch_lightning.", "lightning.pytorch.", "lightning.")
 OF_APEX = ("amp_backend", "amp_level")
@@ -69,7 +69,7 @@ def options_of_transformers(module: LintModule) -> Iterator[Finding]:
 
 def _options_in(module: LintModule, node: ast.AST) -> Iterator[tuple[ast.AST, str, ast.expr]]:
     """Yield what a node sets by a name: where, the name, and the value."""
-    if isinstance(node, ast.Call) and name_of(node.func) not in module.top.functions:
+    if isinstance(node, ast.Call) and not module.names_own(node.func):
         yield from ((one.value, one.arg or "", one.value) for one in node.keywords)
     elif isinstance(node, ast.Dict):
         yield from ((value, literal(key) or "", value) for key, value in zip(node.keys, node.values, strict=True))

@@ -76,7 +76,7 @@ def cast_what_follows(core: Core) -> None:
     Raises:
         Unsure: one of them cannot be put under autocast.
     """
-    follower = _Follower(core)
+    follower = _AutocastOutputTracker(core)
     found, unknown = follower.statements()
     updates = {each.statement for each in core.sites.backwards} | {each.statement for each in core.sites.steps}
     for each in found:
@@ -111,7 +111,9 @@ def _strongest(answers: Iterable[Answer]) -> Answer:
 class _Names:
     """The names of one function, or of a module, that hold what came from autocast."""
 
-    def __init__(self, follower: _Follower, module: Module, scope: Scope, seeds: frozenset[Path], depth: int) -> None:
+    def __init__(
+        self, follower: _AutocastOutputTracker, module: Module, scope: Scope, seeds: frozenset[Path], depth: int
+    ) -> None:
         self._follower, self.module, self.scope, self._depth = follower, module, scope, depth
         self.nodes = list(nodes_of(scope))
         self._holders = Holders(module, self.nodes, seeds)
@@ -139,12 +141,12 @@ class _Names:
         if isinstance(node, ast.Attribute) and node.attr in NO_TENSORS:
             return False
         if path_of(node):
-            return bool(self.parts_held(node))
+            return bool(self.held_item_paths(node))
         if isinstance(node, ast.Call):
             return self._holds_result(node)
         return any(map(self.holds, child_nodes(node)))
 
-    def parts_held(self, node: ast.AST) -> set[Path]:
+    def held_item_paths(self, node: ast.AST) -> set[Path]:
         """Return which items of a name, an attribute or an item hold something; `()` stands for the whole of it."""
         path = path_of(node)
         shared = {parts_below(path, each) for each in self._follower.shared} - {None}
@@ -211,13 +213,13 @@ class _Names:
         named = [each.arg for each in node.args.args] if isinstance(node, ast.Lambda) else inside.positional(node)
         for key, value in arguments(call, named).items():
             if path_of(value):
-                given |= {(key, *parts) for parts in self.parts_held(value)}
+                given |= {(key, *parts) for parts in self.held_item_paths(value)}
             elif self.holds(value):
                 given.add((key,))
         return self._follower.casts_in(function, frozenset(given), self._depth + 1)
 
 
-class _Follower:
+class _AutocastOutputTracker:
     """Follows what comes from autocast through the assignments, returns and attributes of a module."""
 
     def __init__(self, core: Core) -> None:

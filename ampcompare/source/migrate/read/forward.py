@@ -234,12 +234,12 @@ class _Finder:
                 or each in self._initializing
                 or isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
             ):
-                yield from self._trim(run, marked)
+                yield from self._forward_span(run, marked)
                 run = []
             else:
                 run.append(each)
 
-    def _trim(self, run: list[ast.stmt], marked: set[ast.stmt]) -> Iterator[tuple[ast.stmt, ast.stmt]]:
+    def _forward_span(self, run: list[ast.stmt], marked: set[ast.stmt]) -> Iterator[tuple[ast.stmt, ast.stmt]]:
         chosen = [index for index, each in enumerate(run) if each in marked]
         computing = [index for index in chosen if self._computes(run[index])]
         starts = [

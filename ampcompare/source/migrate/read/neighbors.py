@@ -89,7 +89,7 @@ class Around:
             if path != project.path and needs_scaler(other):
                 yield path
 
-    def modules_that_ask(self, module: Module) -> Iterator[tuple[Path, Module]]:
+    def modules_checking_apex(self, module: Module) -> Iterator[tuple[Path, Module]]:
         """Yield the modules with a part of Apex's core that may ask whether Apex is there where a module does.
 
         They import it, if only through other files, or it imports them, as a test does.

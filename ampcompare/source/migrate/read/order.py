@@ -418,7 +418,7 @@ class _Events(CallFollower):
             found |= {one.arg: self.canonical(one.value, frame) for one in given.keywords if one.arg is not None}
         for name, value in arguments(call, function.module.positional(node)).items():
             if dotted_name(value) is not None or isinstance(value, ast.Constant):
-                found[SPELLED + name] = ast.unparse(self.spelled_out(value, frame))
+                found[SPELLED + name] = ast.unparse(self.substitute_arguments(value, frame))
         return found
 
     def spell(self, test: ast.expr, frame: Frame) -> ast.expr:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ampcompare.results.analysis.conclusions.headline import warnings_and_answer
-from ampcompare.results.analysis.inference.criteria import Criteria
+from ampcompare.results.analysis.inference.terms import Terms
 from ampcompare.results.analysis.inference.verdict import SequentialDesign
 from ampcompare.results.analysis.results_table import judge, read_table
 from ampcompare.results.analysis.summary import summarize
@@ -227,7 +227,7 @@ def test_each_group_of_unknown_speeds_has_one_reason(runs: Any) -> None:
 
 def test_an_open_result_names_the_seeds_that_settle_it(runs: Any) -> None:
     half = [510, 511, 503, 498, 517]
-    comparison = compare(runs("fp32", FP32), runs("half", half), command=COMMAND, terms=Criteria(margin=0.5))
+    comparison = compare(runs("fp32", FP32), runs("half", half), command=COMMAND, terms=Terms(margin=0.5))
     assert comparison.headline[0].startswith(
         "Inconclusive for half: the interval reaches beyond the margin of ±0.5 pp (Δ +0.28 pp, "
     )
@@ -247,7 +247,7 @@ def test_a_judged_metric_where_less_is_better() -> None:
     """The better arm of a word error rate has the lower one."""
     table = read_table("arm,WER\nfp32,10.0\nhalf,8.0\nslow,9.0\n", better="lower")
     assert (
-        judge(table, sd=0.05, terms=Criteria(margin=0.5, prefer="accuracy"))
+        judge(table, sd=0.05, terms=Terms(margin=0.5, prefer="accuracy"))
         .headline[0]
         .startswith("Use half: better WER than fp32 (Δ -2.0, -2.2 to -1.8).")
     )
@@ -276,7 +276,7 @@ def test_a_metric_that_the_training_loss_contradicts(top1: float, loss: float, s
         for by, arm, mean, tail in ((0, "fp32", 0.5, 1.0), (1, "half", top1, loss))
         for seed in range(5)
     ]  # fmt: skip
-    found = summarize(records, arms=["fp32", "half"], reference="fp32", terms=Criteria(margin=0.5))
+    found = summarize(records, arms=["fp32", "half"], reference="fp32", terms=Terms(margin=0.5))
     direction = "higher losses, but is better" if loss > 1 else "lower losses, but is worse"
     said = "The training loss at the end contradicts top-1, of which larger values are taken for the better ones: half"
     assert any(f"{said} has {direction} in that" in sentence for sentence in found.headline) == is_said

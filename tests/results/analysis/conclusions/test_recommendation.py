@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ampcompare.results.analysis.conclusions.recommendation import recommended_arms, use_sentence, why_none_recommended
-from ampcompare.results.analysis.inference.criteria import Preference
+from ampcompare.results.analysis.inference.terms import Preference
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import ArmSummary, Comparison
 from ampcompare.results.records.metric import TOP1

@@ -9,7 +9,7 @@ import pytest
 from ampcompare.base.errors import ConfigError
 from ampcompare.results.analysis.effects.loss_tail import tail_loss
 from ampcompare.results.analysis.gates import check_gates, parse_gate
-from ampcompare.results.analysis.inference.criteria import Criteria, criteria_of
+from ampcompare.results.analysis.inference.terms import Terms, terms_of
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.report.columns import columns, table_of_columns, verdict_columns
@@ -20,7 +20,7 @@ REFERENCE = (2.0, 2.1, 1.9, 2.05, 1.95)
 
 
 def _compared(half: Sequence[float], reference: Sequence[float] = REFERENCE, **options: Any) -> Comparison:
-    terms = Criteria(loss_margin=options.pop("margin", 0.01))
+    terms = Terms(loss_margin=options.pop("margin", 0.01))
     records = [
         make_record(arm, seed, loss_tail=loss, loss_tail_steps=20, **(options if arm == "half" else {}))
         for arm, losses in (("fp32", reference), ("half", half))
@@ -53,9 +53,9 @@ def test_the_margin_is_that_which_was_asked_for() -> None:
     """A loss that is 5 % higher is equivalent at 10 %; the stored terms hold the margin."""
     comparison = _compared([1.05 * loss for loss in REFERENCE], margin=0.1)
     assert str(comparison.arms[1].loss) == "equivalent (±10 %)"
-    assert criteria_of(comparison).loss_margin == comparison.loss_margin == 0.1
+    assert terms_of(comparison).loss_margin == comparison.loss_margin == 0.1
     with pytest.raises(ConfigError, match="the loss margin is 0"):
-        Criteria(loss_margin=0)
+        Terms(loss_margin=0)
 
 
 def test_pairs_of_other_steps_or_without_a_ratio_are_not_compared() -> None:

@@ -7,7 +7,7 @@ import pytest
 from ampcompare.base.errors import ConfigError
 from ampcompare.results.analysis.conclusions.details import look_sentences
 from ampcompare.results.analysis.inference.alpha_spending import error_rate_of_next
-from ampcompare.results.analysis.inference.criteria import Criteria
+from ampcompare.results.analysis.inference.terms import Terms
 from ampcompare.results.records.comparison import Comparison, Look
 
 
@@ -54,7 +54,7 @@ def test_a_changed_plan_gets_what_is_left() -> None:
 
 def test_no_looks_is_refused() -> None:
     with pytest.raises(ConfigError, match="number of looks is 0"):
-        Criteria(looks=0)
+        Terms(looks=0)
 
 
 def _sentences(look: Look, looks: list[Look], left: float) -> list[str]:

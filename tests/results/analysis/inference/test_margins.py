@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.results.analysis.inference.criteria import (
-    Criteria,
+from ampcompare.results.analysis.inference.effect import paired_effect
+from ampcompare.results.analysis.inference.terms import (
     MarginRule,
+    Terms,
     margin_error,
     parse_margin,
     resolve_margin,
 )
-from ampcompare.results.analysis.inference.effect import paired_effect
 from ampcompare.results.analysis.inference.verdict import Margin, decide
 from ampcompare.results.analysis.results_table import judge, read_table
 
@@ -34,16 +34,16 @@ SPREAD = [97.0, 96.8, 97.2, 96.9, 97.1]
     ],
 )
 def test_rules_are_read(given: float | str, rule: MarginRule, value: float | str) -> None:
-    """Numbers are points; texts have a unit. Criteria keep one form of each."""
+    """Numbers are points; texts have a unit. Terms keep one form of each."""
     assert parse_margin(given) == rule
-    assert Criteria(margin=given).margin == value
+    assert Terms(margin=given).margin == value
 
 
 @pytest.mark.parametrize("given", [0, -1, float("nan"), float("inf"), "0", "-1", "nan", "0%", "101%", "2 sds", "", "%"])
 def test_what_is_no_margin(given: float | str) -> None:
     """A margin that cannot be read or is not above 0 is refused, with what was given and what can be."""
     with pytest.raises(ConfigError, match=r"the margin is .*(10% |more than all errors)"):
-        Criteria(margin=given)
+        Terms(margin=given)
 
 
 @pytest.mark.parametrize(
@@ -108,6 +108,6 @@ def test_a_table_has_the_same_rules() -> None:
         for seed, value in enumerate(SPREAD)
     ]
     table = read_table("arm,seed,accuracy\n" + "\n".join(lines))
-    by_errors = judge(table, terms=Criteria(margin="10%"))
+    by_errors = judge(table, terms=Terms(margin="10%"))
     assert str(by_errors.arms[1].quality) == "equivalent (±0.28)"  # of at least 2.85 % errors
-    assert judge(table, terms=Criteria(margin="2sd"), sd=0.16).margin == 0.32
+    assert judge(table, terms=Terms(margin="2sd"), sd=0.16).margin == 0.32

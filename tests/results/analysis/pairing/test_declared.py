@@ -7,8 +7,8 @@ import pytest
 from ampcompare.backends.arm import Arm
 from ampcompare.results.analysis.pairing.declared import (
     compare_roles,
+    ineffective_option_sentences,
     observed_text,
-    options_without_effect,
     own_type_sentences,
 )
 from ampcompare.results.analysis.summary import summarize
@@ -147,7 +147,7 @@ def test_which_parts_differ(arm: str, seen: Ledger, differing: list[str]) -> Non
     ],
 )
 def test_which_options_have_no_effect(arm: str, seen: Ledger, texts: list[str]) -> None:
-    assert options_without_effect(Arm.parse(arm), seen) == texts
+    assert ineffective_option_sentences(Arm.parse(arm), seen) == texts
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from scipy import stats
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.results.analysis.gates import check_gates, parse_gate
-from ampcompare.results.analysis.inference.criteria import Criteria
 from ampcompare.results.analysis.inference.effect import Effect
+from ampcompare.results.analysis.inference.terms import Terms
 from ampcompare.results.analysis.pairing.scores import effect_in_steps, grid_step
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import ArmSummary, Comparison
@@ -34,7 +34,7 @@ def compared() -> Callable[..., Comparison]:
     """Compare half with fp32, by their final values, seed by seed."""
 
     def compare(
-        metric: Metric, arm: Sequence[float], reference: Sequence[float] = FP32, *, terms: Criteria | None = None,
+        metric: Metric, arm: Sequence[float], reference: Sequence[float] = FP32, *, terms: Terms | None = None,
         **values: Any,
     ) -> Comparison:  # fmt: skip
         records = [
@@ -106,9 +106,9 @@ def test_the_usual_margin_or_one_by_the_spread(compared: Any) -> None:
 def test_a_share_of_errors_needs_errors(compared: Any) -> None:
     """10% is refused where nothing is right or wrong; where ratios are compared it is a percentage of the value."""
     with pytest.raises(ConfigError, match="share of the reference's errors, and mean IoU counts none; give a number"):
-        compared(IOU, [0.7] * 3, [0.7] * 3, terms=Criteria(margin="10%"))
-    assert compared(BITS, FP32, terms=Criteria(margin="3%")).margin == 3
-    assert compared(BITS, FP32, terms=Criteria(margin=3)).margin == 3
+        compared(IOU, [0.7] * 3, [0.7] * 3, terms=Terms(margin="10%"))
+    assert compared(BITS, FP32, terms=Terms(margin="3%")).margin == 3
+    assert compared(BITS, FP32, terms=Terms(margin=3)).margin == 3
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 0.0])
@@ -128,7 +128,7 @@ def test_no_better_than_a_constant_guess(compared: Any) -> None:
     )
     assert str(half(compared(BITS, [7.9] * 5, chance=8.0)).quality) == "worse"
     assert str(half(compared(IOU, [0.05] * 3, [0.7] * 3, chance=0.05)).quality).startswith("learned nothing")
-    wide = compared(BITS, FP32, chance=2.2, terms=Criteria(margin=10))
+    wide = compared(BITS, FP32, chance=2.2, terms=Terms(margin=10))
     assert wide.headline[0].startswith(
         "No verdict counts at a margin of ±10 %: fp32 is only 4.5 % better than guessing"
     )

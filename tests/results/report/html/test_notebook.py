@@ -204,6 +204,7 @@ def test_single_points_and_stops_are_drawn() -> None:
 
 
 @pytest.mark.integration
+@pytest.mark.slow
 def test_results_are_shown_without_torch() -> None:
     """To show a stored comparison imports neither torch nor IPython."""
     code = (

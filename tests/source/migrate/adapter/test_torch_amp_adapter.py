@@ -21,9 +21,7 @@ KINDS = (
 FAST = [
     ("O1", "plain"),
     ("O1", "gan"),
-    ("O1", "accumulate"),
     ("O1", "functions"),
-    ("O1", "recomputed"),
     ("O2", "losses"),
     ("O2", "copy"),
 ]

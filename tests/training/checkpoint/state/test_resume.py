@@ -203,7 +203,7 @@ def uncompiled() -> Iterator[None]:
     [
         pytest.param("fp32", "AdamFp8", marks=pytest.mark.slow),
         pytest.param("apex:O4,engine=compat,cast_model_outputs=float32", "AdamW8bit", marks=pytest.mark.slow),
-        ("half:bf16", "AdamW4bit"),
+        pytest.param("half:bf16", "AdamW4bit", marks=pytest.mark.slow),
         pytest.param("half:bf16,rounding=stochastic,state=fp32", "AdamW8bit", marks=pytest.mark.slow),
     ],
 )

@@ -1,4 +1,4 @@
-"""Decision criteria of a comparison, fixed before the runs and printed with the verdicts.
+"""Terms of a comparison, fixed before the runs and printed with the verdicts.
 
 The margin of the metric is a rule: a number, a share of the reference's errors, or standard deviations over seeds. What
 a rule computes from runs is itself uncertain, and the tests must still err in 5 % at most where the difference is
@@ -32,7 +32,7 @@ Preference = Literal["accuracy", "time", "memory"]
 
 
 @dataclass(frozen=True)
-class Criteria:
+class Terms:
     """The equivalence margins of the verdicts, and what the recommendation optimizes.
 
     Attributes:
@@ -54,7 +54,7 @@ class Criteria:
     loss_margin: float = LOSS_MARGIN
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "margin", self.rule.value)  # "0.5" and 0.5 are equal criteria
+        object.__setattr__(self, "margin", self.rule.value)  # "0.5" and 0.5 are equal terms
         for name in ("time", "loss"):
             if not 0 < (margin := getattr(self, f"{name}_margin")) < math.inf:
                 raise ConfigError(f"the {name} margin is {100 * margin:g} %; give one above 0, chosen before the runs")
@@ -76,11 +76,11 @@ class Criteria:
         return Margin(math.log1p(self.loss_margin), f"{100 * self.loss_margin:g} %")
 
 
-def criteria_of(comparison: Comparison) -> Criteria:
-    """Return the criteria by which a stored comparison was judged."""
+def terms_of(comparison: Comparison) -> Terms:
+    """Return the terms by which a stored comparison was judged."""
     margin = comparison.margin_rule or comparison.margin
     prefer = cast(Preference, comparison.prefer)
-    return Criteria(margin, comparison.time_margin, prefer, comparison.tag, loss_margin=comparison.loss_margin)
+    return Terms(margin, comparison.time_margin, prefer, comparison.tag, loss_margin=comparison.loss_margin)
 
 
 @dataclass(frozen=True)
