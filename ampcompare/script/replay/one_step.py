@@ -1232,7 +1232,7 @@ def repeat(
             watch.remove()
     if watch is not None and watch.is_judged:
         found.pop("fault", None)
-        found.update(rows=watch.rows, notes=sorted(set(watch.notes)), loss=watch.loss)
+        found.update(rows=watch.rows, notes=sorted(set(watch.notes)), losses=watch.losses)
         if mode == "base":
             torch.save(watch.answers, answers)
     with open(rows, "w") as file:
