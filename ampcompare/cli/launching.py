@@ -116,7 +116,7 @@ def _at_signals(act: Callable[[str], None]) -> Iterator[None]:
     What `act` raises leaves the block, also where it has come up in a library that makes another error of it, as a
     module in C does of what interrupts an import.
     """
-    from ampcompare.experiment.launch.stop_signal import end_signals
+    from ampcompare.experiment.launch.stop_signal import end_signals_handled
 
     raised: list[Ended] = []
 
@@ -128,13 +128,10 @@ def _at_signals(act: Callable[[str], None]) -> Iterator[None]:
             raised.append(error)
             raise
 
-    before = [(number, signal.signal(number, end)) for number in end_signals()]
-    try:
-        yield
-    except Exception as error:
-        if raised and not isinstance(error, AmpCompareError):
-            raise raised[0] from error
-        raise
-    finally:
-        for number, handler in before:
-            signal.signal(number, handler)
+    with end_signals_handled(end):
+        try:
+            yield
+        except Exception as error:
+            if raised and not isinstance(error, AmpCompareError):
+                raise raised[0] from error
+            raise

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.script_arms import engine_in_script
 from ampcompare.base.environment.extras import require_torch
-from ampcompare.base.environment.fingerprint import THREAD_VARIABLES
 from ampcompare.base.environment.variables import CELL_FOLDER
 from ampcompare.base.errors import LaunchError
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.formatting import format_count, printable
 from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, can_sandbox
+from ampcompare.base.processes.script_environment import script_environment
 from ampcompare.base.processes.start import kill_family, start_command
 from ampcompare.diagnosis.options import DiagnoseOptions, Request, diagnose_in_child
 from ampcompare.diagnosis.remedies import Tested, diagnosis_with_cure, verdict_of
@@ -188,7 +188,6 @@ def run_examined(
     start = [sys.executable]
     if config.processes > 1:
         start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(config.processes)]
-    threads = dict.fromkeys(THREAD_VARIABLES, str(config.threads))
     own = {
         CELL_FOLDER: str(folder),
         "PYTHONUNBUFFERED": "1",
@@ -203,7 +202,7 @@ def run_examined(
             stdin=subprocess.PIPE,  # held open: the run ends with this process
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**threads, **os.environ, **(environment or {}), **own, **sandbox.environment},
+            env={**script_environment(config.threads), **(environment or {}), **own, **sandbox.environment},
             start_new_session=True,
         )
         try:

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import os
 import shutil
 import subprocess
 import tempfile
@@ -12,6 +11,7 @@ from pathlib import Path
 from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, open_sandbox
+from ampcompare.base.processes.script_environment import script_environment
 from ampcompare.base.processes.start import kill_family, start_command
 from ampcompare.experiment.script_run import Run, read_error, read_run
 from ampcompare.script.legacy.replay import SEED
@@ -74,7 +74,7 @@ def run_script_in_child(
         with open_sandbox(Path(outer, "store"), shared=[folder], roots=[script.parent]) as sandbox:
             at = sandbox.at(str(script))
             words, place = json.dumps({**request, "script": at}, default=str), ""
-            environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", **sandbox.environment}
+            environment = {**script_environment(), "PYTHONDONTWRITEBYTECODE": "1", **sandbox.environment}
             if stack is None:
                 command = start_command("ampcompare.script.legacy.replay", words)
             else:

@@ -15,6 +15,7 @@ from tabulate import tabulate
 from ampcompare.base.environment.ranks import world_of
 from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, Sandbox, open_sandbox
+from ampcompare.base.processes.script_environment import script_environment
 from ampcompare.base.processes.start import start_command
 from ampcompare.experiment.killed_saves import kills_lines, read_kills
 from ampcompare.experiment.resume_comparison import (
@@ -195,7 +196,7 @@ class _Runs:
             requests = [self._request(each, sandbox) for each in given]
             command = start_command("ampcompare.script.resume_runs", *map(str, requests))
             own = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "ignore", "TORCHDYNAMO_DISABLE": "1"}
-            code, text = wait_for(command, {"PYTHONHASHSEED": "0", **os.environ, **own, **sandbox.environment})
+            code, text = wait_for(command, {**script_environment(), **own, **sandbox.environment})
         if code is None:
             raise LaunchError(f"the script had not ended after {TIME_LIMIT:g} s; let it train less")
         return requests, code, text

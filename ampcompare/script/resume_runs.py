@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ampcompare.script.examination import main
+from ampcompare.script.legacy.target import add_first_entry
 from ampcompare.settings.resume_trace import (
     ATTEMPTS,
     CHECKPOINT,
@@ -52,8 +53,7 @@ def run_requests(requests: list[str]) -> int:
 
 def _start(request: Path) -> int:
     if not (child := os.fork()):
-        if not sys.flags.safe_path:
-            sys.path.insert(0, os.getcwd())  # as `python -m` does; the folder of the script takes its place
+        add_first_entry()
         raise ChildEnd(main("resumed", str(request)))
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 

@@ -21,7 +21,7 @@ from ampcompare.settings.examination import answering_errors
 from ampcompare.settings.layers import set_path
 from ampcompare.settings.validation import validate
 from ampcompare.training.assemble import cpu_half_of
-from ampcompare.training.process import enter_process
+from ampcompare.training.process import configure_process, enter_process
 
 NEVER = 1_000_000  # steps between two reads of losses: none in a profile
 TRIAL_STEPS = Steps(warmup=2, timed=4, profiled=0, watched=0)
@@ -66,7 +66,7 @@ def profile_config(
     if trials and "emulated" not in (mode or ""):  # times of an emulation are no measure
 
         def measure_step(tried: RunConfig) -> float:
-            torch.backends.cudnn.benchmark = tried.recipe.cudnn_benchmark
+            configure_process(tried, device)
             profiler, *_ = measure_loop(
                 _loop(tried, device), tried.parsed_arm, TRIAL_STEPS, device, half=half, lists=lists, seed=seed
             )

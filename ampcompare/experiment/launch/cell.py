@@ -7,7 +7,6 @@ exit code is 3 where the cell failed, and 143 where it was asked to stop and has
 """
 
 import contextlib
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ from ampcompare.base.processes.start import start_command
 from ampcompare.experiment.launch.cell_files import progress_writer, read_config
 from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.launch.local import ExternalLauncher, LocalLauncher
-from ampcompare.experiment.launch.stop_signal import end_signals, hold_stop_signals
+from ampcompare.experiment.launch.stop_signal import end_signals_handled, hold_stop_signals
 from ampcompare.results.records.run import RunRecord, read_record
 
 
@@ -61,12 +60,8 @@ def _terminated_by_signal(launcher: Launcher) -> Iterator[None]:
         launcher.terminate()
 
     launcher.may_start = lambda: not stopped
-    before = [(number, signal.signal(number, stop)) for number in end_signals()]
-    try:
+    with end_signals_handled(stop):
         yield
-    finally:
-        for number, handler in before:
-            signal.signal(number, handler)
 
 
 def main(arguments: list[str]) -> int:

@@ -30,6 +30,7 @@ from ampcompare.script.legacy.stderr import point_at_migrate, say
 from ampcompare.script.legacy.target import (
     NEEDED_LATER,
     Target,
+    add_first_entry,
     forget_shadowed_modules,
     import_without_first_entry,
     search_first_entry_last,
@@ -69,8 +70,8 @@ def execute(
     interrupted: list[bool] = []
     # Registered first, so that it runs last: after the script's own handlers.
     atexit.register(_die_if_interrupted, interrupted)
-    if first_path.IS_GONE:  # what follows replaces it, and must not take one of PYTHONPATH for it
-        sys.path.insert(0, os.getcwd())
+    if first_path.IS_GONE:  # what follows must not take one of PYTHONPATH for it
+        add_first_entry()
     if settings.imports_torch:
         import_without_first_entry(NEEDED_LATER)
     target.set_paths()

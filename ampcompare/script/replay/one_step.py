@@ -1122,6 +1122,10 @@ class _Replaced(torch.autograd.Function):
 def change_setting(name: str, value: str) -> None:
     """Change a setting of this process.
 
+    Args:
+        name: one of `threads`, `onednn`, `deterministic`, `denormals`, `tf32`, `sdpa`; `compile` changes no setting.
+        value: as `replay --change NAME=VALUE` has it.
+
     Raises:
         Refusal: there is no such setting, or it does nothing here.
     """

@@ -24,6 +24,7 @@ from ampcompare.base.files.run_files import CellFile, RunFile
 from ampcompare.base.formatting import few
 from ampcompare.base.processes.client import Fork
 from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, Sandbox
+from ampcompare.base.processes.script_environment import script_environment
 from ampcompare.base.processes.start import how_ended
 from ampcompare.base.secrets import mask, mask_variable
 from ampcompare.experiment.launch.cell_files import (
@@ -88,7 +89,7 @@ class ScriptLauncher(ForkServerLauncher):
     ) -> RunRecord:
         assert config.script is not None
         make_cell_folder(folder)
-        for old in folder.glob(CellFile.SCRIPTS):
+        for old in (*folder.glob(CellFile.SCRIPTS), *folder.glob(CellFile.SCRIPT_TAILS)):
             old.unlink()
         write_config(config, folder)
         started, begin = datetime.now(UTC).isoformat(timespec="milliseconds"), time.perf_counter()
@@ -200,18 +201,14 @@ def _exit_code_of_ranks(folder: Path) -> int | None:
 
 
 def cell_environment(config: RunConfig, folder: Path) -> dict[str, str]:
-    """Return the environment of a script: that of this process, with as many threads per pool as cells have.
-
-    Strings hash alike in all cells, also those of another server: a script may number its classes by a set of names.
-    """
+    """Return the environment of a cell with a script."""
     assert config.script is not None
-    threads = dict.fromkeys(THREAD_VARIABLES, str(config.threads))
     own = {
         CELL_FOLDER: str(folder.resolve()),
         CODE_FOLDER: str(config.script.folder),
         MASK: mask_variable(),
     }
-    return {"PYTHONHASHSEED": "0", **threads, **os.environ, **own, "PYTHONUNBUFFERED": "1"}
+    return {**script_environment(config.threads), **own, "PYTHONUNBUFFERED": "1"}
 
 
 def script_command(config: RunConfig, script: ScriptConfig, folder: Path) -> list[str]:
