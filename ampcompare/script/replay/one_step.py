@@ -119,7 +119,7 @@ def set_generators(states: Dict[str, Any]) -> None:
         torch.cuda.set_rng_state_all(states["cuda"])
 
 
-def all_generators() -> Dict[str, Any]:
+def all_generator_states() -> Dict[str, Any]:
     """Return the states of the generators of torch, Python and NumPy."""
     states = {**generators(), "python": random.getstate()}
     if "numpy" in sys.modules:
@@ -429,7 +429,7 @@ def rows_of(
 # The optimizer.
 
 
-def update_answer(
+def answer_of_update(
     optimizer: Any, step: Callable[[], Any], gradients: List[Optional[Tensor]], names: List[str],
     *, double: bool = False, nudge: float = 0.0,
 ) -> Dict[str, Named]:  # fmt: skip
@@ -660,7 +660,7 @@ class Keeper(Watch):
 
     def start_step(self) -> None:
         self.capsule.update(
-            torch=str(torch.__version__), models=[], calls=[], generators=all_generators(),
+            torch=str(torch.__version__), models=[], calls=[], generators=all_generator_states(),
             optimizers=[_state_of(one) for one in self.optimizers],
         )  # fmt: skip
 
@@ -1057,9 +1057,9 @@ class Replay(Watch):
             self.rows.append(row)
             return
         try:
-            native = update_answer(optimizer, step, gradients, names)
-            exact = update_answer(optimizer, step, gradients, names, double=True)
-            nudged = update_answer(optimizer, step, gradients, names, double=True, nudge=2.0**-24)
+            native = answer_of_update(optimizer, step, gradients, names)
+            exact = answer_of_update(optimizer, step, gradients, names, double=True)
+            nudged = answer_of_update(optimizer, step, gradients, names, double=True, nudge=2.0**-24)
             row["parts"] = rows_of(native, exact, nudged, known)
             for name, param in zip(names, params):
                 entry = row["parts"].get("update", {}).get(name)
