@@ -14,15 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from ampcompare.script.examination import main
+from ampcompare.script.legacy.target import add_first_entry
 from ampcompare.settings.resume_trace import (
     ATTEMPTS,
     CHECKPOINT,
     FOLDER,
     Row,
     converted_name,
+    last_state_folder,
     read_rows,
     saved_files,
-    saved_states,
 )
 
 
@@ -38,7 +39,7 @@ def run_requests(requests: list[str]) -> int:
         path = Path(name)
         request = json.loads(path.read_text(encoding="utf-8"))
         if number:
-            _name_checkpoint(request, saved_files(rows)[-1]["path"], saved_states(rows))
+            _name_checkpoint(request, saved_files(rows)[-1]["path"], last_state_folder(rows))
             path.write_text(json.dumps(request), encoding="utf-8")
         code = _start(path)
         rows = read_rows(Path(request["trace"]))  # missing where the script could not be started
@@ -52,8 +53,7 @@ def run_requests(requests: list[str]) -> int:
 
 def _start(request: Path) -> int:
     if not (child := os.fork()):
-        if not sys.flags.safe_path:
-            sys.path.insert(0, os.getcwd())  # as `python -m` does; the folder of the script takes its place
+        add_first_entry()
         raise ChildEnd(main("resumed", str(request)))
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 

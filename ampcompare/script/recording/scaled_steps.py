@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ampcompare.base.patches import Layer, Subscriptions
 from ampcompare.script.fp16_optimizers import fp16_optimizer_classes
@@ -285,6 +286,8 @@ def record_grad_scalers(rows: Rows, events: Subscriptions) -> None:
     events.wrap(torch.amp.GradScaler, "scale", hooks.scale)
     events.wrap(torch.amp.GradScaler, "step", hooks.step)
     events.wrap(torch.amp.GradScaler, "update", hooks.update)
+    events.at_end(register_optimizer_step_pre_hook(hooks.before_own_step).remove)
+    events.at_end(register_optimizer_step_post_hook(hooks.after_own_step).remove)
     rows.recorder.before_close(hooks.close)
 
 
@@ -294,6 +297,8 @@ class _ScalerHooks:
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
         self._windows: dict[Any, _Window] = {}  # of scalers that are gone, too: they are written at the end
+        self._in_scaler_step = False
+        self._stepping: list[Any] = []  # optimizers that step by themselves, outermost first
 
     def _window(self, scaler: Any) -> _Window:
         if scaler not in self._windows:
@@ -323,9 +328,11 @@ class _ScalerHooks:
         hook = None
         if isinstance(optimizer, torch.optim.Optimizer):
             hook = optimizer.register_step_post_hook(lambda *_: called.append(True))
+        self._in_scaler_step = True
         try:
             result = original(scaler, optimizer, *args, **kwargs)
         finally:
+            self._in_scaler_step = False
             if hook is not None:
                 hook.remove()
         number, _ = self._rows.number(optimizer)
@@ -334,6 +341,24 @@ class _ScalerHooks:
         applied = bool(called) if certain else not any(map(bool, _found_infs(scaler, optimizer)))
         self._window(scaler).steps.append(self._rows.step_row(number, applied))
         return result
+
+    def before_own_step(self, optimizer: Any, *_: Any) -> None:
+        self._stepping.append(optimizer)
+
+    def after_own_step(self, optimizer: Any, *_: Any) -> None:
+        """Note the step of an optimizer by itself, where the only loss since its last step is one that was scaled."""
+        is_inner = len(self._stepping) > 1
+        if optimizer in self._stepping:
+            del self._stepping[self._stepping.index(optimizer) :]  # and what has raised in its step
+        open_windows = [(scaler, window) for scaler, window in self._windows.items() if window.losses]
+        if is_inner or self._in_scaler_step or len(open_windows) != 1 or self._rows.has_initialized:
+            return
+        ((scaler, window),) = open_windows
+        number = self._rows.number(optimizer)[0]
+        if any(row["optimizer"] == number for row in window.steps):
+            return
+        window.steps.append(self._rows.step_row(number, True))
+        self._close(scaler, window, ended=False)
 
     def update(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
         """Write what the scaler did since the last update."""

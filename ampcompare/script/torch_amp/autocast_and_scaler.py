@@ -22,6 +22,7 @@ from ampcompare.base.location import here
 from ampcompare.base.patches import Points, Subscriptions, calling_frame
 from ampcompare.script.recording.recorder import Rows, value_of
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
+from ampcompare.training.precision import keep_fp32
 from ampcompare.training.precision.base import NO_CONTEXT, half_dtype_of
 from ampcompare.training.precision.half import hold_state_in
 
@@ -136,6 +137,9 @@ class TorchAmp(TorchAmpStandIn):
 
     def casts_now(self) -> bool:
         return self.script.calls_apex() or torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
+
+    def context_without_casts(self) -> Callable[[], Any] | None:
+        return keep_fp32.without_autocast("cuda" if torch.cuda.is_available() else "cpu")
 
     def use(self) -> None:
         """Note that the arm acts on the script."""
@@ -257,6 +261,15 @@ def missing_scale_error(arm: Arm | str) -> ScalingError:
         here(f"the script uses autocast without a GradScaler, and {arm} needs a scaled loss"),
         "native:bf16",
         remedy="add `scaler = torch.amp.GradScaler()` and use it to scale, step and update",
+    )
+
+
+def scaled_step_error(arm: Arm | str) -> ScalingError:
+    """Return the error for a script whose optimizer steps by itself, with gradients that its GradScaler has scaled."""
+    return ScalingError.advising(
+        here(f"the script's GradScaler scales the loss, and the optimizer steps without it, which {arm} cannot train"),
+        "native:bf16",
+        remedy="call `scaler.step(optimizer)` and `scaler.update()` instead of `optimizer.step()`",
     )
 
 

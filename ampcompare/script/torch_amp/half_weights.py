@@ -49,10 +49,15 @@ from ampcompare.base.tensors.lists import copy_by_dtype
 from ampcompare.base.tensors.tree import map_tree, tensors_in
 from ampcompare.script.gradient_mirror import GradientMirror, Pairs
 from ampcompare.script.keep_fp32 import WRAPPERS, bare_model
-from ampcompare.script.lifted_weights import HALF, follow_averages, live_modules
-from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmp, missing_scale_error, without_autocast
+from ampcompare.script.lifted_weights import HALF, allow_mixed_averages, live_modules
+from ampcompare.script.torch_amp.autocast_and_scaler import (
+    TorchAmp,
+    missing_scale_error,
+    scaled_step_error,
+    without_autocast,
+)
 from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers
-from ampcompare.script.torch_amp.protocol import refuse_losses_on_copies
+from ampcompare.script.torch_amp.protocol import losses_on_copies_refusal
 from ampcompare.script.torch_amp.script_scaler import ScriptScaler
 from ampcompare.training.precision.base import make_precision, owned_params
 from ampcompare.training.precision.half import Half
@@ -187,13 +192,17 @@ class HalfWeights(TorchAmp):
         events.wrap(*Points.BACKWARD, self._backward)
         events.wrap(torch.optim.Optimizer, "zero_grad", self._zero_grad)
         events.wrap(swa_utils.AveragedModel, "update_parameters", self._average)
-        follow_averages(events)
+        allow_mixed_averages(events)
         self._found.install(events)
         for name in ("state_dict", "named_parameters"):
             events.wrap(nn.Module, name, self._use_weights)
         events.at_end(self._gradients.end)
         events.at_end(self._data.end)
         self._watch_steps(events)
+
+    def context_without_casts(self) -> None:
+        """Return None: `_prepare` leaves the weights of such modules in fp32, and casts what goes in and out."""
+        return
 
     @property
     def _optimizers(self) -> list[Any]:
@@ -300,7 +309,7 @@ class HalfWeights(TorchAmp):
     def scaler_made(self, scaler: Any, enabled: bool) -> None:
         self._note(enabled, scaler)
 
-    def is_left_alone(self) -> bool:
+    def leaves_scaler_alone(self) -> bool:
         return self.trains_through_apex()
 
     def before_scale(self, *, unscaled: bool) -> None:
@@ -372,9 +381,9 @@ class HalfWeights(TorchAmp):
             with self._own_gradients(optimizer):
                 self._scaling.apply(optimizer, good=False)
 
-    def step_as_written(self, optimizer: Any, step: Any) -> Any:
+    def unwrapped_step(self, optimizer: Any, step: Any) -> Any:
         if self.copies_in_steps:
-            raise refuse_losses_on_copies(optimizer, self._arm)
+            raise losses_on_copies_refusal(optimizer, self._arm)
         # Before the weights are kept, so that nothing that the arm makes is undone.
         self._found.look_for_all()
         if any(optimizer is one for one in self._optimizers):
@@ -489,7 +498,7 @@ class HalfWeights(TorchAmp):
         if not self.script.steps_on_behalf and not self._casts:
             raise self._missing_autocast_error()
         if not self.script.steps_on_behalf and self._scaling.needs_scaler:
-            raise missing_scale_error(self._arm)
+            raise scaled_step_error(self._arm) if self._scaler.scales else missing_scale_error(self._arm)
         self._follow_writes(optimizer)
         self._gradients.hide(master for _, master in self.masters(optimizer))  # a second step has none, as in Apex
 

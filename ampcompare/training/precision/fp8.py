@@ -36,7 +36,7 @@ class FP8(PrecisionWrapper):
         inner = Arm.parse(over.replace("+", ","))
         super().__init__(make_precision(inner, device=device))
         self._over = str(inner)
-        self._kept = list(filter(None, str(inner.options.get("keep_fp32", "")).split("|")))
+        self._kept = list(filter(None, inner.keep_fp32.split("|")))
         self._scaling = scaling
         self._align = align
         self._device = torch.device(device)

@@ -25,7 +25,7 @@ from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.files.write import write_atomically
 from ampcompare.base.formatting import printable
 from ampcompare.base.processes.sandbox import Sandbox
-from ampcompare.base.processes.start import kill_family, start_command
+from ampcompare.base.processes.start import kill_family, module_command
 from ampcompare.base.secrets import hide, mask
 from ampcompare.base.version import __version__
 from ampcompare.experiment.launch.cell_files import (
@@ -257,7 +257,7 @@ class StackLauncher(ScriptLauncher):
     def _open_process(self, command: Sequence[str], environment: Mapping[str, str], **options: Any) -> _Child:
         """Start a command that ends with this process, in the sandbox that the environment names."""
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, **options}
-        start = start_command("ampcompare.experiment.launch.script.supervise", *command)
+        start = module_command("ampcompare.experiment.launch.script.supervise", *command)
 
         def make() -> _Child:
             try:
@@ -331,7 +331,7 @@ class WeightsLauncher(StackLauncher):
 
     keeps_weights = True
 
-    def record_for(self, config: RunConfig, folder: Path) -> RunRecord | None:
+    def record_first_weights(self, config: RunConfig, folder: Path) -> RunRecord | None:
         """Record the first weights that a cell is to begin with, unless that was done for another cell of its seed.
 
         Returns:
@@ -393,7 +393,7 @@ def traced_command(
         options = [word for name, file in files.items() for word in (f"--{name}", str(folder / file))]
         limits = ["--seed", str(seed), "--max-steps", str(steps)]
         words = [str(folder / CellFile.RECORDER), *options, *limits, script, *arguments]
-    return start_command(f"{__package__}.supervise", *stack.words(folder), *words), found
+    return module_command(f"{__package__}.supervise", *stack.words(folder), *words), found
 
 
 def run_in_stack(
@@ -416,16 +416,17 @@ def run_in_stack(
         if found.fault:
             raise EnvironmentUnfit(found.fault)
         target = str(Path(place, CellFile.SCRIPT) if record is None else os.path.abspath(record))
-        if found.has_ampcompare and not (Arm.parse(arm).is_as_written and found.apex):
+        is_as_written = Arm.parse(arm).is_as_written
+        if found.has_ampcompare and not (is_as_written and found.apex):
             start = ["-m", "ampcompare", "exec", "--arm", arm, *(["--record", target] if record is not None else [])]
             start += ["--ledger"] * ledger
         else:
             others = [name for name, value in options.items() if name not in RECORDED and value != DEFAULTS.get(name)]
-            if arm != "script" or others or ledger or options.get("shift_seeds") == "all":
+            if not is_as_written or others or ledger or options.get("shift_seeds") == "all":
                 if others:
                     what = f"--{others[0].replace('_', '-')}"
                 else:
-                    what = f"arm {arm}" if arm != "script" else "this"
+                    what = "this" if is_as_written else f"arm {arm}"
                 raise UnsupportedCombination(
                     f"{what} needs ampcompare {__version__}, which the stack {stack.name} lacks"
                 )
