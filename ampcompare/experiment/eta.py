@@ -42,7 +42,8 @@ def estimate(plan: Plan, folder: Path, found: Preflight | None = None) -> _Estim
     left = [
         (label, cell)
         for label, cell in zip(plan.labels, plan.cells, strict=True)
-        if not (folder.is_dir() and run.reusable(cell).record) and not (found is not None and found.is_refused(label))
+        if not (folder.is_dir() and run.find_reusable(cell).record)
+        and not (found is not None and found.is_refused(label))
     ]
     records = _finished_records(run)
     alike = {
