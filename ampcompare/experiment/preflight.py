@@ -274,7 +274,7 @@ class _Trial:
     def is_scripts_own(self) -> bool:
         """Whether it failed before the arm had anything to do, and not by the arm's refusal, so that all fail alike."""
         rows, code = self.rows, self.record.environment.get("exit_code")
-        if self.record.config.stack is not None:  # whose fault it may be
+        if self.record.config.stack is not None or self.is_by_hand:  # whose fault it may be
             return False
         return bool(self.error) and rows is not None and not rows.weights and not rows.steps and code != REFUSED
 
