@@ -17,6 +17,7 @@ from ampcompare.backends.script_arms import require_in_script
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.base.patches import Layer, Points, Subscriptions
 from ampcompare.script.apex_amp import ScriptAmp
+from ampcompare.script.averages import AverageWatch
 from ampcompare.script.behind.side import ScriptSide
 from ampcompare.script.formats import ScriptFormats
 from ampcompare.script.fp16_optimizers import follow_fp16_optimizers
@@ -88,6 +89,8 @@ class StandIn:
         if arm.keep_fp32 and (context := self.torch_amp.context_without_casts()) is not None:
             script = self.torch_amp.script
             KeptAtFirstCall(arm.keep_fp32, context, lambda: script.acts).install(self._events)
+        if rows is not None and not self.torch_amp.casts_loss:  # O1 has functions of its own in their place
+            AverageWatch(rows).follow(self._events, lambda: self.torch_amp.casts_weights or bool(self._lifted.types))
         has_autocast = arm.roles is not None and arm.roles.lists == "autocast"
         half = half_dtype_of(arm) if has_autocast else None
         follow_trainers(TrainerContext(arm, half, rows, plain.through), self._events)

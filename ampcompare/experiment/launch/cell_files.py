@@ -33,7 +33,7 @@ MAX_AGE_SECONDS = 3600.0
 COMPILERS = {"TORCHINDUCTOR_CACHE_DIR": "torchinductor_cache", "TRITON_CACHE_DIR": ".triton"}
 OWN = re.compile(
     r"(config|record|steps|epochs|script|log|loaded|progress|launcher)\b.*\.(json|jsonl|txt|log)|script\w*\.jsonl|"
-    r"recorder\.py|by-hand\.txt"
+    r"recorder\.py|by-hand\.txt|script\b.*\.tail"
 )
 
 

@@ -1,6 +1,7 @@
 """Write what every backward pass and step of a script did, as JSON lines, at little cost to the script.
 
-Losses on a device stay there until a block of rows is written, so that recording does not make the script wait.
+A step is written when it ends, so that nothing of it is lost where the script is killed. Losses on a device stay there
+until a block of rows is written, so that recording does not make the script wait.
 """
 
 import multiprocessing.util
@@ -51,7 +52,7 @@ def header(settings: ExecSettings) -> dict[str, Any]:
 
 
 class Recorder:
-    """Holds rows and writes them in blocks: at most 256 of them, or those of a second.
+    """Writes rows at each step; those that wait for a device in blocks: at most 256 of them, or those of a second.
 
     Rank n > 0 of a distributed run writes `NAME.rankN.SUFFIX`; processes that the script spawns or forks write their
     own files as soon as they train.
@@ -70,6 +71,7 @@ class Recorder:
         self._first = first
         self._started_in = Path.cwd()
         self._rows: list[dict[str, Any]] = []
+        self._waits = False  # some row has a value that a device may not have computed yet
         self._due = time.perf_counter() + MAX_SECONDS_HELD
         self._descriptor: int | None = None
         self._is_child = child is not None
@@ -81,11 +83,13 @@ class Recorder:
             os.register_at_fork(after_in_child=self._disown)
 
     def add(self, row: dict[str, Any]) -> None:
-        """Keep a row, whose `loss` may be a tensor of one element; write the block when it is due."""
+        """Keep a row, whose `loss` may be a tensor of one element; write what is kept when it is due."""
         if self._descriptor is None:
             self._open()
         self._rows.append(row)
-        if len(self._rows) >= MAX_ROWS_HELD or time.perf_counter() > self._due:
+        self._waits = self._waits or any(type(row[name]) not in KNOWN for name in UNREAD.get(row["kind"], ()))
+        ends_step = row["kind"] == "step" and not self._waits
+        if ends_step or len(self._rows) >= MAX_ROWS_HELD or time.perf_counter() > self._due:
             self.flush()
         for function in self._after_row:
             function(row)
@@ -112,7 +116,7 @@ class Recorder:
     def flush(self) -> None:
         """Write the rows that are held."""
         self._due = time.perf_counter() + MAX_SECONDS_HELD
-        rows, self._rows = self._rows, []
+        rows, self._rows, self._waits = self._rows, [], False
         if rows and self._descriptor is not None:
             self._read_tensors(rows)
             self._write(rows)
@@ -152,7 +156,9 @@ class Recorder:
 
     def _write(self, rows: list[dict[str, Any]]) -> None:
         assert self._descriptor is not None
-        text = mask("".join(map(_line, rows)), of_script=any(row.get("error") for row in rows))
+        text = "".join(map(_line, rows))
+        if any(row.get("kind") not in UNREAD for row in rows):  # those of steps are numbers alone
+            text = mask(text, of_script=any(row.get("error") for row in rows))
         try:
             os.write(self._descriptor, text.encode("utf-8"))
         except OSError as error:  # a full disk must not end the training
@@ -178,7 +184,7 @@ class Recorder:
 
     def _disown(self) -> None:
         """Leave the file to the parent, in a forked child."""
-        self._rows = []
+        self._rows, self._waits = [], False
         self._descriptor = None
         self._is_child = True
         if self._path is not None:

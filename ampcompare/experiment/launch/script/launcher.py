@@ -89,7 +89,7 @@ class ScriptLauncher(ForkServerLauncher):
     ) -> RunRecord:
         assert config.script is not None
         make_cell_folder(folder)
-        for old in folder.glob(CellFile.SCRIPTS):
+        for old in (*folder.glob(CellFile.SCRIPTS), *folder.glob(CellFile.SCRIPT_TAILS)):
             old.unlink()
         write_config(config, folder)
         started, begin = datetime.now(UTC).isoformat(timespec="milliseconds"), time.perf_counter()

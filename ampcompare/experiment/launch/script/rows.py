@@ -11,6 +11,7 @@ from ampcompare.base.files.run_files import CellFile
 from ampcompare.results.records.document import to_float
 from ampcompare.results.records.ledger import Ledger
 from ampcompare.results.records.run import ScriptFacts, SeedCall, StepRecord
+from ampcompare.script.recording.tail import rows_in_tail
 
 KNOWN = ("lr", "grad_norm")  # of a step, where its row says them
 
@@ -80,6 +81,7 @@ def read_rows(path: Path) -> ScriptRows:
             continue
         if isinstance(row, dict):
             read.append(row)
+    read += rows_in_tail(path, read)
     if read:
         rows.header = read.pop(0)
     for row in read:
