@@ -24,7 +24,7 @@ from ampcompare.backends.options import (
     float_dtype,
     loss_scale,
     module_patterns,
-    positive,
+    parse_positive,
     with_types,
 )
 from ampcompare.backends.roles import BATCH_NORM, LossScale, Roles
@@ -205,7 +205,7 @@ def _parse_opt_level(text: str) -> str:
     raise ValueError(f"expected one of {', '.join(LEVELS)}")
 
 
-def _check_options(options: Options) -> str:
+def _why_options_invalid(options: Options) -> str:
     if options.get("opt_level") in ROCM_LEVELS and options.get("engine") == "nvidia":
         return f"{options['opt_level']} is a level of ROCm's Apex, which NVIDIA's does not have; use engine=compat"
     low, high = options.get("min_loss_scale"), options.get("max_loss_scale")
@@ -237,8 +237,8 @@ SPEC = BackendSpec(
         "keep_batchnorm_fp32": flag,
         "master_weights": flag,
         "cast_model_outputs": float_dtype,
-        "min_loss_scale": positive,
-        "max_loss_scale": positive,
+        "min_loss_scale": parse_positive,
+        "max_loss_scale": parse_positive,
         "keep_fp32": module_patterns,
         "engine": choice("auto", "nvidia", "compat"),
     },
@@ -247,7 +247,7 @@ SPEC = BackendSpec(
     aliases={"masters=fp32": "master_weights=true", "masters=none": "master_weights=false"},
     shorthands={level.lower(): f"apex:{level}" for level in LEVELS},
     implied={"engine": "auto"},
-    check=_check_options,
+    check=_why_options_invalid,
     calls_apex=True,
     checkpoint=CheckpointState(opt_level=lambda options: str(options.get("opt_level", "O1"))),
     in_script=InScript(behind="ampcompare.script.behind.apex_levels:stand_behind", keeps_apex=True),

@@ -313,7 +313,7 @@ def parse_arms(texts: Iterable[str]) -> list[Arm]:
     return arms
 
 
-def same_arm(wanted: str | None, texts: Sequence[str]) -> str | None:
+def find_same_arm(wanted: str | None, texts: Sequence[str]) -> str | None:
     """Return the text that names the same arm as `wanted`, as `O2` names apex:O2.
 
     Args:

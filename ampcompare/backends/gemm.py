@@ -74,7 +74,7 @@ def _switches_of_format(name: str) -> list[tuple[str, str, tuple[str, ...]]]:
 NEEDS = {name: needs for name, needs, _ in _switches_of_format("mxfp8")}
 
 
-def _check_options(options: Options) -> str:
+def _why_options_invalid(options: Options) -> str:
     if wrong := why_not_under(inner_arm(options)):
         return wrong
     formats = formats_of(options)
@@ -196,7 +196,7 @@ SPEC = BackendSpec(
         "engine": "emulation",
         **dict.fromkeys(("sr", "rht", "tiles"), False),
     },
-    check=_check_options,
+    check=_why_options_invalid,
     inner=inner_arm,
     wraps=_roles_around_inner,
     in_script=InScript(),  # that of the arm underneath: `ScriptFormats` only changes its products

@@ -7,7 +7,6 @@ from ampcompare.backends.explanation import ArmExplanation, half_script_lines, r
 from ampcompare.backends.options import (
     DTYPE_NAMES,
     choice,
-    conflict,
     count,
     flag,
     float_dtype,
@@ -15,7 +14,8 @@ from ampcompare.backends.options import (
     half_dtype,
     loss_scale,
     module_patterns,
-    positive,
+    parse_positive,
+    why_types_conflict,
     with_types,
 )
 from ampcompare.backends.roles import BATCH_NORM, LossScale, Roles
@@ -90,12 +90,12 @@ def _equivalent_in_apex_text(*, has_twin: bool, is_equal: bool, masters: bool) -
     return "Apex has no level in bf16 alone; its nearest is apex:O3, in fp16"
 
 
-def _check_options(options: Options) -> str:
+def _why_options_invalid(options: Options) -> str:
     if options.get("loss_scale") != "dynamic":
         for name in ("init_scale", "growth_interval"):
             if name in options:
                 return f"{name} belongs to a dynamic loss scale; add dynamic, or leave it out"
-    return conflict(_roles(options), options)
+    return why_types_conflict(_roles(options), options)
 
 
 def _why_unsharded(options: Options) -> str:
@@ -117,7 +117,7 @@ SPEC = BackendSpec(
         "bn_fp32": flag,
         "master_weights": flag,
         "loss_scale": loss_scale,
-        "init_scale": positive,
+        "init_scale": parse_positive,
         "growth_interval": count,
         "keep_fp32": module_patterns,
         "state": float_dtype,
@@ -138,7 +138,7 @@ SPEC = BackendSpec(
     },
     spellings={"dtype=bf16": "bf16", "master_weights": "masters=fp32", "loss_scale=dynamic": "dynamic"},
     implied={"dtype": "float16", "bn_fp32": False, "master_weights": False, "rounding": "nearest", "kahan": False},
-    check=_check_options,
+    check=_why_options_invalid,
     unsharded=_why_unsharded,
     elsewhere=lambda options: "",
     in_script=InScript(),

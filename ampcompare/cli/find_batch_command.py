@@ -11,7 +11,7 @@ from ampcompare.api.diagnosis import find_batch as api_find_batch
 from ampcompare.backends.arm import parse_arms
 from ampcompare.base.errors import ConfigError
 from ampcompare.cli.help import ARMS, MACHINE, Command, option, option_factory
-from ampcompare.cli.launching import ended_by_signals
+from ampcompare.cli.launching import leave_at_signals
 from ampcompare.cli.output import note
 from ampcompare.cli.settings import request_from
 from ampcompare.cli.shared_options import json_option, recipe_options
@@ -82,7 +82,7 @@ def command(**parameters: Any) -> int:
         note=note,
         preflight=parameters["preflight"],
     )
-    with ended_by_signals():
+    with leave_at_signals():
         limits = search_batches(search, parameters["gpus"])
     if parameters["as_json"]:
         click.echo(dump_json([asdict(limit) for limit in limits]))

@@ -160,7 +160,7 @@ def _find_swallowed(events: Sequence[Event], harm: float) -> tuple[int, int] | N
             continue
         before = [origins[source] for source in event.sources if source in origins]
         if _is_nonfinite(event):
-            if before or _is_narrow(event):
+            if before or _is_finite_in_fp32(event):
                 origins[at] = min(before, default=at)
         elif before and error_of(event) > harm:
             return min(before), at
@@ -204,7 +204,7 @@ def _overflow_fault(facts: StepFacts, at: int) -> Fault:
     events = facts.step.events
     origin = min(_nonfinite_origins(events, [at]))
     name = place_of(events[origin].key).name
-    if _is_narrow(events[origin]):
+    if _is_finite_in_fp32(events[origin]):
         text = f"{name} is the first result that is not finite"
         reason = reason_of(events, origin)
         return _make_fault("overflow", facts, origin, text, _places_onward(events, origin, at), reason=reason)
@@ -230,7 +230,7 @@ def _gradient_overflow_fault(
     events = facts.step.events
     origin = min(_nonfinite_origins(events, broken))
     first = events[origin]
-    kind: FaultKind = "gradient overflow" if _is_narrow(first) else "not precision"
+    kind: FaultKind = "gradient overflow" if _is_finite_in_fp32(first) else "not precision"
     when = f"at loss scale {facts.scale:g}"
     if fallen_from is not None:
         when += f", which has fallen from {fallen_from:g}"
@@ -379,7 +379,7 @@ def _is_nonfinite(event: Event) -> bool:
     return counts_of(event.row)[1] > 0 and not event.constant
 
 
-def _is_narrow(event: Event) -> bool:
+def _is_finite_in_fp32(event: Event) -> bool:
     """Return whether a result is finite in the wide run, or, without one, is of a 16-bit type."""
     return event.dtype in HALF if event.errors is None or event.key[3] == "weight" else math.isfinite(event.errors[1])
 
@@ -404,7 +404,7 @@ def _deciding_origin(events: Sequence[Event], end: int) -> int | None:
 
     behind = _walked_back([end], before)
     deciding = {one for at in behind for one in events[at].decided if _is_nonfinite(events[one])}
-    return min((one for one in _nonfinite_origins(events, deciding) if _is_narrow(events[one])), default=None)
+    return min((one for one in _nonfinite_origins(events, deciding) if _is_finite_in_fp32(events[one])), default=None)
 
 
 def _error_origin(events: Sequence[Event], end: int) -> int:

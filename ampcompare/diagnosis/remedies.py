@@ -316,20 +316,20 @@ def diagnosis_with_cure(
     if result.change is not None:
         cure = cure_of(arm, result.change, result.functions, device_type)
     found = found.model_copy(update={"trials": result.trials, "cure": cure})
-    return found.model_copy(update={"verdict": verdict_of(arm, found)})
+    return found.model_copy(update={"verdict": verdict_sentence(arm, found)})
 
 
-def verdict_of(arm: Arm, found: Diagnosis) -> str:
+def verdict_sentence(arm: Arm, found: Diagnosis) -> str:
     """Return the result in one sentence that begins with the arm.
 
     Args:
         arm: that was diagnosed.
         found: by `diagnose`, on the same arm.
     """
-    return f"{arm}: {conclusion_of(found)}"
+    return f"{arm}: {conclusion_sentence(found)}"
 
 
-def conclusion_of(found: Diagnosis) -> str:
+def conclusion_sentence(found: Diagnosis) -> str:
     """Return the first fault and what cures it in one sentence; that there is none, where there is none."""
     if not found.faults:
         steps = f"{found.steps} {'step' if found.steps == 1 else 'steps'}"

@@ -136,7 +136,7 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
     baseline = reload_comparison(options.baseline) if options.baseline is not None else None
     sources = collect_settings(options.settings, TRAIN)
     if options.first_weights is not None:
-        sources = sources.begin_from(options.first_weights, options.stacks)
+        sources = sources.with_first_weights(options.first_weights, options.stacks)
     margins = (options.margin, sources.matrix.margin, Terms.margin)
     margin, metrics = next(value for value in margins if value is not None), _known_metrics(sources)
     gates = tuple(parse_gate(text, metrics) for text in options.fail_on)
@@ -286,7 +286,7 @@ def try_rows(planned: PlannedComparison) -> Preflight | None:
     if not options.preflight:
         return None
     run = RunDirectory(planned.folder)
-    done = [run.reusable(cell).record if run.path.is_dir() else None for cell in plan.cells]
+    done = [run.find_reusable(cell).record if run.path.is_dir() else None for cell in plan.cells]
     places = find_places(plan.cells, 1, options.gpus)
     with options.launch.pool(planned.sources.config, places) as launcher:
         return preflight(plan, launcher, done)

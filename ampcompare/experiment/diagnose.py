@@ -23,9 +23,9 @@ from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.formatting import format_count, printable
 from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, can_sandbox
 from ampcompare.base.processes.script_environment import script_environment
-from ampcompare.base.processes.start import kill_family, start_command
+from ampcompare.base.processes.start import kill_family, module_command
 from ampcompare.diagnosis.options import DiagnoseOptions, Request, diagnose_in_child
-from ampcompare.diagnosis.remedies import Tested, diagnosis_with_cure, verdict_of
+from ampcompare.diagnosis.remedies import Tested, diagnosis_with_cure, verdict_sentence
 from ampcompare.experiment.launch.cell_files import log_tail, sandboxed_cell
 from ampcompare.experiment.launch.places import find_places
 from ampcompare.experiment.launch.script.rows import read_rows
@@ -140,7 +140,7 @@ def _watch_script(
     read = json.loads(answer.read_text(encoding="utf-8"))
     failure = error_of(code, folder) if code else ""
     found = Diagnosis.model_validate({**read["diagnosis"], "script": script.command, "failure": failure})
-    return found.model_copy(update={"verdict": verdict_of(arm, found)}), read["functions"], read["device"]
+    return found.model_copy(update={"verdict": verdict_sentence(arm, found)}), read["functions"], read["device"]
 
 
 def watched_settings(config: RunConfig, arm: Arm, folder: Path) -> dict[str, Any]:
@@ -195,7 +195,7 @@ def run_examined(
         "TORCHDYNAMO_DISABLE": "1",
     }
     start += ["-m", "ampcompare.script.examination", kind, str(folder / "request.json")]
-    command = start_command("ampcompare.experiment.launch.script.supervise", *start)
+    command = module_command("ampcompare.experiment.launch.script.supervise", *start)
     with sandboxed_cell(config, folder) as sandbox, (folder / CellFile.LOG).open("wb") as log:
         process = subprocess.Popen(
             command,

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ampcompare.backends.arm import Arm
-from ampcompare.base.errors import Advice, AmpCompareError, ConfigError, LaunchError, with_advice
+from ampcompare.base.errors import Advice, AmpCompareError, ConfigError, LaunchError, message_with_advice
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.formatting import format_count
 from ampcompare.experiment.launch.cell_files import last_lines
@@ -252,7 +252,7 @@ class _Trial:
         enough = self.record.config.script is not None and len(self.steps) >= STEPS
         if enough or self.record.status != "failed":
             return ""
-        return with_advice(self.seen, self.advice) if self.seen else self.record.error or "it failed"
+        return message_with_advice(self.seen, self.advice) if self.seen else self.record.error or "it failed"
 
     @property
     def is_trained(self) -> bool:

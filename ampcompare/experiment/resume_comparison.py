@@ -12,7 +12,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from ampcompare.settings.resume_trace import Row, read_rows, saved_files, saved_states
+from ampcompare.settings.resume_trace import Row, last_state_folder, read_rows, saved_files
 
 HALVES = {"bfloat16": "bf16", "float16": "fp16"}
 SHORT = {**HALVES, "float32": "fp32", "float64": "fp64"}
@@ -125,7 +125,7 @@ class Resumption:
 def read_trace(path: Path) -> Trace:
     """Return the trace of a run; of one that trained nothing it is empty."""
     rows = read_rows(path)
-    trace = Trace(saves=saved_files(rows), states=saved_states(rows))
+    trace = Trace(saves=saved_files(rows), states=last_state_folder(rows))
     lists = {Row.LOAD: trace.loads, Row.RESTORE: trace.restored, Row.TRAINER: trace.trainers}
     for row in rows:
         kind = row["kind"]
@@ -170,7 +170,7 @@ def compare_traces(whole: Trace, broken: Trace, resumed: Trace) -> Resumption:
 
 def _differences(whole: Trace, at: int, broken: Trace, resumed: Trace) -> list[Difference]:
     """Return the first difference of each role, those of the first steps first."""
-    shift = _shift(whole, at, resumed)
+    shift = _steps_behind(whole, at, resumed)
     found: list[Difference] = []
     for role in ROLES:
         if role == "steps":
@@ -202,10 +202,10 @@ def _answer(found: list[Difference], whole: Trace, at: int, resumed: Trace) -> A
     is_whole = not {one.role for one in found if one.step == at + 1} & set(RESTORED)
     if not is_whole or others[0].role != "batches":  # generators aside, which draw them
         return Answer.DIFFERS
-    return Answer.DIFFERS if _are_others(whole, resumed) else Answer.DATA_ORDER
+    return Answer.DIFFERS if _has_unseen_samples(whole, resumed) else Answer.DATA_ORDER
 
 
-def _are_others(whole: Trace, resumed: Trace) -> bool:
+def _has_unseen_samples(whole: Trace, resumed: Trace) -> bool:
     """Return whether a script that was started again trains samples that the run without a break has not seen.
 
     Those of an augmentation that is not restored are others, and those of a sampler may be.
@@ -214,7 +214,7 @@ def _are_others(whole: Trace, resumed: Trace) -> bool:
     return not {sample for step in resumed.steps for sample in step.samples} <= seen
 
 
-def _shift(whole: Trace, at: int, resumed: Trace) -> int:
+def _steps_behind(whole: Trace, at: int, resumed: Trace) -> int:
     """Return by how many steps the count of a script is behind that of the run without a break; 0 if it is not.
 
     Its batches are then those of steps so much earlier, and it trains so many steps more.
@@ -306,7 +306,7 @@ def _first_difference(role: str, whole: Trace, at: int, broken: Trace, resumed: 
         else:
             what = "" if values[0] == values[1] else _in_words(role, *values)
         if what:
-            if role == "masters" and index and (half := _made_again(whole.steps[at], resumed.steps[0])):
+            if role == "masters" and index and (half := _remade_masters_type(whole.steps[at], resumed.steps[0])):
                 return Difference(role, at + 1, what, MADE_AGAIN.format(half))
             cause = _cause(role, what, at + index, at, whole, broken, resumed)
             return Difference(role, at + index + 1, what, cause)
@@ -337,7 +337,7 @@ def _first_other_average(whole: Trace, at: int, broken: Trace, resumed: Trace) -
     return None
 
 
-def _made_again(due: Step, first: Step) -> str:
+def _remade_masters_type(due: Step, first: Step) -> str:
     """Return the type of the weights from which masters are made behind the first step's start; "" for none."""
     masters, given = due.value("masters"), {each["values"] for each in first.value("weights").values()}
     left = [masters[name] for name in masters.keys() - first.value("masters").keys()]
@@ -461,7 +461,9 @@ def _cause(role: str, what: str, index: int, at: int, whole: Trace, broken: Trac
 
 def _cause_later(role: str, index: int, at: int, whole: Trace, broken: Trace, resumed: Trace) -> str:
     """Return why a role differs in a step behind the first one of a script that was started again."""
-    if role in ("weights", "moments", "masters", "loss") and (kept := _other_types(whole.steps[at], resumed.steps[0])):
+    if role in ("weights", "moments", "masters", "loss") and (
+        kept := _type_difference_text(whole.steps[at], resumed.steps[0])
+    ):
         return kept
     if role == "learning rate":
         begins = whole.steps[index - at].value(role) == resumed.steps[index - at].value(role)
@@ -498,7 +500,7 @@ def _average_in(due: Step, given: Step) -> str:
     return next((name for name in sorted(averages) if averages[name]["values"] in apart), "")
 
 
-def _other_types(whole: Step, resumed: Step) -> str:
+def _type_difference_text(whole: Step, resumed: Step) -> str:
     """Return which tensors have the due values, in another type; "" if none has."""
     for role in ("masters", "weights", "moments"):
         due, given = (_tensors_of(role, step) for step in (whole, resumed))
@@ -683,7 +685,7 @@ def _cause_of_batches(index: int, at: int, whole: Trace, resumed: Trace) -> str:
     at_step = whole.steps[index].value("generators"), resumed.steps[index - at].value("generators")
     names = ", ".join(name for name in at_step[0] if at_step[0][name] != at_step[1].get(name))
     others = f" ({names})" * bool(names)
-    if _are_others(whole, resumed):
+    if _has_unseen_samples(whole, resumed):
         return f"samples are others: generators from which a sampler or an augmentation draws are not restored{others}"
     return f"the sampler draws other batches: the generator that it draws from is not restored{others}"
 

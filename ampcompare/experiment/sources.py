@@ -66,7 +66,7 @@ class SettingsSources:
         """The settings of a run."""
         return self.resolved.config
 
-    def begin_from(self, name: str, stacks: Mapping[str, StackConfig]) -> SettingsSources:
+    def with_first_weights(self, name: str, stacks: Mapping[str, StackConfig]) -> SettingsSources:
         """Return these with a script that begins with the first weights of one of some stacks."""
         script = self.config.script
         stack = first_weights_stack(name, stacks, has_script=script is not None)

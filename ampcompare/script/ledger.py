@@ -183,7 +183,7 @@ class ScriptLedger:
     def _live(self) -> list[Any]:
         return [one for reference in self._optimizers if (one := reference()) is not None]
 
-    def _is_reference(self, module: nn.Module) -> bool:
+    def _is_frozen_model(self, module: nn.Module) -> bool:
         """Return whether a module has weights, and none that an optimizer updates, as a teacher has."""
         known = self._references.get(id(module))
         if known is not None and known[0]() is module:
@@ -200,7 +200,7 @@ class ScriptLedger:
             if type(module).__name__ == "OptimizedModule":
                 return self._pass_compiled(original, module, *args, **kwargs)
             return original(module, *args, **kwargs)
-        if not torch.is_grad_enabled() and not self._is_reference(module):
+        if not torch.is_grad_enabled() and not self._is_frozen_model(module):
             return original(module, *args, **kwargs)
         if all(module is not reference() for reference in self._models) and next(module.parameters(), None) is not None:
             self._models.append(weakref.ref(module))
@@ -217,7 +217,7 @@ class ScriptLedger:
         if self._passes:
             for tensor in tensors_in(args[0] if args else kwargs.get("tensors")):
                 if tensor.requires_grad:  # where the pass begins, an arm has collected what was there
-                    tensor.register_hook(lambda _: self._look.accumulates())
+                    tensor.register_hook(lambda _: self._look.note_accumulation())
         self._passes += 1
         if self._is_pass_compiled:  # so is its backward pass, of which no part is known apart
             return original(*args, **kwargs)

@@ -21,9 +21,9 @@ from ampcompare.settings.resume_trace import (
     FOLDER,
     Row,
     converted_name,
+    last_state_folder,
     read_rows,
     saved_files,
-    saved_states,
 )
 
 
@@ -39,7 +39,7 @@ def run_requests(requests: list[str]) -> int:
         path = Path(name)
         request = json.loads(path.read_text(encoding="utf-8"))
         if number:
-            _name_checkpoint(request, saved_files(rows)[-1]["path"], saved_states(rows))
+            _name_checkpoint(request, saved_files(rows)[-1]["path"], last_state_folder(rows))
             path.write_text(json.dumps(request), encoding="utf-8")
         code = _start(path)
         rows = read_rows(Path(request["trace"]))  # missing where the script could not be started

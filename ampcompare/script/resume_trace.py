@@ -30,7 +30,7 @@ from ampcompare.base.import_hook import ImportHook
 from ampcompare.base.location import is_installed, is_users
 from ampcompare.base.patches import Layer, Points, Subscriptions
 from ampcompare.script.killed_saves import ChangeWatch, KilledSaves
-from ampcompare.script.saved_files import DEPTH, SavedFiles, place_in_script
+from ampcompare.script.saved_files import DEPTH, SavedFiles, script_location
 from ampcompare.settings.resume_trace import Row
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class ResumeTrace:
 
     def _follow_amp(self, events: Subscriptions, name: str) -> None:
         def load(inner: Any, *args: Any, **options: Any) -> Any:
-            self._write(Row.RESTORE, what="scaler", number=None, line=place_in_script())
+            self._write(Row.RESTORE, what="scaler", number=None, line=script_location())
             return inner(*args, **options)
 
         events.wrap(sys.modules[name], "load_state_dict", load)
@@ -223,11 +223,11 @@ class ResumeTrace:
         what = next((name for kind, name in kinds if isinstance(owner, kind)), "scheduler")
         made = {"optimizer": self._optimizers, "scaler": self._scalers}.get(what, [])
         number = next((at for at, each in enumerate(made) if each() is owner), None)
-        self._write(Row.RESTORE, what=what, number=number, line=place_in_script())
+        self._write(Row.RESTORE, what=what, number=number, line=script_location())
         return inner(owner, *args, **options)
 
     def _set_generator(self, inner: Any, *args: Any, **options: Any) -> Any:
-        self._write(Row.RESTORE, what="generator", line=place_in_script())
+        self._write(Row.RESTORE, what="generator", line=script_location())
         return inner(*args, **options)
 
     # What a step starts from.

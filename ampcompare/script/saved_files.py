@@ -82,7 +82,7 @@ class SavedFiles:
         if self._inside:
             return inner(value, file, *args, **options)
         name = _name_of(file)
-        found = {"line": place_in_script(), "holds": sorted(set(describe_parts(value)))}
+        found = {"line": script_location(), "holds": sorted(set(describe_parts(value)))}
         with self._within():
             if name is not None:
                 self._before_save(os.path.abspath(name))
@@ -99,7 +99,7 @@ class SavedFiles:
         with self._within():
             result = inner(file, *args, **options)
         if (name := _name_of(file)) is not None:
-            self._note(Row.LOAD, path=os.path.abspath(name), line=place_in_script())
+            self._note(Row.LOAD, path=os.path.abspath(name), line=script_location())
         return result
 
     def _move(self, inner: Any, source: Any, target: Any, *args: Any, **options: Any) -> Any:
@@ -130,7 +130,7 @@ class SavedFiles:
             self._before_save(path)
             result = inner(tensors, filename, *args, **options)
             holds = sorted({"model", *(["buffers"] if any(name.endswith(STATISTICS) for name in tensors) else [])})
-            self._note(Row.SAVE, path=path, line=place_in_script(), holds=holds)
+            self._note(Row.SAVE, path=path, line=script_location(), holds=holds)
             return result
 
         def load(inner: Any, filename: Any, *args: Any, **options: Any) -> Any:
@@ -138,7 +138,7 @@ class SavedFiles:
                 return inner(filename, *args, **options)
             with self._within():
                 result = inner(filename, *args, **options)
-            self._note(Row.LOAD, path=os.path.abspath(os.fsdecode(filename)), line=place_in_script())
+            self._note(Row.LOAD, path=os.path.abspath(os.fsdecode(filename)), line=script_location())
             return result
 
         if name == "safetensors.torch":  # whose functions look these names up when they are called
@@ -155,7 +155,7 @@ class SavedFiles:
 
         def save(inner: Any, state: Any, *args: Any, **options: Any) -> Any:
             path = path_of(options, "storage_writer")
-            line, holds = place_in_script(), sorted(set(describe_parts(state)))
+            line, holds = script_location(), sorted(set(describe_parts(state)))
             if path is not None:
                 self._before_save(path)
             with self._within():
@@ -170,7 +170,7 @@ class SavedFiles:
             with self._within():
                 result = inner(state, *args, **options)
             if (path := path_of(options, "storage_reader")) is not None:
-                self._note(Row.LOAD, path=path, line=place_in_script())
+                self._note(Row.LOAD, path=path, line=script_location())
             return result
 
         for name, around in (("save", save), ("async_save", save), ("load", load)):
@@ -185,7 +185,7 @@ def writes(args: tuple[Any, ...]) -> bool:
     return any(each in mode for each in "wax+") if isinstance(mode, str) else bool((flags or 0) & WRITES)
 
 
-def place_in_script() -> str:
+def script_location() -> str:
     """Return file and line of the script that led here, or of a library if no line of the script did."""
     found: Location = user_location()
     found = found.caller or found

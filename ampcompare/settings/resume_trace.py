@@ -72,7 +72,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-def saved_states(rows: Iterable[dict[str, Any]]) -> str:
+def last_state_folder(rows: Iterable[dict[str, Any]]) -> str:
     """Return the folder that Accelerate has filled last; "" if none."""
     found = [str(row["path"]) for row in rows if row["kind"] == Row.STATES]
     return found[-1] if found else ""

@@ -205,15 +205,15 @@ def in_fp32(outputs: Any) -> Any:
     )
 
 
-def derive(purpose: str, *key: int) -> int:
+def derive_seed(purpose: str, *key: int) -> int:
     """Hash `purpose` and `key` to a seed of 63 bits, the same on every machine and Python."""
     text = ":".join([purpose, *map(str, key)])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
 def generator(purpose: str, *key: int) -> torch.Generator:
-    """Return a generator on the CPU seeded by `derive`."""
-    return torch.Generator().manual_seed(derive(purpose, *key))
+    """Return a generator on the CPU seeded by `derive_seed`."""
+    return torch.Generator().manual_seed(derive_seed(purpose, *key))
 
 
 def seed_globals(seed: int) -> None:

@@ -133,7 +133,7 @@ class StepLook:
         places = {place for (place, _), counts in self._seen.groups.items() if counts["gradients"]}
         return [optimizer for place, optimizer in enumerate(self._order) if place in places]
 
-    def accumulates(self) -> None:
+    def note_accumulation(self) -> None:
         """Note what holds the gradients of earlier micro-batches; called in a further backward pass."""
         held = [param.grad for param in self._parameters() if param.grad is not None]
         stepped = [p.grad for one in self._order for group in one.param_groups for p in group["params"]]
@@ -185,7 +185,7 @@ class StepLook:
             is_moved = bool(rate_of(group))
             for param in group["params"]:
                 before = None if is_over else _sample(param).clone()
-                stepped.append((param.detach(), before, _should_move(param.grad, is_good) if is_moved else None))
+                stepped.append((param.detach(), before, _moving_elements(param.grad, is_good) if is_moved else None))
 
     def _note_gradients(self, optimizer: Optimizer) -> list[Tensor]:
         """Note the types of gradients, and return those that are dense."""
@@ -418,7 +418,7 @@ class _LookedAt(PrecisionWrapper):
 
     def see_loss(self, loss: Tensor, loss_id: int) -> None:
         if self._passes and loss.requires_grad:  # where the pass begins, an arm has collected what was there
-            loss.register_hook(lambda _: self._look.accumulates())
+            loss.register_hook(lambda _: self._look.note_accumulation())
         self._passes += 1
 
 
@@ -525,7 +525,7 @@ def _sample(tensor: Tensor) -> Tensor:
     return local(tensor.detach()).reshape(-1)[:SAMPLE]
 
 
-def _should_move(grad: Tensor | None, is_good: Tensor) -> Tensor | None:
+def _moving_elements(grad: Tensor | None, is_good: Tensor) -> Tensor | None:
     """Return where a weight should move; nowhere in a step that is skipped."""
     return None if grad is None or grad.is_sparse else (_sample(grad) != 0).logical_and_(is_good.to(grad.device))
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ampcompare.base.tensors.sharded import whole_tree
+from ampcompare.base.tensors.sharded import gather_tree
 from ampcompare.results.records.evaluation import PrecisionResult
 from ampcompare.tasks.data import in_fp32
 from ampcompare.tasks.task import Task
@@ -66,7 +66,7 @@ def _evaluate(session: Session, name: str, compute: AbstractContextManager[Any],
     assembly, own = session.assembly, session.precision
     config = session.config
     other = EvaluationPrecision(name, assembly.device, choice=config.cpu_half, lists=config.autocast_lists, outside=own)
-    models = _built_again(assembly.task, assembly.replicas, assembly.device, config.recipe.channels_last)
+    models = _rebuild_models(assembly.task, assembly.replicas, assembly.device, config.recipe.channels_last)
     models, _ = other.prepare(models, [])
     with _in_evaluation(assembly.replicas):
         evaluation = session.evaluate_with(
@@ -76,7 +76,7 @@ def _evaluate(session: Session, name: str, compute: AbstractContextManager[Any],
     return _as_result(evaluation, name, other.mode, averaged=averaged)
 
 
-def _built_again(
+def _rebuild_models(
     task: Task, trained: Sequence[nn.Module], device: torch.device, channels_last: bool
 ) -> list[nn.Module]:
     """Return models of the task in fp32 with the weights of others, which keep theirs."""
@@ -84,7 +84,7 @@ def _built_again(
     for model, source in zip(models, trained, strict=True):
         if channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        model.load_state_dict(whole_tree(source.state_dict()))
+        model.load_state_dict(gather_tree(source.state_dict()))
     return models
 
 

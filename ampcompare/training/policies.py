@@ -332,7 +332,7 @@ class Rollback(Policy):
 
     def begin(self, step: int) -> None:
         """Take the first snapshot: the state that the run starts or resumes from."""
-        self._keep(step)
+        self._take_snapshot(step)
 
     def after_steps(self, step: int, records: Sequence[StepRecord]) -> bool:
         """Restore the last snapshot if the run has diverged, else take one when it is due."""
@@ -341,7 +341,7 @@ class Rollback(Policy):
         if self._divergence.diverged_step is None:
             # A non-finite last loss may come from weights that are about to go bad.
             if math.isfinite(records[-1].loss):
-                self._keep(step)
+                self._take_snapshot(step)
             return False
         if self._snapshot is None or len(self.steps) >= self._max_rollbacks:
             return False
@@ -350,7 +350,7 @@ class Rollback(Policy):
         self._divergence.recover()
         return True
 
-    def _keep(self, step: int) -> None:
+    def _take_snapshot(self, step: int) -> None:
         if self._snapshot is None or step - self._snapshot_step >= self._every:
             self._snapshot = self._take()
             self._snapshot_step = step

@@ -18,11 +18,11 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.tensors.products import dtype_name
 from ampcompare.base.tensors.tf32 import Tf32
-from ampcompare.diagnosis.loops import Conditions, trained_under
+from ampcompare.diagnosis.loops import Conditions, isolated_precision
 from ampcompare.diagnosis.profiling.operation_counter import Counts, missed_sizes, repeated_casts
 from ampcompare.diagnosis.profiling.step_profiler import Measured, StepProfiler, Steps
 from ampcompare.diagnosis.profiling.trace import Account
-from ampcompare.diagnosis.watched_precision import Enough, WatchedPrecision
+from ampcompare.diagnosis.watched_precision import StepsDone, WatchedPrecision
 from ampcompare.results.records.profile import (
     ArmProfile,
     Layer,
@@ -77,7 +77,7 @@ class ProfiledPrecision(WatchedPrecision):
     def _end_step(self) -> None:
         self._profiler.end_step()
         if self._profiler.is_over:
-            raise Enough
+            raise StepsDone
 
 
 Loop = Callable[[ProfiledPrecision], Any]
@@ -97,9 +97,9 @@ def measure_loop(
     profiler = StepProfiler(steps, device)
     conditions = Conditions(device=str(device), half=half, lists=lists, seed=seed)
     with (
-        trained_under(arm, conditions, profiler.beneath) as precision,
+        isolated_precision(arm, conditions, profiler.beneath) as precision,
         closing(profiler),
-        suppress(Enough),
+        suppress(StepsDone),
     ):
         loop(ProfiledPrecision(precision, profiler))
     mode, _ = cpu_half(half, precision.half_dtype, device)

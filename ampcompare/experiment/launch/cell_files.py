@@ -173,7 +173,7 @@ def record_with_code(record: RunRecord, folder: Path) -> RunRecord:
     return record.model_copy(update={"code": loaded.files, "packages": {**record.packages, **loaded.packages}})
 
 
-def continue_steps(folder: Path, others: Sequence[Path], step: int) -> bool:
+def copy_first_steps(folder: Path, others: Sequence[Path], step: int) -> bool:
     """Write `steps.jsonl` in `folder` with the first `step` steps, from the first file that has them all.
 
     Returns:

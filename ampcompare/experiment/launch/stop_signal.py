@@ -46,16 +46,16 @@ class _Ask:
 
 @contextlib.contextmanager
 def hold_stop_signals() -> Iterator[None]:
-    """Let `end_signals` that come before `stopped_by_signal` ask that run to stop: while it loads torch and its data.
+    """Let `end_signals` that come before `request_stop_at_signals` ask that run to stop: while torch loads.
 
     Only in the main thread.
     """
-    with stopped_by_signal(StopRequest()):
+    with request_stop_at_signals(StopRequest()):
         yield
 
 
 @contextlib.contextmanager
-def stopped_by_signal(stop: StopRequest) -> Iterator[None]:
+def request_stop_at_signals(stop: StopRequest) -> Iterator[None]:
     """Let `end_signals` set `stop.asked`; only in the main thread, as no other can handle signals."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -13,12 +13,17 @@ from ampcompare.results.analysis.effects.step_time import invalid_reason
 from ampcompare.results.analysis.inference.terms import terms_of
 from ampcompare.results.analysis.inference.verdict import SequentialDesign
 from ampcompare.results.analysis.pairing.comparability import (
-    incomparable_accuracy,
-    incomparable_memory,
-    incomparable_time,
+    incomparable_accuracy_verdict,
+    incomparable_memory_verdict,
+    incomparable_time_verdict,
 )
 from ampcompare.results.analysis.pairing.learning import idle_verdict
-from ampcompare.results.analysis.pairing.pairs import Pairing, pairs_by_seed, pairs_of_counterparts, surviving_seeds
+from ampcompare.results.analysis.pairing.pairs import (
+    Pairing,
+    count_surviving_seeds,
+    pairs_by_seed,
+    pairs_of_counterparts,
+)
 from ampcompare.results.analysis.pairing.scores import value_of
 from ampcompare.results.records.comparison import ArmSummary, Comparison, Quantity
 from ampcompare.results.records.metric import TOP1, TOP5, Metric
@@ -268,20 +273,20 @@ def _measure_arm(
         return None, f"no run of {'the arm' if not here else 'the baseline'} was completed", False
     if metric and len(here) < len(runs):
         return None, f"it is conditional on the {len(here)} of {len(runs)} runs that were completed", False
-    if metric and (survivors := surviving_seeds(runs, base)):
+    if metric and (survivors := count_surviving_seeds(runs, base)):
         share = "{} of {} seeds".format(*survivors)
         return None, f"it is conditional on {share}, of which the others were not completed on the other side", False
     pairs = pairs_of_counterparts(here, there)  # by seed where possible; a baseline of other seeds is still a baseline
     if pairs_by_seed(here, there):
         here, there = [arm for arm, _ in pairs], [other for _, other in pairs]
     pairing = Pairing(here, there, pairs, same_software)
-    work = incomparable_accuracy(pairing)
+    work = incomparable_accuracy_verdict(pairing)
     if work and measure != "time":
         return None, str(work), False
     if metric:
         idle = idle_verdict(here) or idle_verdict(there)
         return (None, str(idle), False) if idle else (*_measure_metric_difference(metric, here, there), False)
-    incomparable = incomparable_time if measure == "time" else incomparable_memory
+    incomparable = incomparable_time_verdict if measure == "time" else incomparable_memory_verdict
     if verdict := incomparable(pairing):
         return None, str(verdict), True
     return (

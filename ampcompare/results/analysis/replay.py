@@ -204,10 +204,10 @@ def _findings(row: Mapping[str, Any], known: Mapping[str, Any] | None) -> Iterat
         if row["module"] in (LOSS, GRADIENTS):
             line = OF_LOSS if row["module"] == LOSS else OF_GRADIENTS
             answer, apart = "another function", _number(entry["error"])
-        elif _number(entry.get("same", 0.0)) > (line := _line_of_function(entry, first)):
+        elif _number(entry.get("same", 0.0)) > (line := _function_threshold(entry, first)):
             answer, apart = "another function", _number(entry["same"])
         else:
-            line = _line_of_error(entry, first)
+            line = _error_threshold(entry, first)
             answer = "less exact"
             apart = _number(entry["error"])
         if not apart > line:
@@ -233,14 +233,14 @@ def _movement(entry: Mapping[str, Any], first: Mapping[str, Any] | None) -> floa
     return max(_number(entry["moved"]), _number(first["moved"]) if first else 0.0)
 
 
-def _line_of_function(entry: Mapping[str, Any], first: Mapping[str, Any] | None) -> float:
+def _function_threshold(entry: Mapping[str, Any], first: Mapping[str, Any] | None) -> float:
     condition = _number(entry["moved"]) / float(entry["unit"])
     if math.isinf(_number(entry.get("same", 0.0))) and math.isfinite(condition):
         return SAME
     return max(SAME, OF_FP64 * FP64 * condition)
 
 
-def _line_of_error(entry: Mapping[str, Any], first: Mapping[str, Any] | None) -> float:
+def _error_threshold(entry: Mapping[str, Any], first: Mapping[str, Any] | None) -> float:
     unit = _unit(entry, first)
     of_unit = OF_FP32 if unit < HALF else OF_HALF
     # Of the base alone: what the change computes in is what is judged.

@@ -186,7 +186,7 @@ class ArmProfile(FrozenRecord):
     notes: list[str] = Field([])
     failure: str = Field("", description="why the arm has no profile")
 
-    def of_phase(self, phase: str) -> float:
+    def phase_seconds(self, phase: str) -> float:
         """Return the seconds of a phase."""
         return sum(part.seconds for part in self.parts if part.phase == phase)
 

@@ -17,7 +17,7 @@ from ampcompare.script.torch_amp.half_weights import ApexScaling, HalfWeights
 from ampcompare.script.torch_amp.o1 import O1BehindTorch
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
 from ampcompare.training.precision.base import half_dtype_of
-from ampcompare.training.precision.keep_fp32 import kept_in_fp32, without_casts
+from ampcompare.training.precision.keep_fp32 import casts_off_factory, kept_in_fp32
 
 
 def stand_behind(arm: Arm, side: ScriptSide) -> TorchAmpStandIn:
@@ -52,6 +52,6 @@ def _initialize(
         as_list(models),
         arm.keep_fp32,
         None if patches else half_dtype_of(arm),
-        without_casts(sys.modules["apex.amp"]) if patches else None,
+        casts_off_factory(sys.modules["apex.amp"]) if patches else None,
     ):
         return original(models, optimizers, *args, **kwargs)

@@ -65,7 +65,7 @@ def is_cuda(device: Any) -> bool:
     return isinstance(device, int) and not isinstance(device, bool)
 
 
-def run_on_cpu(*, quiet: bool = False, autocast_lists: str = "cuda") -> None:
+def redirect_cuda_to_cpu(*, quiet: bool = False, autocast_lists: str = "cuda") -> None:
     """Replace the functions, for the life of this process, with a line on stderr unless `quiet`.
 
     Args:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ampcompare.apex._install import ApexFinder
 from ampcompare.base.environment import first_path
-from ampcompare.base.environment.torch_names import missing_torch_name
+from ampcompare.base.environment.torch_names import missing_torch_name_error
 from ampcompare.base.errors import AmpCompareError, EnvironmentUnfit, GuardError
 from ampcompare.base.location import is_users, raised_at
 from ampcompare.script.banned_loss import find_banned_loss
@@ -141,7 +141,7 @@ def _explain(
     """Print an uncaught exception and what is known of it, and set the ending accordingly."""
     ending.status = 130 if isinstance(error, KeyboardInterrupt) else 1
     is_refusal = settings.arm is not None and isinstance(error, AmpCompareError)  # of what the script does
-    meaning = error if is_refusal else explain(error) or missing_torch_name(error)
+    meaning = error if is_refusal else explain(error) or missing_torch_name_error(error)
     if meaning is not error:
         _print_traceback(error, code)
     if isinstance(meaning, AmpCompareError):

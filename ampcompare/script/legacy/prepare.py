@@ -75,9 +75,9 @@ def prepare_process(
     child_processes.pass_on_to_ranks(settings)
     child_processes.count_starts()
     if settings.device == "cpu":
-        from ampcompare.script.legacy.cpu_device import run_on_cpu
+        from ampcompare.script.legacy.cpu_device import redirect_cuda_to_cpu
 
-        run_on_cpu(quiet=child is not None, autocast_lists=settings.autocast_lists)
+        redirect_cuda_to_cpu(quiet=child is not None, autocast_lists=settings.autocast_lists)
     if settings.compat_torch:
         from ampcompare.script.legacy.torch_functions import patch_torch
 

@@ -38,7 +38,7 @@ from ampcompare.base.patches import GRADIENT_READS, Subscriptions
 from ampcompare.base.tensors.lists import copy_by_dtype
 from ampcompare.script.recording.recorder import Rows
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
-from ampcompare.script.torch_amp.undoable_step import StateBefore
+from ampcompare.script.torch_amp.undoable_step import StepSnapshot
 from ampcompare.training.precision.base import owned_params
 
 NORMS = {"clip_grad_norm_": 3, "get_total_norm": 2}  # and the place of their argument error_if_nonfinite
@@ -486,7 +486,7 @@ class GradientStages:
     def _run_undoable(self, optimizer: Any, run: Callable[[], Any]) -> Any:
         before = None
         if self._skips_overflows:
-            before = StateBefore([optimizer, *self._optimizers.inside_of(optimizer)])
+            before = StepSnapshot([optimizer, *self._optimizers.inside_of(optimizer)])
         self._run_inside = None
         try:
             result = run()

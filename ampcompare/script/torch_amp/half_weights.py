@@ -49,7 +49,7 @@ from ampcompare.base.tensors.lists import copy_by_dtype
 from ampcompare.base.tensors.tree import map_tree, tensors_in
 from ampcompare.script.gradient_mirror import GradientMirror, Pairs
 from ampcompare.script.keep_fp32 import WRAPPERS, bare_model
-from ampcompare.script.lifted_weights import HALF, follow_averages, live_modules
+from ampcompare.script.lifted_weights import HALF, allow_mixed_averages, live_modules
 from ampcompare.script.torch_amp.autocast_and_scaler import (
     TorchAmp,
     missing_scale_error,
@@ -57,7 +57,7 @@ from ampcompare.script.torch_amp.autocast_and_scaler import (
     without_autocast,
 )
 from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers
-from ampcompare.script.torch_amp.protocol import refuse_losses_on_copies
+from ampcompare.script.torch_amp.protocol import losses_on_copies_refusal
 from ampcompare.script.torch_amp.script_scaler import ScriptScaler
 from ampcompare.training.precision.base import make_precision, owned_params
 from ampcompare.training.precision.half import Half
@@ -192,7 +192,7 @@ class HalfWeights(TorchAmp):
         events.wrap(*Points.BACKWARD, self._backward)
         events.wrap(torch.optim.Optimizer, "zero_grad", self._zero_grad)
         events.wrap(swa_utils.AveragedModel, "update_parameters", self._average)
-        follow_averages(events)
+        allow_mixed_averages(events)
         self._found.install(events)
         for name in ("state_dict", "named_parameters"):
             events.wrap(nn.Module, name, self._use_weights)
@@ -309,7 +309,7 @@ class HalfWeights(TorchAmp):
     def scaler_made(self, scaler: Any, enabled: bool) -> None:
         self._note(enabled, scaler)
 
-    def is_left_alone(self) -> bool:
+    def leaves_scaler_alone(self) -> bool:
         return self.trains_through_apex()
 
     def before_scale(self, *, unscaled: bool) -> None:
@@ -381,9 +381,9 @@ class HalfWeights(TorchAmp):
             with self._own_gradients(optimizer):
                 self._scaling.apply(optimizer, good=False)
 
-    def step_as_written(self, optimizer: Any, step: Any) -> Any:
+    def unwrapped_step(self, optimizer: Any, step: Any) -> Any:
         if self.copies_in_steps:
-            raise refuse_losses_on_copies(optimizer, self._arm)
+            raise losses_on_copies_refusal(optimizer, self._arm)
         # Before the weights are kept, so that nothing that the arm makes is undone.
         self._found.look_for_all()
         if any(optimizer is one for one in self._optimizers):

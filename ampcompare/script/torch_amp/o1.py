@@ -20,7 +20,7 @@ from ampcompare.script.torch_amp.autocast_and_scaler import is_own, missing_scal
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
 from ampcompare.script.torch_amp.script_scaler import ScriptScaler
 from ampcompare.training.precision.base import owned_params
-from ampcompare.training.precision.keep_fp32 import without_casts
+from ampcompare.training.precision.keep_fp32 import casts_off_factory
 
 
 class O1BehindTorch(TorchAmpStandIn):
@@ -84,7 +84,7 @@ class O1BehindTorch(TorchAmpStandIn):
             self._handle._clear_cache()
 
     def context_without_casts(self) -> Callable[[], Any]:
-        return without_casts(importlib.import_module("ampcompare.apex.amp"))
+        return casts_off_factory(importlib.import_module("ampcompare.apex.amp"))
 
     def forget_casts(self) -> None:
         if self._handle is not None:

@@ -42,7 +42,7 @@ from ampcompare.script.lifted_weights import HALF, LiftedWeights
 from ampcompare.script.recording.recorder import Rows, value_of
 from ampcompare.script.torch_amp.autocast_and_scaler import OpenCasts
 from ampcompare.script.torch_amp.gradient_stages import GradientStages, ScriptOptimizers
-from ampcompare.script.torch_amp.protocol import TorchAmpStandIn, refuse_losses_on_copies
+from ampcompare.script.torch_amp.protocol import TorchAmpStandIn, losses_on_copies_refusal
 from ampcompare.training.precision.base import owned_params, refuse_wrapped
 
 GRADIENTS_ONLY = ("torch.", "ampcompare.", "apex.")  # modules of steps that compute with gradients, and of what
@@ -311,7 +311,7 @@ class PlainScript:
             return original(module, *args, **kwargs)
         mode = self._decide()
         if self._stepping and self._copied is not None and not self._backwards:
-            raise refuse_losses_on_copies(self._copied, self._arm)
+            raise losses_on_copies_refusal(self._copied, self._arm)
         if self._lifted.types:  # by now
             args, kwargs = self._fitting(module, args, kwargs)
         if self._backwards:  # a checkpoint computes again what it did in the forward pass
@@ -645,7 +645,7 @@ class PlainScript:
 
     def _step_with_passes(self, optimizer: Any, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a step that may evaluate losses by itself as it is written, each of its passes scaled and unscaled."""
-        step = self._stand_in.step_as_written(optimizer, step)
+        step = self._stand_in.unwrapped_step(optimizer, step)
         for one in self._optimizers.live():  # an arm that has prepared it has replaced its step
             self._take_over(one)
         has_arguments = bool(args or kwargs)
@@ -771,7 +771,7 @@ class _EvaluatedClosure:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         weights, gradients = self._sums()
         if self._is_called or args or kwargs or weights != self._at_start[0]:
-            raise refuse_losses_on_copies(self._optimizer, self._arm)
+            raise losses_on_copies_refusal(self._optimizer, self._arm)
         if gradients != self._at_start[1]:
             raise self._refusal("changes gradients before it calls its closure")
         self._is_called = True

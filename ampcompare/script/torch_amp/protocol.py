@@ -104,7 +104,7 @@ class TorchAmpStandIn:
     def scaler_made(self, scaler: Any, enabled: bool) -> None:
         """Note that the script has made a scaler, or that it was made on its behalf."""
 
-    def is_left_alone(self) -> bool:
+    def leaves_scaler_alone(self) -> bool:
         """Return whether GradScaler is torch's own by now: the script trains through `apex.amp`."""
         return False
 
@@ -122,7 +122,7 @@ class TorchAmpStandIn:
         """Step an optimizer whose gradients are true."""
         return optimizer.step(*args, **kwargs)
 
-    def step_as_written(self, optimizer: Any, step: Any) -> Any:
+    def unwrapped_step(self, optimizer: Any, step: Any) -> Any:
         """Return the step of an optimizer that evaluates losses by itself, without what the arm has put around it."""
         return step
 
@@ -130,7 +130,7 @@ class TorchAmpStandIn:
         """End an update of an optimizer without a step."""
 
 
-def refuse_losses_on_copies(optimizer: Any, arm: Arm) -> UnsupportedCombination:
+def losses_on_copies_refusal(optimizer: Any, arm: Arm) -> UnsupportedCombination:
     """Return the refusal of a step that evaluates losses by itself under an arm that makes copies for each step."""
     return UnsupportedCombination(
         here(

@@ -122,7 +122,7 @@ def migrate_text(
     names = Names(module)
     apart = _with_own_lines(text, module, names)
     if apart != text:
-        return _of_other_lines(text, apart, around, versions, alone=alone)
+        return _migrate_split_text(text, apart, around, versions, alone=alone)
     if not names.imports and not names.uses:
         return _migrate_unnamed(text, module, around, alone=alone)
     rewrite = _Rewrite(module, names, around, alone=alone)
@@ -130,12 +130,12 @@ def migrate_text(
     rewrite.replace_uses()
     rewrite.rewrite_imports()
     probes = _probes(module, names, rewrite.edits)
-    if probes and not alone and (asking := _left_around(around, module)):
+    if probes and not alone and (asking := _file_left_by_hand(around, module)):
         return _keep_probe(module, names, replace(probes[0], kind=BY_HAND, message=PROBE_KEPT.format(asking)))
     rewrite.complete(probes)
     if rewrite.edits.shared:
-        return _of_other_lines(text, on_own_lines(module, rewrite.edits.shared), around, versions, alone=alone)
-    return _in_last_form(text, rewrite, versions, refused)
+        return _migrate_split_text(text, on_own_lines(module, rewrite.edits.shared), around, versions, alone=alone)
+    return _finish_rewrite(text, rewrite, versions, refused)
 
 
 def _with_own_lines(text: str, module: Module, names: Names) -> str:
@@ -265,7 +265,7 @@ class _Rewrite:
         return migrate_text(text, self._around, versions, alone=self._alone, refused=refused)
 
 
-def _in_last_form(text: str, rewrite: _Rewrite, versions: Versions, refused: str) -> Migration:
+def _finish_rewrite(text: str, rewrite: _Rewrite, versions: Versions, refused: str) -> Migration:
     """Return the result of a rewrite, without equal branches, with lazy imports, and for the versions of torch."""
     new = _join_branches(simplify_constant_conditions(rewrite.edits.result())) if rewrite.edits else text
     if new != text and _is_lazy(rewrite.module):
@@ -330,7 +330,7 @@ def _note_inside_model(core: Core) -> list[Finding]:
     return found
 
 
-def _of_other_lines(text: str, apart: str, around: Around, versions: Versions, *, alone: bool) -> Migration:
+def _migrate_split_text(text: str, apart: str, around: Around, versions: Versions, *, alone: bool) -> Migration:
     """Return the migration of a module of which some statements got lines of their own, with the lines it had."""
     lines = origins_of_lines(text, apart)
     result = migrate_text(apart, around, versions, alone=alone)
@@ -368,7 +368,7 @@ def _is_of_whole_project(around: Around, module: Module) -> bool:
         return False
 
 
-def _left_around(around: Around, module: Module) -> str:
+def _file_left_by_hand(around: Around, module: Module) -> str:
     """Return the name of a file that is left by hand and may ask a module whether Apex is there; empty if none is."""
     for other, theirs in around.modules_checking_apex(module):
         try:

@@ -77,7 +77,7 @@ def without_autocast(device_type: str) -> Callable[[], Any]:
     return functools.partial(torch.autocast, device_type, enabled=False)
 
 
-def without_casts(amp: Any) -> Callable[[], Any]:
+def casts_off_factory(amp: Any) -> Callable[[], Any]:
     """Return what makes a context without the casts of O1, by the module that has patched torch."""
     return functools.partial(_casts_off, amp.__name__)
 

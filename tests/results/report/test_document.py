@@ -153,7 +153,7 @@ def _outlook(*, rates_known: bool = True) -> Outlook:
 def test_a_line_for_each_arm() -> None:
     lines = outlook_text(_outlook(), 100).splitlines()
     assert lines[2].split("  ") == ["half:bf16", "will not hold", "weights", "60 % are lost -> kahan"]
-    assert lines[3].split() == ["O2", "cannot", "know", "-", "-"]
+    assert lines[3].split() == ["O2", "cannot", "start", "-", "-"]
     assert lines[5].startswith("100 steps in fp32; learning rates ahead: its scheduler, to step 2000; a twin")
 
 

@@ -25,7 +25,7 @@ from ampcompare.base.formatting import few
 from ampcompare.base.processes.client import Fork
 from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, Sandbox
 from ampcompare.base.processes.script_environment import script_environment
-from ampcompare.base.processes.start import how_ended
+from ampcompare.base.processes.start import exit_code_text
 from ampcompare.base.secrets import mask, mask_variable
 from ampcompare.experiment.launch.cell_files import (
     files_of_other_cells,
@@ -264,7 +264,7 @@ def _exit_code_for_script(code: int, rows: ScriptRows) -> int:
 def _failure_reason(script: ScriptConfig, code: int, rows: ScriptRows, folder: Path) -> str:
     """Return why a script gave no result; "" if it did."""
     if code < 0:
-        return f"the script {how_ended(code)}"
+        return f"the script {exit_code_text(code)}"
     ended = rows.ended or {}
     if str(ended.get("error")).startswith("EOFError: EOF when reading"):
         return "the script reads from standard input, but a cell has none; pass the answer as an option of the script"

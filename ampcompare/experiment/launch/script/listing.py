@@ -78,7 +78,7 @@ def list_metrics(config: RunConfig) -> ShortRun:
     steps = script_steps(config)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        record = brief_record(config, folder)
+        record = record_brief_run(config, folder)
         rows = read_rows(folder / CellFile.SCRIPT)
         seen = [
             SeenMetric(metric, rows.sources[metric], len(values), values[-1], _metric_option(metric))
@@ -88,7 +88,7 @@ def list_metrics(config: RunConfig) -> ShortRun:
     return ShortRun(tuple(seen), record.error, record.summary.num_steps >= steps)
 
 
-def brief_record(config: RunConfig, folder: Path) -> RunRecord:
+def record_brief_run(config: RunConfig, folder: Path) -> RunRecord:
     """Run the script of a configuration for some steps, in a folder of its own, and return its record.
 
     Args:

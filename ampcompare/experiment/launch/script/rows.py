@@ -219,11 +219,13 @@ def rows_of_training_process(folder: Path) -> ScriptRows:
     if not children or not _is_group(children):
         return rows
     first = min(children, key=lambda one: one.rank or (0, 1))
-    first.notes.append(f"the steps are those of {'rank 0 of ' if len(children) > 1 else ''}{_number(children)} started")
+    first.notes.append(
+        f"the steps are those of {'rank 0 of ' if len(children) > 1 else ''}{_process_count_text(children)} started"
+    )
     return first
 
 
-def _number(children: Sequence[ScriptRows]) -> str:
+def _process_count_text(children: Sequence[ScriptRows]) -> str:
     return f"{len(children)} processes that the script has" if len(children) > 1 else "a process that the script has"
 
 

@@ -25,7 +25,7 @@ from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.files.write import write_atomically
 from ampcompare.base.formatting import printable
 from ampcompare.base.processes.sandbox import Sandbox
-from ampcompare.base.processes.start import kill_family, start_command
+from ampcompare.base.processes.start import kill_family, module_command
 from ampcompare.base.secrets import hide, mask
 from ampcompare.base.version import __version__
 from ampcompare.experiment.launch.cell_files import (
@@ -257,7 +257,7 @@ class StackLauncher(ScriptLauncher):
     def _open_process(self, command: Sequence[str], environment: Mapping[str, str], **options: Any) -> _Child:
         """Start a command that ends with this process, in the sandbox that the environment names."""
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, **options}
-        start = start_command("ampcompare.experiment.launch.script.supervise", *command)
+        start = module_command("ampcompare.experiment.launch.script.supervise", *command)
 
         def make() -> _Child:
             try:
@@ -331,7 +331,7 @@ class WeightsLauncher(StackLauncher):
 
     keeps_weights = True
 
-    def record_for(self, config: RunConfig, folder: Path) -> RunRecord | None:
+    def record_first_weights(self, config: RunConfig, folder: Path) -> RunRecord | None:
         """Record the first weights that a cell is to begin with, unless that was done for another cell of its seed.
 
         Returns:
@@ -393,7 +393,7 @@ def traced_command(
         options = [word for name, file in files.items() for word in (f"--{name}", str(folder / file))]
         limits = ["--seed", str(seed), "--max-steps", str(steps)]
         words = [str(folder / CellFile.RECORDER), *options, *limits, script, *arguments]
-    return start_command(f"{__package__}.supervise", *stack.words(folder), *words), found
+    return module_command(f"{__package__}.supervise", *stack.words(folder), *words), found
 
 
 def run_in_stack(

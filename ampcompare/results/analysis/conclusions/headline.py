@@ -6,13 +6,13 @@ from ampcompare.base.formatting import printable
 from ampcompare.results.analysis.conclusions.phrases import ArmNames, names_of, number_word
 from ampcompare.results.analysis.conclusions.recommendation import (
     MIN_SAVING,
-    difference_with_interval,
+    difference_interval_text,
     memory_saving,
     memory_saving_text,
     on_device,
     recommended_arms,
     sample_caveat,
-    step_time_ratio,
+    step_time_ratio_text,
     use_sentence,
 )
 from ampcompare.results.analysis.inference.effect import MIN_PAIRS
@@ -259,7 +259,7 @@ def _differences_text(rows: Sequence[ArmSummary], metric: Metric) -> str:
 
 def _sentence_on_difference(kind: Kind, rows: Sequence[ArmSummary], comparison: Comparison) -> str:
     metric = comparison.metric
-    parts = [f"{row.arm} ({difference_with_interval(row, metric)})" for row in rows]
+    parts = [f"{row.arm} ({difference_interval_text(row, metric)})" for row in rows]
     how = f"{kind} in {metric.quality} than"
     if metric.quality == "accuracy":
         how = f"{'more' if kind == 'better' else 'less'} accurate than"
@@ -281,7 +281,7 @@ def _sentences_on_open(rows: Sequence[ArmSummary], comparison: Comparison, names
     tested = [row for row in rows if row not in few and row.quality.low is not None]
     if tested:
         noun = "the interval reaches" if len(tested) == 1 else "their intervals reach"
-        shown = f" ({difference_with_interval(tested[0], metric)})" if len(tested) == 1 else ""
+        shown = f" ({difference_interval_text(tested[0], metric)})" if len(tested) == 1 else ""
         width = f"±{comparison.margin:g}{metric.difference_suffix}"
         arms = names.name([row.arm for row in tested])
         yield f"Inconclusive for {arms}: {noun} beyond the margin of {width}{shown}."
@@ -326,11 +326,11 @@ def _speed_sentences(comparison: Comparison, rows: Sequence[ArmSummary], everyon
     if len(known) == 1:
         (row,) = known
         doubt = ", inconclusive" if row.time.kind in OPEN else ""
-        yield f"{row.arm} takes {step_time_ratio(row)} the step time of {comparison.reference}{where}{doubt}."
+        yield f"{row.arm} takes {step_time_ratio_text(row)} the step time of {comparison.reference}{where}{doubt}."
     elif known:
         known.sort(key=lambda row: row.time.effect or 0.0)
         parts = [
-            f"{row.arm} {step_time_ratio(row, ', inconclusive' if row.time.kind in OPEN else '')}"
+            f"{row.arm} {step_time_ratio_text(row, ', inconclusive' if row.time.kind in OPEN else '')}"
             for row in known[:MAX_NAMED]
         ]
         more = f" and {len(known) - MAX_NAMED} more" if len(known) > MAX_NAMED else ""

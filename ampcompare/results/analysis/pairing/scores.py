@@ -97,7 +97,7 @@ def _printed_step(record: RunRecord, value: float, name: str) -> float:
     return last_digit_step(value) if value else 0.0
 
 
-def step_of_scores(step: float, metric: Metric, values: Iterable[float]) -> float:
+def score_spacing(step: float, metric: Metric, values: Iterable[float]) -> float:
     """Return a step of stored values as a difference of their scores."""
     if metric.difference == "points":
         return step

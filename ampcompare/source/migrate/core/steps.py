@@ -217,8 +217,8 @@ def _plain_parameters(core: Core, call: ast.Call) -> str | None:
     if _stepped_apart(core, module.function(call)):
         return None
     statement = module.statement(call)
-    for outer, positive in branches_around(module, statement):
-        here, there = (outer.body, outer.orelse) if positive else (outer.orelse, outer.body)
+    for outer, parse_positive in branches_around(module, statement):
+        here, there = (outer.body, outer.orelse) if parse_positive else (outer.orelse, outer.body)
         ours = [each for each in module.calls if core.names.meaning(each.func) == MASTERS and module.is_in(each, here)]
         theirs = [each for each, _ in module.methods("parameters") if module.is_in(each, there)]
         if not any(_is_twin(module, call, each) for each in theirs):

@@ -72,7 +72,7 @@ def key_at(holder: Any, name: str) -> Any:
     return name if name in holder else next((key for key in holder if str(key) == name), name)
 
 
-def into_fp32(parts: CheckpointContents, result: Conversion, level: str | None) -> None:
+def convert_to_fp32(parts: CheckpointContents, result: Conversion, level: str | None) -> None:
     """Make weights and optimizer state fp32, from masters if any; `level` is the one of Apex that saved them."""
     _full_weights(parts, result, level)
     _full_optimizers(parts, result)

@@ -112,7 +112,7 @@ def find_masters(root: Any, models: Mapping[Place, Mapping[str, Any]], wrappers:
     for bundle in _bundles(root, (), set()):
         if not free or bundle.place in halves or _is_of_another_model(bundle.place, halves):
             continue
-        matches = _matches(bundle, free)
+        matches = _find_matches(bundle, free)
         is_known = _is_of_copies(bundle, wrappers)
         if not is_known:
             matches = _convincing_matches(bundle, matches, free)
@@ -216,7 +216,7 @@ def _bundle(place: Place, items: list[tuple[str, Any]], *, is_state: bool = Fals
         yield _Bundle(place, [name for name, _ in tensors], [item for _, item in tensors], is_state)
 
 
-def _matches(bundle: _Bundle, free: list[_Weight]) -> list[list[int]]:
+def _find_matches(bundle: _Bundle, free: list[_Weight]) -> list[list[int]]:
     """Return the positions of the weights that each tensor is a copy of: one, several if it is flat, or none."""
     by_shape: dict[torch.Size, list[int]] = {}
     for at, weight in enumerate(free):
@@ -243,7 +243,7 @@ def _matches(bundle: _Bundle, free: list[_Weight]) -> list[list[int]]:
             choose(number, [min(left, key=lambda at: (at - expected) % len(free))])
     for number, tensor in enumerate(bundle.tensors):
         if not options[number] and tensor.ndim == 1:
-            choose(number, _split(tensor, free, taken))
+            choose(number, _weights_in_flat(tensor, free, taken))
     return chosen
 
 
@@ -256,7 +256,7 @@ def _expected_position(chosen: list[list[int]], number: int) -> int:
     return 0 if after is None else max(0, chosen[after][0] - (after - number))
 
 
-def _split(flat: Tensor, free: list[_Weight], taken: set[int]) -> list[int]:
+def _weights_in_flat(flat: Tensor, free: list[_Weight], taken: set[int]) -> list[int]:
     """Return the positions of weights that follow each other in a flat tensor, which may end with zeros.
 
     Weights of equal values, such as biases of zeros, are tried in their order, and the next ones where that fails.
