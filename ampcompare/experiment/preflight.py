@@ -22,7 +22,7 @@ from ampcompare.base.errors import Advice, AmpCompareError, ConfigError, LaunchE
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.formatting import format_count
 from ampcompare.experiment.launch.cell_files import last_lines
-from ampcompare.experiment.launch.contract import Launcher, Progress
+from ampcompare.experiment.launch.contract import BY_HAND, Launcher, Progress
 from ampcompare.experiment.launch.dispatch import DispatchingLauncher
 from ampcompare.experiment.launch.places import find_places
 from ampcompare.experiment.launch.script.listing import MAX_LINES, printed_metrics
@@ -98,11 +98,12 @@ def try_arms(
             if builds[label] in trials:
                 trial = trials[builds[label]]
                 left = _try_advised(trial, cell, proven, left, seeds[-1], launcher, Path(place))
-        tried = list(trials.values())
+        tried = [trial for trial in trials.values() if not trial.is_by_hand]
         if len(tried) == 1 == len(rows) and len(seeds) > 1 and tried[0].is_trained and left >= tried[0].busy_seconds:
             tried += [_run_trial(cell, seeds[-1], launcher, Path(place, "again")) for cell in rows.values()]
     found = _sum_up(tried, time.perf_counter() - begun)
-    arms = {label: trials[build].summary() for label, build in builds.items() if build in trials}
+    known = {build: trial for build, trial in trials.items() if not trial.is_by_hand}
+    arms = {label: known[build].summary() for label, build in builds.items() if build in known}
     return found.model_copy(update={"arms": arms, "untried": untried})
 
 
@@ -263,6 +264,11 @@ class _Trial:
     def was_ended(self) -> bool:
         """Whether it took too long, so that nothing is known of its batches."""
         return self.record.status == "interrupted"
+
+    @property
+    def is_by_hand(self) -> bool:
+        """Whether it cannot be started from here, as each cell will say at once in its own folder."""
+        return BY_HAND in self.record.environment
 
     @property
     def is_scripts_own(self) -> bool:

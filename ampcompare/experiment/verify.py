@@ -310,7 +310,7 @@ def migrate_whole(paths: list[Path], *, adapter: bool) -> list[FileMigration]:
         plans, faults = plan_adapters(paths)
         results = [*faults, *(each for plan in plans for each in plan.files)]
     else:
-        results = [migrate_file(path) for path in paths]
+        results = [migrate_file(path, within=paths) for path in paths]
     for result in results:
         if result.fault is not None:
             raise ConfigError(result.lines()[0])
