@@ -72,16 +72,12 @@ def _outcome_of_tries(tries: list[dict[str, str]], whole: Trace, record: str) ->
 
 def _resumed_step(trace: Trace, whole: Trace) -> tuple[bool, str]:
     """Return from which step a start resumes, and whether all of its state is of that step."""
-    state = trace.steps[0].state
-    steps = {
-        role: [
-            at
-            for at, step in enumerate(whole.steps)
-            if _agrees_on_common_keys(step.value(role), trace.steps[0].value(role))
-        ]
-        for role in OF_STATE
-        if state.get(role) or role in ("loss scale", "learning rate")
-    }
+    first = trace.steps[0]
+    steps: dict[str, list[int]] = {}
+    for role in OF_STATE:
+        if first.state.get(role) or role in ("loss scale", "learning rate"):
+            alike = [_agrees_on_common_keys(step.value(role), first.value(role)) for step in whole.steps]
+            steps[role] = [at for at, is_alike in enumerate(alike) if is_alike]
     at = steps["weights"]
     if not at:
         return True, "loads; its weights are those of no step of the run without a break"

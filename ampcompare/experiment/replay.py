@@ -164,7 +164,10 @@ class _Runs:
     """Repeats a step, each time in a process of its own."""
 
     def __init__(self, forks: ScriptForks, folder: Path, capsule: Path, settings: Sequence[str]) -> None:
-        self._forks, self._folder, self._capsule, self._settings = forks, folder, capsule, settings
+        self._forks = forks
+        self._folder = folder
+        self._capsule = capsule
+        self._settings = settings
 
     def repeat(self, mode: str, side: Side, own: ScriptConfig) -> dict[str, Any]:
         """Return what `one_step.py` has written, or why it wrote nothing."""

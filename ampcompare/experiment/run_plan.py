@@ -181,7 +181,9 @@ class RunningPlan:
         write_atomically(run.path / RunFile.ENVIRONMENT, dump_json(fingerprint()))
         self.records = [found.record for found in self._known]
         self._starts = [None if record is None else record.started or "" for record in self.records]
-        self.launcher, self.observer, self._write = launcher, observer, save
+        self.launcher = launcher
+        self.observer = observer
+        self._write = save
         self._saved: Comparison | None = None  # of the records as they are
 
     def done_records(self) -> list[RunRecord]:

@@ -81,8 +81,8 @@ class ScriptAmp:
                     f"amp.initialize has enabled=False, so {self._arm} has no effect; run the script with amp enabled"
                 )
             )
-        some_optimizers = [] if optimizers is None else optimizers if isinstance(optimizers, list) else [optimizers]
-        self._plain.initialize(models if isinstance(models, list) else [models], some_optimizers)
+        given = optimizers if isinstance(optimizers, list) else [optimizers]
+        self._plain.initialize(models if isinstance(models, list) else [models], [] if optimizers is None else given)
         self._is_initialized = True
         _amp_state.loss_scalers = [_ArmScaler(self._plain.stages) for _ in range(options.get("num_losses", 1))]
         registered, self._registered = self._registered, []

@@ -73,7 +73,9 @@ class ChangeWatch:
     """In a copy: says each change of files to the parent before it is made, and dies at a point."""
 
     def __init__(self, point: Point | None, say: int, hear: int, ignored: Sequence[str]) -> None:
-        self._point, self._say, self._hear = point, say, hear
+        self._point = point
+        self._say = say
+        self._hear = hear
         self._ignored = tuple(os.path.join(each, "") for each in ignored)
         self._number = -1
         self._last: Change | None = None
@@ -159,7 +161,11 @@ class KilledSaves:
                 return True
             left = self._keep(copy.changes)
             self._put_back(copy.changes)
-            state = "killed" if copy.is_killed else "hung" if copy.has_hung else "passed"
+            state = "passed"
+            if copy.is_killed:
+                state = "killed"
+            elif copy.has_hung:
+                state = "hung"
             note({"point": _kill_in_words(point, changes), "left": left, "state": state})
         return False
 

@@ -71,7 +71,9 @@ class ResumeTrace:
         self._counts: dict[int, int] = {}  # of steps of each optimizer
         self._behind: int | None = None  # the optimizer that made the last one
         self._stepping: weakref.ref[Any] | None = None  # the optimizer whose step is running, or was the last
-        self._first_only, self._kill, self._trainers = first_only, kill, trainers
+        self._first_only = first_only
+        self._kill = kill
+        self._trainers = trainers
         self._changes: ChangeWatch | None = None  # in a copy that is to be killed
         self._files = SavedFiles(self._note_file, self._before_save)
         self._step = 0  # steps that have ended
@@ -308,9 +310,10 @@ class ResumeTrace:
 
     def _numbers_left(self) -> dict[str, list[int]]:
         """Return which of the optimizers and the enabled scalers are left, in the order in which they were made."""
+        optimizers, scalers = [each() for each in self._optimizers], [each() for each in self._scalers]
         return {
-            "optimizer": [at for at, each in enumerate(self._optimizers) if each() is not None],
-            "scaler": [at for at, each in enumerate(self._scalers) if (one := each()) is not None and one.is_enabled()],
+            "optimizer": [at for at, one in enumerate(optimizers) if one is not None],
+            "scaler": [at for at, one in enumerate(scalers) if one is not None and one.is_enabled()],
         }
 
     def _scales(self) -> Iterator[list[float]]:

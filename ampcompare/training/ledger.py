@@ -292,7 +292,9 @@ class StepLook:
 
     def result(self, **facts: Any) -> Ledger:
         """Return what was seen, with further fields from `facts`; reads the counts of updates from the device."""
-        seen, lost, update = self._seen, None, ""
+        seen = self._seen
+        lost = None
+        update = ""
         frozen: Counter[str] = Counter()
         for key, (_, name, elements) in seen.weights.items():
             frozen[name] += elements * (key not in seen.trained)
@@ -462,13 +464,8 @@ def _layers_in_bf16(seen: _Linear) -> list[str]:
 
 def _lost_gradients(seen: _Linear) -> list[str]:
     """Return the products that were all 0 where those of bf16 were not."""
-    lost = {
-        f"{one.layer} {one.role}"
-        for products in seen.values()
-        for one in products
-        if one.is_lost is not None and one.is_lost
-    }
-    return sorted(lost)
+    every = [one for products in seen.values() for one in products]
+    return sorted({f"{one.layer} {one.role}" for one in every if one.is_lost is not None and one.is_lost})
 
 
 def _shares_of_counts(counts: Counter[str]) -> Types:
@@ -487,9 +484,11 @@ def second_moment(optimizer: Optimizer, param: Tensor) -> Tensor | None:
         A tensor of the parameter's shape, in the type in which the optimizer keeps it; None if there is none.
     """
     state = dict(_entries(optimizer.state.get(param)))
-    return next(
-        (one for name in SQUARES if isinstance(one := state.get(name), Tensor) and one.shape == param.shape), None
-    )
+    for name in SQUARES:
+        found = state.get(name)
+        if isinstance(found, Tensor) and found.shape == param.shape:
+            return found
+    return None
 
 
 def is_zero_eps(group: Mapping[str, Any], dtype: torch.dtype) -> bool:

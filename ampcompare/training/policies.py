@@ -97,7 +97,9 @@ class DivergenceDetector(Policy):
 
     def end(self, step: int, reason: str) -> None:
         """Mark the run as diverged for another reason, and permanently."""
-        self.diverged_step, self.reason, self.is_final = step, reason, True
+        self.diverged_step = step
+        self.reason = reason
+        self.is_final = True
 
     def recover(self) -> None:
         """Record that the run is back in a good state; the first non-finite loss stays recorded."""

@@ -23,7 +23,11 @@ from ampcompare.training.precision.base import owned_params
 MAX_LAYERS = 8
 ACTIVATIONS = "activations"
 CACHED_CASTS = "casts cached by autocast"
-WEIGHTS, MASTERS, STATE, GRADIENTS, BATCH = "weights", "master weights", "optimizer state", "gradients", "batch"
+WEIGHTS = "weights"
+MASTERS = "master weights"
+STATE = "optimizer state"
+GRADIENTS = "gradients"
+BATCH = "batch"
 TEMPORARY = "results in use"
 
 

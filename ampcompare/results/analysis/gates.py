@@ -300,9 +300,11 @@ def _run_key(record: RunRecord) -> tuple[str, str | None, float | None]:
 
 
 def _measure_metric_difference(metric: Metric, runs: Sequence[RunRecord], base_runs: Sequence[RunRecord]) -> Measured:
-    here, there = (
-        [value for run in side if (value := metric_value(run, metric.name)) is not None] for side in (runs, base_runs)
-    )
+
+    def values(side: Sequence[RunRecord]) -> list[float]:
+        return [value for value in (metric_value(run, metric.name) for run in side) if value is not None]
+
+    here, there = values(runs), values(base_runs)
     if not here or not there:
         return None, "it was not evaluated"
     difference = metric.shown_difference(metric.differ(statistics.fmean(here), statistics.fmean(there)))
@@ -310,10 +312,12 @@ def _measure_metric_difference(metric: Metric, runs: Sequence[RunRecord], base_r
 
 
 def _measure_time_ratio(runs: Sequence[RunRecord], base_runs: Sequence[RunRecord]) -> Measured:
-    here, there = (
-        [seconds for run in side if not invalid_reason(run) and (seconds := run.summary.step_seconds_median)]
-        for side in (runs, base_runs)
-    )
+
+    def seconds(side: Sequence[RunRecord]) -> list[float]:
+        valid = [run.summary.step_seconds_median for run in side if not invalid_reason(run)]
+        return [value for value in valid if value]
+
+    here, there = seconds(runs), seconds(base_runs)
     if here and there:
         return statistics.geometric_mean(here) / statistics.geometric_mean(there), ""
     invalid = next(filter(None, map(invalid_reason, [*runs, *base_runs])), "no times")

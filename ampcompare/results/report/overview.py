@@ -195,12 +195,10 @@ def _notes_of_row(row: ArmSummary, comparison: Comparison) -> list[str]:
     # The cell of an open verdict has its reason.
     reason = "" if row.quality.kind in OPEN else printable(verdict_detail(row.quality), LONGEST)
     memory = f"memory {printable(str(row.memory), LONGEST)}" if row.memory else ""
-    ran = [
-        note
-        for record in comparison.records
-        if record.arm == row.arm and record.ledger is not None
-        for note in own_type_sentences(record.config.parsed_arm.roles, record.ledger)
-    ]
+    ran: list[str] = []
+    for record in comparison.records:
+        if record.arm == row.arm and record.ledger is not None:
+            ran += own_type_sentences(record.config.parsed_arm.roles, record.ledger)
     return [_status_text(row), reason, time, *its, memory, *ran]
 
 

@@ -310,8 +310,11 @@ class GradientStages:
         """Multiply the gradients of an optimizer; `but` those with these ids, or `only` those."""
         # A weight and its master may show the same one.
         weights = self._optimizers.weights(optimizer)
-        held = {id(grad): (param, grad) for param in weights if (grad := param.grad) is not None}
-        held = {key: one for key, one in held.items() if key not in but and (only is None or key in only)}
+        held: dict[int, tuple[Any, Tensor]] = {}
+        for param in weights:
+            grad = param.grad
+            if grad is not None and id(grad) not in but and (only is None or id(grad) in only):
+                held[id(grad)] = (param, grad)
         if not held:
             return
         grads = [grad.detach() for _, grad in held.values()]

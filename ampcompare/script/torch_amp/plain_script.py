@@ -758,7 +758,9 @@ class _EvaluatedClosure:
     """
 
     def __init__(self, optimizer: Any, arm: Arm, loss: Any) -> None:
-        self._optimizer, self._arm, self._loss = optimizer, arm, loss
+        self._optimizer = optimizer
+        self._arm = arm
+        self._loss = loss
         self._is_called = False
         self._at_start: tuple[Any, Any] = (None, None)
 

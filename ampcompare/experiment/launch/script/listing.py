@@ -137,7 +137,9 @@ def _figures(line: str) -> Iterator[tuple[str, str, re.Match[str]]]:
     for printed in PRINTED.finditer(line):
         yield printed["name"], rf"{re.escape(printed['name'])}(?:\s*[:=]\s*|\s+)", printed
     for entry in ENTRY.finditer(line):
-        quote, name, opening = entry["quote"], entry["name"], entry["open"] or ""
+        quote = entry["quote"]
+        name = entry["name"]
+        opening = entry["open"] or ""
         yield name, _without_apostrophe(f"{quote}{re.escape(name)}{quote}: ?{re.escape(opening)}"), entry
 
 

@@ -71,13 +71,14 @@ class OutputReader:
 
     def part_faults(self) -> dict[str, str]:
         """Return by metric why the values that its pattern has matched cannot be used."""
-        mixed = {
-            name: f"metric {name}: its numbers have several units, {first} and {other}; let its pattern match "
-            "one of them only"
-            for name, units in self.units.items()
-            if len(units) > 1
-            for first, other in [[number + unit for unit, number in units.items()][:2]]
-        }
+        mixed: dict[str, str] = {}
+        for name, units in self.units.items():
+            if len(units) > 1:
+                first, other, *_ = [number + unit for unit, number in units.items()]
+                mixed[name] = (
+                    f"metric {name}: its numbers have several units, {first} and {other}; let its pattern match "
+                    "one of them only"
+                )
         return mixed | {
             name: f"metric {name}: its pattern takes {part} of {whole}, which may be one number; let its group match "
             r"separators too, as in ([\d.,]+), or let it go on behind the group"
@@ -86,7 +87,9 @@ class OutputReader:
 
     def pump(self) -> None:
         """Copy and match all that comes; a progress bar ends its lines by a carriage return."""
-        self._written, self._secrets, rest = 0, StreamMask(), b""
+        self._written = 0
+        self._secrets = StreamMask()
+        rest = b""
         with self._pipe, self._log.open("wb") as self._file:
             while block := self._pipe.read1(BLOCK):  # type: ignore[attr-defined]
                 rest = self._read(rest + block)

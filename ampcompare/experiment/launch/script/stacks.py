@@ -36,7 +36,7 @@ from ampcompare.experiment.launch.cell_files import (
     write_config,
     write_record,
 )
-from ampcompare.experiment.launch.contract import Progress, StoppableProcess, interrupted_record
+from ampcompare.experiment.launch.contract import BY_HAND, Progress, StoppableProcess, interrupted_record
 from ampcompare.experiment.launch.places import ANYWHERE, Place
 from ampcompare.experiment.launch.script.launcher import (
     POLL_SECONDS,
@@ -227,8 +227,11 @@ class StackLauncher(ScriptLauncher):
         own = stack.records_by_itself(config) and not self.keeps_weights
         fault = stack.fault or ("" if own else _why_recorder_cannot(config, stack))
         if fault:
-            by_hand = f"; {CellFile.BY_HAND} in {folder} says how to record it by hand" if config.script else ""
-            record = failed_script_record(config, fault + by_hand * (not stack.facts), started=started)
+            is_by_hand = config.script is not None and not stack.facts
+            by_hand = f"; {CellFile.BY_HAND} in {folder} says how to record it by hand" if is_by_hand else ""
+            record = failed_script_record(config, fault + by_hand, started=started)
+            if is_by_hand:
+                record = record.model_copy(update={"environment": {**record.environment, BY_HAND: True}})
         elif own:
             return self._launch_inside(config, folder, stack, on_progress)
         else:

@@ -302,7 +302,9 @@ def _outcome_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[Run
         for row in comparison.arms:
             records = by_arm.get(row.arm, [])
             ended = [record for record in records if record.status == status]
-            count, total, why = len(ended), len(records), ""
+            count = len(ended)
+            total = len(records)
+            why = ""
             if status == "diverged":
                 count, total = row.diverged, row.completed + row.diverged
                 why = divergence_cause(records)

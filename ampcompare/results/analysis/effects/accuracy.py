@@ -162,19 +162,21 @@ def precision_rows(by_arm: Mapping[str, Sequence[RunRecord]], metric: Metric) ->
     found: dict[tuple[str, bool, str], list[tuple[RunRecord, PrecisionResult]]] = {}
     for arm, records in by_arm.items():
         for record in records:
-            for result in record.summary.in_precisions if record.status == "completed" else ():
+            if record.status != "completed":
+                continue
+            for result in record.summary.in_precisions:
                 found.setdefault((arm, result.averaged, result.precision), []).append((record, result))
     return [_precision_row(arm, evaluated, metric) for (arm, *_), evaluated in found.items()]
 
 
 def _precision_row(arm: str, evaluated: Sequence[tuple[RunRecord, PrecisionResult]], metric: Metric) -> PrecisionRow:
     _, first = evaluated[0]
-    measured = [
-        (value, own, result)
-        for record, result in evaluated
-        if (value := result.values.get(metric.name)) is not None
-        and (own := _value_in_own_precision(record, averaged=first.averaged)) is not None
-    ]
+    measured: list[tuple[float, float, PrecisionResult]] = []
+    for record, result in evaluated:
+        value = result.values.get(metric.name)
+        own = _value_in_own_precision(record, averaged=first.averaged)
+        if value is not None and own is not None:
+            measured.append((value, own, result))
     errors = [result.error for _, result in evaluated if result.error]
     row = PrecisionRow(
         arm=arm, precision=first.precision, averaged=first.averaged, half=first.half, runs=len(measured),

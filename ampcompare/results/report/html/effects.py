@@ -97,7 +97,9 @@ def _gaps(
 
 
 def _difference(arm: RunRecord, reference: RunRecord) -> float | None:
-    metric, here, there = arm.metric, arm.summary.metric_final, reference.summary.metric_final
+    metric = arm.metric
+    here = arm.summary.metric_final
+    there = reference.summary.metric_final
     if has_score(here, metric) and has_score(there, metric):
         return metric.shown_difference(metric.differ(here, there))
     return None
@@ -140,7 +142,9 @@ def _in_units(metric: Metric) -> str:
     unit = metric.difference_unit
     if metric.difference != "points":
         return " in percent of the reference's"
-    return " in percentage points" if unit == "pp" else f" in {unit}" if unit else ""
+    if unit == "pp":
+        return " in percentage points"
+    return f" in {unit}" if unit else ""
 
 
 def _tick_text(tick: float) -> str:

@@ -64,7 +64,9 @@ class Charts(NamedTuple):
 
 def page_sections(comparison: Comparison, logs: Mapping[str, str]) -> list[Section]:
     """Return the sections, each of which is made once a page shows it."""
-    arms, reference, records = arms_with_runs(comparison), comparison.reference, comparison.records
+    arms = arms_with_runs(comparison)
+    reference = comparison.reference
+    records = comparison.records
     most = max(12, min(MAX_POINTS, ALL_POINTS // max(1, len(arms))))
     ran = [arm for arm in arms if arm.ran]
     fault = untimed_sentence(ran) if ran and all(arm.time_fault for arm in ran) else ""

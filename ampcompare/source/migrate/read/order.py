@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from ampcompare.source.branches import Facts, contradict, expression_of, narrow
+from ampcompare.source.branches import Facts, branches_around, contradict, expression_of, narrow
 from ampcompare.source.call_order import DEFINITIONS, CallFollower, Frame
 from ampcompare.source.index import Answer, Event, Function, Imported, Index, Unknown, choices_of, nodes_of
 from ampcompare.source.migrate.finding import Unsure
@@ -611,8 +611,13 @@ class _Proof:
         if not isinstance(backward.site, Backward) or id(backward.node) in self._order.plain:
             return []
         near = [each for each in trace if each.block and each.scope is backward.scope]
-        same = [each for each in near if each.calls[:-1] == backward.calls[:-1]]
-        return [name for each in same or near for name in each.names]
+        same = [each for each in near if each.calls[:-1] == backward.calls[:-1]] or near
+        for outer, positive in branches_around(self._module, backward.node):
+            other = outer.orelse if positive else outer.body
+            twins = [each for each in same if self._module.is_in(each.node, other)]
+            if twins:  # it takes their place where nothing is scaled
+                return [name for each in twins for name in each.names]
+        return [name for each in same for name in each.names]
 
     def _note_pending(self, read: Happening, pending: list[tuple[str, Happening]]) -> None:
         """Note the optimizers whose gradients are still scaled at a read."""
@@ -856,8 +861,14 @@ class _Proof:
             not names.isdisjoint(read)
             or any(map(clips, calls))
             or any(self._reads_gradients(value) or not _names_in(value).isdisjoint(read) for value in values)
-            or any(ASKS_GRADIENTS.search(last_part(name)) for name in names)
+            or any(ASKS_GRADIENTS.search(last_part(name)) and self._may_be_computed(name, step) for name in names)
         )
+
+    @staticmethod
+    def _may_be_computed(name: str, step: Happening) -> bool:
+        """Return whether a name may hold something else than the constants that its function gives it."""
+        values = step.scope.values.get(name, [])
+        return not values or not all(isinstance(each, ast.Constant) for each in values)
 
     def _bound_by_reads(self, step: Happening) -> set[str]:
         """Return the names that the reads of gradients in the function of a step bind."""
