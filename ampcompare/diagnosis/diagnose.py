@@ -141,7 +141,7 @@ def diagnosis_of_observation(
         steps=observation.steps,
         skipped=observation.skipped,
         observed=[facts.index for facts in observation.facts],
-        reference=None if reference is None else ("float64" if reference is torch.float64 else "float32"),
+        reference=None if reference is None else str(reference).removeprefix("torch."),
         modules=observation.modules,
         places=list(observation.reports("forward", "backward")),
         weights=list(observation.reports("weight")),

@@ -134,15 +134,17 @@ def _find_amplified(events: Sequence[Event]) -> tuple[int, Event] | None:
     periodic function: of positions or timesteps that 16 bits cannot tell apart, which gradients show in part only.
     """
     gradients = [event for event in events if event.key[3] == "gradient"]
-    candidates = [
-        (at, event)
-        for at, event in enumerate(events)
-        if (event.key[3] == "gradient" and _is_wrong(event, gradients, HARM))
-        or (event.key[1] in PERIODIC and event.key[3] == "forward" and error_of(event) > MIN_TURN)
-    ]
-    caused = [
-        (at, event) for at, event in candidates if _rounded_argument(events, _error_origin(events, at)) is not None
-    ]
+
+    def is_candidate(event: Event) -> bool:
+        _, operation, _, phase = event.key
+        if phase == "gradient":
+            return _is_wrong(event, gradients, HARM)
+        return phase == "forward" and operation in PERIODIC and error_of(event) > MIN_TURN
+
+    caused: list[tuple[int, Event]] = []
+    for at, event in enumerate(events):
+        if is_candidate(event) and _rounded_argument(events, _error_origin(events, at)) is not None:
+            caused.append((at, event))
     return max(caused, key=lambda pair: _finite_error(pair[1]), default=None)
 
 

@@ -197,7 +197,9 @@ def _diagnosis_with_proof(
     """Return a diagnosis with what training with the layer in bf16 showed, next to the arm, bf16 and its twin."""
     name = found.faults[0].place.module
     own = str(arm.options.get("keep", LAST))
-    patterns = list(kept) if own == LAST else [] if own == "none" else own.split("|")
+    patterns = [] if own == "none" else own.split("|")
+    if own == LAST:
+        patterns = list(kept)
     cured = arm.with_options(keep="|".join(dict.fromkeys([*patterns, name])))
     plain = Arm.make(arm.backend, format="bf16", over=arm.options.get("over"), keep="none")
     base = _train(loop, plain, conditions)

@@ -349,5 +349,7 @@ def conclusion_sentence(found: Diagnosis) -> str:
     if cure is None:
         return f"{fault}; {UNCURED}" if found.trials else fault
     changes = [*cure.keeps, *([cure.option] if cure.option else [])]
-    how = "" if cure.option or not cure.keeps else " in bf16" if first.kind == "format" else " in fp32"
+    how = ""
+    if cure.keeps and not cure.option:
+        how = " in bf16" if first.kind == "format" else " in fp32"
     return f"{fault}; {' and '.join(changes)}{how} {'cures' if len(changes) == 1 else 'cure'} it"

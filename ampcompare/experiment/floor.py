@@ -18,7 +18,9 @@ from ampcompare.experiment.launch.script.rows import ScriptRows, read_rows
 from ampcompare.results.analysis.floor import Envelope, Rows, make_envelope
 from ampcompare.settings.script import ScriptConfig
 
-AGAIN, WEIGHTS, THREADS = "again", "first weights by one unit in the last place", "two threads"
+AGAIN = "again"
+WEIGHTS = "first weights by one unit in the last place"
+THREADS = "two threads"
 ONEDNN, DETERMINISTIC = "oneDNN off", "deterministic kernels"
 TWINS = (AGAIN, WEIGHTS, THREADS, ONEDNN, DETERMINISTIC)
 # What a twin changes in its process, as `replay --change` does.

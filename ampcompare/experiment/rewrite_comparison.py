@@ -14,11 +14,17 @@ ROUNDING = 0.01
 FIRST = 3
 # A tensor that differs by more is compared by its length. A vector that starts at 0, as biases of batch norm do, is the
 # sum of a few updates.
-OF_LENGTH, SMALL, OF_SMALL = 0.1, 0.1, 0.5
-EQUAL, WITHIN, DIFFERENT = "equal to the last bit", "within rounding", "different"
+OF_LENGTH = 0.1
+SMALL = 0.1
+OF_SMALL = 0.5
+EQUAL = "equal to the last bit"
+WITHIN = "within rounding"
+DIFFERENT = "different"
 # What a rewrite may differ from the original, in differences of a twin, whose weights are a unit in the last place of
 # fp16 apart; and how much it may where the twin is equal. Of losses, and of norms of gradients.
-OF_TWIN, WITHOUT_TWIN, NORMS_WITHOUT_TWIN = 8.0, 2.0**-9, 0.1
+OF_TWIN = 8.0
+WITHOUT_TWIN = 2.0**-9
+NORMS_WITHOUT_TWIN = 0.1
 HALVES = ("float16", "bfloat16")
 # The factor between the norms of gradients that steps use: one that was not unscaled is a loss scale apart. Smaller
 # norms than the last are roundings of what cancels out.
@@ -233,7 +239,10 @@ def _compare_weights(original: Run, rewritten: Run, apart: Mapping[str, float]) 
         first, second = original.weights[key].shape, rewritten.weights[key].shape
         if first != second:
             return DIFFERENT, f"weights: {_name(original, key)} has shape {first} against {second}"
-    worst, where, verdict, by_length = 0.0, "", WITHIN, ""
+    worst = 0.0
+    where = ""
+    verdict = WITHIN
+    by_length = ""
     allowed = _allowed_distances(original, rewritten, keys)
     for key in keys:
         first, second = original.weights[key], rewritten.weights[key]

@@ -87,8 +87,13 @@ class _Verification:
         adapter: bool,
         stack: StackConfig | None,
     ) -> None:
-        self._script, self._path, self._arguments = Path(path), path, arguments
-        self._run, self._say, self._adapter, self._stack = run, say, adapter, stack
+        self._script = Path(path)
+        self._path = path
+        self._arguments = arguments
+        self._run = run
+        self._say = say
+        self._adapter = adapter
+        self._stack = stack
         self._how = "adapter" if adapter else "torch"
 
     def verify(self) -> int:

@@ -65,7 +65,10 @@ class ScriptLedger:
         self._count = self._applied = self._passes = self._depth = 0
         self._scale: Any = None
         self._has_compiled = self._is_pass_compiled = False  # a program that was called in the steps, or in this one
-        self._follows, self._begins, self._is_stepped, self._is_first = False, False, False, True
+        self._follows = False
+        self._begins = False
+        self._is_stepped = False
+        self._is_first = True
         self._spent = self._begun_at = self._stepped_at = self._since = 0.0
 
     def install(self) -> None:
@@ -225,7 +228,7 @@ class ScriptLedger:
         try:
             if isinstance(args[0], nn.Module) and type(args[0]).__name__ == "OptimizedModule":
                 return self._pass_compiled(original, *args, **kwargs)
-            with self._look.sees():
+            with self._look.observe_operations():
                 return original(*args, **kwargs)
         finally:
             self._depth -= 1

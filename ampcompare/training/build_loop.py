@@ -214,7 +214,9 @@ class _PhasedUpdate:
         clip_norm: float | None = None,
     ) -> tuple[list[Tensor], Tensor | None, StepOutcome]:
         """Make one update; see `ampcompare.training.loop.update`. `loss_of` is not used: each phase has its own."""
-        losses, norms, outcomes = [], [], []
+        losses = []
+        norms = []
+        outcomes = []
         for loss_id, phase in enumerate(self.phases):
             stepped = [optimizers[place] for place in phase.optimizers]
             some, norm, outcome = update(

@@ -24,7 +24,9 @@ from ampcompare.training.precision.half import cast_model
 from ampcompare.training.session import Session
 
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16, "float64": torch.float64}
-ANSWERS, DIFFERING, MOVED = "answers", "differing", "moved"
+ANSWERS = "answers"
+DIFFERING = "differing"
+MOVED = "moved"
 
 
 def evaluate_in_others(session: Session, compute: AbstractContextManager[Any]) -> list[PrecisionResult]:

@@ -95,7 +95,10 @@ class Session:
         A checkpoint is written when the consumer asks for the next event: by then it has processed all that the
         checkpoint contains.
         """
-        assembly, recipe, ranks, position = self.assembly, self.config.recipe, self.assembly.ranks, self.position
+        assembly = self.assembly
+        recipe = self.config.recipe
+        ranks = self.assembly.ranks
+        position = self.position
         share = self._share()
         for policy in self.policies:
             policy.begin(position.step)
@@ -123,7 +126,9 @@ class Session:
             self._enter("evaluating")
             result = self._evaluate()
             averaged = self._evaluate_average()
-            position.epoch, position.batch, position.train_seconds = epoch + 1, 0, 0.0
+            position.epoch = epoch + 1
+            position.batch = 0
+            position.train_seconds = 0.0
             event = EpochResult(
                 epoch=epoch,
                 samples=result.samples,
@@ -206,7 +211,9 @@ class Session:
 
         Ranks stop together, whichever of them was asked.
         """
-        ranks, position, stop = self.assembly.ranks, self.position, self._stop
+        ranks = self.assembly.ranks
+        position = self.position
+        stop = self._stop
         before = position.step - count
         if stop is not None:
             asked = stop.is_due(before, position.step)

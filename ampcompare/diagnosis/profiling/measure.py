@@ -142,8 +142,12 @@ def device_name(device: torch.device) -> str:
 def optimizer_name(optimizer: Any) -> str:
     """Return the class of an optimizer and how it steps, as in "Adam (for-loop)"."""
     defaults = getattr(optimizer, "defaults", {})
-    how = "fused" if defaults.get("fused") else "foreach" if defaults.get("foreach") else ""
-    if not how and "foreach" in defaults:
+    how = ""
+    if defaults.get("fused"):
+        how = "fused"
+    elif defaults.get("foreach"):
+        how = "foreach"
+    elif "foreach" in defaults:
         params = owned_params(optimizer)
         on_gpu = bool(params) and all(param.device.type in ("cuda", "xpu") for param in params)
         how = "foreach" if on_gpu and defaults.get("foreach") is None else "for-loop"
@@ -322,7 +326,9 @@ def measured_peak(device: torch.device, dtype: str) -> _Peak:
     kind = TYPES.get(dtype)
     if kind is None:
         return _Peak(None, None, "")
-    size = GPU_SIZE if device.type != "cpu" else SIZE if kind is torch.float32 else SIZE // 2
+    size = SIZE if kind is torch.float32 else SIZE // 2
+    if device.type != "cpu":
+        size = GPU_SIZE
     left = torch.ones(size, size, dtype=kind, device=device)
     source = torch.ones(COPY_BYTES // 4, device=device)
     target = torch.empty_like(source)

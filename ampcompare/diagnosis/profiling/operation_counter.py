@@ -210,11 +210,12 @@ def missed_sizes(shape: ProductShape) -> list[str]:
     """
     if not is_half(shape.dtype):
         return []
-    return [
-        f"{name} {size}"
-        for name, size in shape.sizes
-        if size % 8 and size > 1 and name != "rows" and not (name == "in channels" and size <= 4)
-    ]
+    missed: list[str] = []
+    for name, size in shape.sizes:
+        is_padded = name == "in channels" and size <= 4
+        if size % 8 and size > 1 and name != "rows" and not is_padded:
+            missed.append(f"{name} {size}")
+    return missed
 
 
 def repeated_casts(counts: Counts) -> list[tuple[str, str, int, int]]:

@@ -29,7 +29,9 @@ LOSS, GRADIENTS = "(loss)", "(gradients)"
 FP64 = 2.0**-53
 SAME, OF_FP64 = 1e-9, 2.0**10  # fp64 answers of one function differ by no more, or by so many units that inputs move
 # Units by which one function is off: sums of fp32 in any order, and 16-bit results, whose sums are in fp32.
-OF_FP32, OF_HALF, HALF = 128.0, 8.0, 2.0**-20
+OF_FP32 = 128.0
+OF_HALF = 8.0
+HALF = 2.0**-20
 OF_BASE = 4.0
 OF_ROUNDING = 4.0  # units of a weight that hold its update
 OF_LOSS, OF_GRADIENTS = 2.0**-12, 2.0**-10  # of what is compared without fp64
@@ -205,7 +207,9 @@ def _findings(row: Mapping[str, Any], known: Mapping[str, Any] | None) -> Iterat
         elif _number(entry.get("same", 0.0)) > (line := _function_threshold(entry, first)):
             answer, apart = "another function", _number(entry["same"])
         else:
-            line, answer, apart = _error_threshold(entry, first), "less exact", _number(entry["error"])
+            line = _error_threshold(entry, first)
+            answer = "less exact"
+            apart = _number(entry["error"])
         if not apart > line:
             continue
         finding = Finding(row["module"], row["kind"], answer, part, name, apart, first and _number(first["error"]))

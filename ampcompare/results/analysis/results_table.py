@@ -122,7 +122,9 @@ def read_table(source: Path | TextIO | str, *, metric: str | None = None, better
         seen.add((run.arm.casefold(), run.seed))
         runs.append(run)
     values = [run.value.mean for run in runs if run.value is not None]
-    low, high, scale = min(values, default=0.0), max(values, default=100.0), 1 / found.factor
+    low = min(values, default=0.0)
+    high = max(values, default=100.0)
+    scale = 1 / found.factor
     if found.name == TOP1.name:  # a share of 1 or a percentage
         if low < 0 or high > 100 or (high > 1 > low and values):
             raise RecordError(f"{name}: values of {column} go from {low:g} to {high:g}; give percentages")
@@ -155,11 +157,12 @@ def _metric_of(
     head: Mapping[str, str], lines: Sequence[tuple[int, list[str]]], wanted: str | None, better: Better | None
 ) -> tuple[str, Metric]:
     """Return the column of the results and its metric; `head` has the names in lower case, each as it is written."""
-    numeric = [
-        name
-        for at, name in enumerate(head)
-        if name not in KNOWN and not name.endswith(" sd") and any(_parse_number(cells[at]) for _, cells in lines)
-    ]
+    numeric: list[str] = []
+    for at, name in enumerate(head):
+        if name in KNOWN or name.endswith(" sd"):
+            continue
+        if any(_parse_number(cells[at]) for _, cells in lines):
+            numeric.append(name)
     chosen = [wanted.lower()] if wanted else [name for name in numeric if name in ACCURACIES] or numeric
     if not chosen and "seconds" in head:
         return "", TOP1  # times alone

@@ -350,14 +350,13 @@ def _status_text(records: Sequence[RunRecord]) -> str:
 
 def _ineffective_option_lines(by_arm: Mapping[str, Sequence[RunRecord]]) -> list[str]:
     """Return a line for each option of an arm that had no effect in one of its runs."""
-    found = {
-        f"{label}: {text}.": None
-        for label, records in by_arm.items()
-        for record in records
-        if record.ledger is not None
-        for text in ineffective_option_sentences(record.config.parsed_arm, record.ledger)
-    }
-    return list(found)
+    found: list[str] = []
+    for label, records in by_arm.items():
+        for record in records:
+            if record.ledger is not None:
+                sentences = ineffective_option_sentences(record.config.parsed_arm, record.ledger)
+                found += [f"{label}: {text}." for text in sentences]
+    return list(dict.fromkeys(found))
 
 
 def _floor_sentence(

@@ -413,7 +413,9 @@ def _state_of_amp() -> str:
     """Return what the script did with `amp.initialize` on the engine: "called", "disabled", or "" for nothing."""
     state = sys.modules.get("ampcompare.apex.amp")
     properties = None if state is None else state._amp_state.__dict__.get("opt_properties")
-    return "" if properties is None else "called" if properties.enabled else "disabled"
+    if properties is None:
+        return ""
+    return "called" if properties.enabled else "disabled"
 
 
 def _policy_of_amp() -> list[float]:

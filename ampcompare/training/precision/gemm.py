@@ -228,7 +228,10 @@ class FormatForward(ReplacedForward):
 
     def __init__(self, layer: nn.Linear, plan: FormatPlan, name: str, *, is_kept: bool) -> None:
         super().__init__(layer, layer.forward)
-        self.plan, self.name, self.is_kept, self.has_acted = plan, name, is_kept, False
+        self.plan = plan
+        self.name = name
+        self.is_kept = is_kept
+        self.has_acted = False
         self.rounded_alone: tuple[str, ...] | None = None  # products that are rounded, the others not; None for all
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]

@@ -246,7 +246,9 @@ def _log(text: str) -> None:
 
 def run(cell: Cell, on_progress: Callable[[Progress], None] | None = None) -> None:
     """Train to the end, or to a request to stop; write each step, and collect metrics and readings of the machine."""
-    metrics, session, warmup_steps = cell.metrics, cell.session, cell.config.warmup_steps
+    metrics = cell.metrics
+    session = cell.session
+    warmup_steps = cell.config.warmup_steps
     # No report holds the session: in a circle, replicas would outlive an error, and the other ranks wait for this one.
     first_epoch, total = session.position.epoch, session.assembly.total_steps
     block: Sequence[StepRecord] = ()
@@ -288,7 +290,9 @@ def record(cell: Cell, world: DistributedEnv | None, *, start_seconds: float, se
     Args:
         start_seconds: from the start of the process or launcher until training could begin.
     """
-    config, session, metrics = cell.config, cell.session, cell.metrics
+    config = cell.config
+    session = cell.session
+    metrics = cell.metrics
     summary = metrics.summary(
         session.divergence, cell.memory.peak(), seconds, ended=session.end_reason, rollbacks=session.rollbacks
     )

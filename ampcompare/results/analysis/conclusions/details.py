@@ -37,7 +37,9 @@ CPU_LISTS = (
 
 def details(comparison: Comparison) -> Iterable[str]:
     """Yield what neither the headline nor the tables show of the runs of a comparison."""
-    rows, records, reference = comparison.arms, comparison.records, comparison.reference
+    rows = comparison.arms
+    records = comparison.records
+    reference = comparison.reference
     margin, metric = comparison.margin, comparison.metric
     known = comparison.by_arm()
     by_arm = {arm: known.get(arm, []) for arm in [reference, *(row.arm for row in rows)]}

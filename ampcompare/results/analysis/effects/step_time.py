@@ -90,7 +90,9 @@ def invalid_reason_of_arm(records: Sequence[RunRecord]) -> str:
 
 def _step_time_drift_reason(readings: SystemReadings) -> str:
     """Return how the step time changed from the first half of the run to the second, if it did; else ""."""
-    first, second, error = readings.first_half_seconds, readings.second_half_seconds, readings.halves_error
+    first = readings.first_half_seconds
+    second = readings.second_half_seconds
+    error = readings.halves_error
     if not first or not second or error is None:
         return ""
     change = math.log(second / first)

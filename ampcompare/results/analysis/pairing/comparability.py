@@ -164,7 +164,9 @@ def device_kind(record: RunRecord) -> str:
 
 def foreign_steps_text(record: RunRecord) -> str:
     """Return which other arm trained a run, and for how many steps, before its own arm resumed it."""
-    parts, before, own = [], 0, record.config.arm
+    parts = []
+    before = 0
+    own = record.config.arm
     for resumption in record.resumed:
         if resumption.arm and resumption.arm != own:
             steps = resumption.step - before

@@ -131,11 +131,12 @@ def not_as_declared_verdict(records: Iterable[RunRecord]) -> Verdict:
 def compare_roles(roles: Roles | None, ledger: Ledger) -> list[RoleComparison]:
     """Return each part of a step, those that differ first; a script as it is written has no declared roles."""
     if roles is None:
-        return [
-            RoleComparison(name, "", observed, remark=remark)
-            for name, observed, remark in _observed_parts(ledger)
-            if observed or (_is_all_skipped(ledger) and name in ("state", "rounding")) or "not seen" in remark
-        ]
+        parts: list[RoleComparison] = []
+        for name, text, remark in _observed_parts(ledger):
+            is_skipped = name in ("state", "rounding") and _is_all_skipped(ledger)
+            if text or is_skipped or "not seen" in remark:
+                parts.append(RoleComparison(name, "", text, remark=remark))
+        return parts
     observed = {name: (text, remark) for name, text, remark in _observed_parts(ledger)}
     if without := _steps_without_declared_products(roles, ledger):
         text, remark = observed["forward products"]

@@ -133,7 +133,8 @@ def _has_metric_without_number(record: RunRecord) -> bool:
 
 def idle_pairs_verdict(pairs: Sequence[Pair]) -> Verdict:
     """Return the verdict where in some pairs neither run learned anything: such pairs agree whatever the arm does."""
-    reasons = [reason for arm, other in pairs if (reason := why_idle(arm)) and why_idle(other)]
+    both = [(why_idle(arm), why_idle(other)) for arm, other in pairs]
+    reasons = [reason for reason, of_other in both if reason and of_other]
     if not reasons:
         return Verdict()
     return Verdict(kind="learned nothing", share=(len(reasons), len(pairs)), why=statistics.mode(reasons))

@@ -27,7 +27,7 @@ from ampcompare.results.report.html.charts import (
     over_seeds,
 )
 from ampcompare.results.report.html.costs import memory_plot, step_time_plot, time_charts
-from ampcompare.results.report.html.effects import accuracy_effects, time_effect_plot
+from ampcompare.results.report.html.effects import accuracy_effect_plot, time_effect_plot
 from ampcompare.results.report.html.learning_curves import NO_TRACE, learning_charts, trace_curve
 from ampcompare.results.report.html.runs import (
     ArmRuns,
@@ -64,7 +64,9 @@ class Charts(NamedTuple):
 
 def page_sections(comparison: Comparison, logs: Mapping[str, str]) -> list[Section]:
     """Return the sections, each of which is made once a page shows it."""
-    arms, reference, records = arms_with_runs(comparison), comparison.reference, comparison.records
+    arms = arms_with_runs(comparison)
+    reference = comparison.reference
+    records = comparison.records
     most = max(12, min(MAX_POINTS, ALL_POINTS // max(1, len(arms))))
     ran = [arm for arm in arms if arm.ran]
     fault = untimed_sentence(ran) if ran and all(arm.time_fault for arm in ran) else ""
@@ -109,7 +111,7 @@ def page_sections(comparison: Comparison, logs: Mapping[str, str]) -> list[Secti
 
     number = format_count(len(records), "run")
     return [
-        Section("differences", lambda: effects(accuracy_effects)),
+        Section("differences", lambda: effects(accuracy_effect_plot)),
         Section("ratios", lambda: effects(time_effect_plot)),
         Section("curves", [Figure("curves", curves)], "Curves"),
         Section("costs", [Figure("costs", costs)], "Memory and time"),

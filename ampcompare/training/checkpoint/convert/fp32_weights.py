@@ -311,10 +311,14 @@ def strip_prefix(parts: CheckpointContents, result: Conversion) -> None:
 
 def common_prefix(names: Iterable[str]) -> str:
     """Return what wrappers have put before all names: `module.` of DDP, `_orig_mod.` of `torch.compile`, or both."""
-    prefix = ""
-    held = list(names)
-    while added := next(
-        (part for part in PREFIXES if held and all(name.startswith(prefix + part) for name in held)), ""
-    ):
-        prefix += added
+    prefix, held = "", list(names)
+
+    def next_part() -> str:
+        for part in PREFIXES:
+            if held and all(name.startswith(prefix + part) for name in held):
+                return part
+        return ""
+
+    while part := next_part():
+        prefix += part
     return prefix

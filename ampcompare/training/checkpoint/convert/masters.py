@@ -174,18 +174,19 @@ def _share_with_tied_weights(found: Masters, weights: list[_Weight]) -> None:
     named = [weight for weight in weights if weight.name in found.by_model[weight.model]]
     for weight in weights:
         held = found.by_model[weight.model]
-        if weight.name not in held:
-            own, varies = weight.value, _has_several_values(weight.value)
-            twin = next(
-                (
-                    o
-                    for o in named
-                    if _memory_key(own) == _memory_key(o.value) or (varies and _are_equal_tensors(own, o.value))
-                ),
-                None,
-            )
-            if twin is not None:
-                held[weight.name] = found.by_model[twin.model][twin.name]
+        if weight.name not in held and (twin := _tied_weight(weight, named)) is not None:
+            held[weight.name] = found.by_model[twin.model][twin.name]
+
+
+def _tied_weight(weight: _Weight, named: list[_Weight]) -> _Weight | None:
+    """Return the first of some weights that is tied to another one; None if none is."""
+    varies = _has_several_values(weight.value)
+    for other in named:
+        if _memory_key(weight.value) == _memory_key(other.value):
+            return other
+        if varies and _are_equal_tensors(weight.value, other.value):
+            return other
+    return None
 
 
 def _bundles(value: Any, place: Place, seen: set[int]) -> Iterator[_Bundle]:
