@@ -19,11 +19,11 @@ from ampcompare.backends.explanation import (
 )
 from ampcompare.backends.options import (
     DTYPE_NAMES,
-    choice,
-    flag,
+    choice_reader,
     float_dtype,
     loss_scale,
     module_patterns,
+    parse_flag,
     parse_positive,
     with_types,
 )
@@ -234,13 +234,13 @@ SPEC = BackendSpec(
     parsers={
         "opt_level": _parse_opt_level,
         "loss_scale": loss_scale,
-        "keep_batchnorm_fp32": flag,
-        "master_weights": flag,
+        "keep_batchnorm_fp32": parse_flag,
+        "master_weights": parse_flag,
         "cast_model_outputs": float_dtype,
         "min_loss_scale": parse_positive,
         "max_loss_scale": parse_positive,
         "keep_fp32": module_patterns,
-        "engine": choice("auto", "nvidia", "compat"),
+        "engine": choice_reader("auto", "nvidia", "compat"),
     },
     positional="opt_level",
     default="O1",

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ampcompare.backends.catalog import BUILT_IN, described_backends, find_spec, third_party_backends
-from ampcompare.backends.options import DTYPE_NAMES, INNER_ARM, flag
+from ampcompare.backends.options import DTYPE_NAMES, INNER_ARM, parse_flag
 from ampcompare.backends.roles import Roles
 from ampcompare.backends.spec import BackendSpec
 from ampcompare.base.errors import ConfigError, close_matches
@@ -37,7 +37,7 @@ ARM_OF_LABEL = re.compile("(?P<arm>[^ @]+:[^ @]+)(?P<rest>.*)", re.DOTALL)
 
 def _parse_third_party_value(text: str) -> Any:
     """Read a value of a third-party backend, whose options this package does not know."""
-    for read in (int, float, flag):
+    for read in (int, float, parse_flag):
         try:
             return read(text)
         except ValueError:

@@ -4,7 +4,14 @@ from typing import Any
 
 from ampcompare.backends.apex_levels import FIRST_SCALE, GROWTH_INTERVAL
 from ampcompare.backends.explanation import PLAIN_STEP, ArmExplanation, grad_scaler
-from ampcompare.backends.options import DTYPE_NAMES, count, float_dtype, half_dtype, module_patterns, parse_positive
+from ampcompare.backends.options import (
+    DTYPE_NAMES,
+    float_dtype,
+    half_dtype,
+    module_patterns,
+    parse_count,
+    parse_positive,
+)
 from ampcompare.backends.roles import BATCH_NORM, LossScale, Roles
 from ampcompare.backends.spec import BackendSpec, CheckpointState, ContractArm, Options
 
@@ -120,7 +127,7 @@ SPEC = BackendSpec(
         "output": float_dtype,
         "keep_fp32": module_patterns,
         "init_scale": parse_positive,
-        "growth_interval": count,
+        "growth_interval": parse_count,
     },
     aliases={"bf16": "param=bf16", "fp16": "param=fp16"},
     spellings={"param=bf16": "bf16", "param=fp16": "fp16"},

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ampcompare.backends.explanation import ArmExplanation
 from ampcompare.backends.library import Library
-from ampcompare.backends.options import INNER_ARM, choice, flag, module_patterns
+from ampcompare.backends.options import INNER_ARM, choice_reader, module_patterns, parse_flag
 from ampcompare.backends.over_bf16 import DEFAULT, inner_arm, inner_script_lines, why_not_under
 from ampcompare.backends.roles import ProductFormat, Roles
 from ampcompare.backends.spec import BackendSpec, ContractArm, InScript, Options
@@ -179,14 +179,14 @@ SPEC = BackendSpec(
     parsers={
         "format": read_format,
         **dict.fromkeys(PRODUCTS, read_format),
-        "scale": choice(*dict.fromkeys(scale for form in FORMATS.values() for scale in form.scales)),
-        "sr": flag,
-        "rht": flag,
-        "tiles": flag,
-        "grads_as": choice("e4m3", "e5m2"),
+        "scale": choice_reader(*dict.fromkeys(scale for form in FORMATS.values() for scale in form.scales)),
+        "sr": parse_flag,
+        "rht": parse_flag,
+        "tiles": parse_flag,
+        "grads_as": choice_reader("e4m3", "e5m2"),
         "keep": _parse_patterns,
         "over": INNER_ARM,
-        "engine": choice("emulation", "torchao"),
+        "engine": choice_reader("emulation", "torchao"),
     },
     positional="format",
     default="mxfp8",

@@ -18,7 +18,7 @@ PATTERN = re.compile(r"[\w.*?\[\]!-]+")
 DTYPE_NAMES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
 
-def choice(*allowed: str) -> Callable[[str], str]:
+def choice_reader(*allowed: str) -> Callable[[str], str]:
     """Return a reader that accepts only the words in `allowed`, which are in lower case, in any case."""
 
     def read(text: str) -> str:
@@ -44,7 +44,7 @@ full_dtype = _dtype_reader("fp32", FULL)
 fp32_or_none = _dtype_reader("fp32 or none", {**FULL, "none": "none"})
 
 
-def flag(text: str) -> bool:
+def parse_flag(text: str) -> bool:
     """Return a Boolean; yes, on and 1 count as true."""
     lowered = text.lower()
     if lowered in ("true", "1", "yes", "on"):
@@ -79,7 +79,7 @@ def parse_below_one(text: str) -> float:
     return number
 
 
-def count(text: str) -> int:
+def parse_count(text: str) -> int:
     """Return a whole number of at least 1."""
     if not WHOLE.fullmatch(text) or (number := int(text)) < 1:
         raise ValueError("expected a whole number of at least 1")

@@ -29,7 +29,7 @@ def load_ipython_extension(shell: Any) -> None:
     def ampcompare(line: str, cell: str) -> Any:
         """Train the code of this cell under each arm and compare; options are those of `ampcompare compare`."""
         try:
-            return run_cell(line, cell, shell.user_ns)
+            return compare_on_notebook_cell(line, cell, shell.user_ns)
         except (AmpCompareError, click.ClickException) as error:
             text = error.format_message() if isinstance(error, click.ClickException) else str(error)
             # One line, without a traceback.
@@ -38,7 +38,7 @@ def load_ipython_extension(shell: Any) -> None:
     shell.register_magic_function(ampcompare, magic_kind="cell", magic_name="ampcompare")
 
 
-def run_cell(line: str, cell: str, variables: Mapping[str, Any]) -> Any:
+def compare_on_notebook_cell(line: str, cell: str, variables: Mapping[str, Any]) -> Any:
     """Compare the arms of a line on the code of a cell; None for options that train nothing, as `--dry-run`.
 
     A line has options of `compare`, and `--with NAME,...` for variables of the kernel; the script's own follow `--`.

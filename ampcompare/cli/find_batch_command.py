@@ -71,7 +71,7 @@ def command(**parameters: Any) -> int:
         )
     from ampcompare.experiment.find_batch import BatchSearch, configs_of, search_batches
     from ampcompare.results.records.run import dump_json
-    from ampcompare.results.report.tables import listing_table, room
+    from ampcompare.results.report.tables import listing_table, terminal_width
 
     config = collect_settings(request_from({**parameters, "arm_text": None}), FIND_BATCH, one_run=True).config
     arms = [str(arm) for arm in parse_arms(parameters["arms"] or ("fp32",))]
@@ -89,7 +89,9 @@ def command(**parameters: Any) -> int:
     else:
         click.echo(
             listing_table(
-                _limit_rows(limits), ["arm", "largest batch", "peak MiB", "next tried", "does not fit"], room()
+                _limit_rows(limits),
+                ["arm", "largest batch", "peak MiB", "next tried", "does not fit"],
+                terminal_width(),
             )
         )
     return 0

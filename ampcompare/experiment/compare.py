@@ -45,7 +45,7 @@ from ampcompare.experiment.sources import (
     published_beside,
 )
 from ampcompare.results.analysis.effects.accuracy import accuracy_effects, accuracy_margin
-from ampcompare.results.analysis.gates import Check, Gate, VerdictGate, check_gates, parse_gate
+from ampcompare.results.analysis.gates import Gate, GateOutcome, VerdictGate, check_gates, parse_gate
 from ampcompare.results.analysis.inference.alpha_spending import error_rate_of_next
 from ampcompare.results.analysis.inference.effect import Effect
 from ampcompare.results.analysis.inference.sample_size import stein_pairs
@@ -96,7 +96,7 @@ class ComparisonOutcome:
     options: CompareOptions
     comparison: Comparison
     folder: Path
-    checks: tuple[Check, ...] = ()
+    checks: tuple[GateOutcome, ...] = ()
 
     @property
     def common_failure(self) -> RunRecord | None:
@@ -271,7 +271,7 @@ def emit_cells(options: CompareOptions, file: Path) -> int:
             planned.plan, run, launcher, command=options.command, terms=planned.terms, force=options.force,
             observer=Observer(),
         )  # fmt: skip
-        cells = [running.cell(index) for index in running.missing(range(len(planned.plan.cells)))]
+        cells = [running.cell(index) for index in running.indices_to_run(range(len(planned.plan.cells)))]
         for config, folder in cells:
             announce_cell(config, folder)
     here = shlex.quote(os.getcwd())

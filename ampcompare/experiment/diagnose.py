@@ -138,7 +138,7 @@ def _watch_script(
     )
     code = run_examined(config, folder, "diagnosed", request, answer, "step to watch", environment)
     read = json.loads(answer.read_text(encoding="utf-8"))
-    failure = error_of(code, folder) if code else ""
+    failure = exit_error_text(code, folder) if code else ""
     found = Diagnosis.model_validate({**read["diagnosis"], "script": script.command, "failure": failure})
     return found.model_copy(update={"verdict": verdict_sentence(arm, found)}), read["functions"], read["device"]
 
@@ -214,7 +214,7 @@ def run_examined(
     if answer.exists():
         return code
     if code:
-        raise ERRORS.get(code, LaunchError)(f"the script showed no {what}: {error_of(code, folder)}")
+        raise ERRORS.get(code, LaunchError)(f"the script showed no {what}: {exit_error_text(code, folder)}")
     raise LaunchError(
         f"the script ended without a {what}: a step is a backward pass and an optimizer step, in the started process "
         "or its ranks (--nproc-per-node); let it train longer, or lower --steps"
@@ -257,7 +257,7 @@ def _last_note(log: Path) -> str:
     return next((line.removeprefix(NOTE) for line in reversed(lines) if line.startswith(NOTE)), "")
 
 
-def error_of(code: int, folder: Path) -> str:
+def exit_error_text(code: int, folder: Path) -> str:
     """Return why a script ended with an exit code other than 0."""
     error = (read_rows(folder / CellFile.SCRIPT).ended or {}).get("error")
     ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

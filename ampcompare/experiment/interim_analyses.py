@@ -58,7 +58,7 @@ class Journal:
             look.error_rate, error_rate_of_next(looks, planned), frozenset(look.pilot), look.number, looks
         )
 
-    def record(self, comparison: Comparison) -> Comparison:
+    def append_last_look(self, comparison: Comparison) -> Comparison:
         """Append the last look of a comparison, if it is new, under the lock of the folder; return it with its date."""
         if comparison.looks == list(self.looks):
             return comparison

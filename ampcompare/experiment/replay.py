@@ -201,10 +201,10 @@ class _Runs:
 
 
 def _run_there(stack: StackConfig, words: Sequence[str], folder: Path) -> tuple[int, str]:
-    from ampcompare.experiment.launch.script.stacks import copy_recorder, look_at, outside_environment
+    from ampcompare.experiment.launch.script.stacks import copy_recorder, inspect_stack, outside_environment
 
     copy_recorder(folder)
-    found = look_at(stack, folder)
+    found = inspect_stack(stack, folder)
     if found.fault:
         raise EnvironmentUnfit(found.fault)
     command = [*stack.words(folder), *words]

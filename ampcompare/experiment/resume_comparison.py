@@ -12,7 +12,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from ampcompare.settings.resume_trace import Row, last_state_folder, read_rows, saved_files
+from ampcompare.settings.resume_trace import RowKind, last_state_folder, read_rows, saved_files
 
 HALVES = {"bfloat16": "bf16", "float16": "fp16"}
 SHORT = {**HALVES, "float32": "fp32", "float64": "fp64"}
@@ -126,28 +126,28 @@ def read_trace(path: Path) -> Trace:
     """Return the trace of a run; of one that trained nothing it is empty."""
     rows = read_rows(path)
     trace = Trace(saves=saved_files(rows), states=last_state_folder(rows))
-    lists = {Row.LOAD: trace.loads, Row.RESTORE: trace.restored, Row.TRAINER: trace.trainers}
+    lists = {RowKind.LOAD: trace.loads, RowKind.RESTORE: trace.restored, RowKind.TRAINER: trace.trainers}
     for row in rows:
         kind = row["kind"]
-        if kind == Row.START:
+        if kind == RowKind.START:
             trace.steps.append(Step(row["state"], row["made"]))
-        elif kind == Row.STOP:
+        elif kind == RowKind.STOP:
             trace.stopped = trace.saves[-1]["step"]  # those behind are lost
         elif kind in lists:
             lists[kind].append(row)
-        elif trace.steps and kind == Row.BATCH:
+        elif trace.steps and kind == RowKind.BATCH:
             trace.steps[-1].batches.append(row["batch"])
             trace.steps[-1].samples += row.get("samples", [])
-        elif trace.steps and kind == Row.LOSS:
+        elif trace.steps and kind == RowKind.LOSS:
             trace.steps[-1].losses.append(row["loss"])
-        elif trace.steps and kind == Row.STEP:
+        elif trace.steps and kind == RowKind.STEP:
             trace.steps[-1].has_ended = True
     trace.last = next((step for step in trace.steps[-1:] if not step.has_ended), None)
     trace.steps = [step for step in trace.steps if step.has_ended]
     return trace
 
 
-def error_of(record: Path, text: str = "") -> str:
+def run_error_text(record: Path, text: str = "") -> str:
     """Return the error of a run that failed: of its record, or the last line that it wrote."""
     errors = [str(row["error"]) for row in read_rows(record) if row.get("kind") == "end" and row["error"]]
     lines = [line for line in text.splitlines() if line.strip()]

@@ -23,7 +23,7 @@ from ampcompare.base.files.read import FileFault, parse_json, read_json, read_te
 from ampcompare.base.files.run_files import CellFile, RunFile
 from ampcompare.base.files.write import append_line, write_atomically
 from ampcompare.base.formatting import printable
-from ampcompare.base.secrets import hide
+from ampcompare.base.secrets import hide_words
 from ampcompare.experiment.launch.cell_files import code_folder, remove_leftovers
 from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.plan import Plan
@@ -139,7 +139,7 @@ class RunDirectory:
         """The file of the looks at its runs."""
         return self.path / RunFile.JOURNAL
 
-    def cell(self, config: RunConfig) -> Path:
+    def cell_folder(self, config: RunConfig) -> Path:
         """Return the folder of a cell; it is named by its digest, never by the text of its arm."""
         return self.cell_named(config.digest())
 
@@ -212,7 +212,7 @@ class RunDirectory:
             this_process = {
                 "pid": os.getpid(),
                 "host": socket.gethostname(),
-                "command": command or " ".join(hide(sys.argv)),
+                "command": command or " ".join(hide_words(sys.argv)),
                 "since": datetime.now().astimezone().isoformat(timespec="seconds"),
             }
             write_atomically(owner, dump_json(this_process))
@@ -279,7 +279,7 @@ class RunDirectory:
 
     def find_reusable(self, config: RunConfig) -> Reuse:
         """Return the record of a cell that need not run again, or why it must; a damaged one is set aside."""
-        path = self.cell(config) / CellFile.RECORD
+        path = self.cell_folder(config) / CellFile.RECORD
         if not os.path.lexists(path):
             return Reuse(None, "")
         try:

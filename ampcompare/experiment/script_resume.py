@@ -23,9 +23,9 @@ from ampcompare.experiment.resume_comparison import (
     Resumption,
     Trace,
     compare_traces,
-    error_of,
     losses_apart,
     read_trace,
+    run_error_text,
 )
 from ampcompare.experiment.script_process import TIME_LIMIT, require_script, run_command
 from ampcompare.experiment.verify import migrate_whole
@@ -152,7 +152,7 @@ class _Runs:
         if code or not traces:
             # One that was stopped did not fail: the next has, before it has begun a trace.
             failed = len(traces) if not traces or traces[-1].stopped is not None else len(traces) - 1
-            why = error_of(requests[failed].with_name(RECORD), text)
+            why = run_error_text(requests[failed].with_name(RECORD), text)
             error = f"the script ({given[failed].name}) ended with exit code {code}: {why}"
             if failed and failed < len(traces):
                 traces[failed].fail(error)  # its steps may tell why
@@ -179,7 +179,7 @@ class _Runs:
         requests, code, text = self._start(given)
         if code:
             raise LaunchError(f"the script (killed) ended with exit code {code}: "
-                              f"{error_of(requests[0].with_name(RECORD), text)}")  # fmt: skip
+                              f"{run_error_text(requests[0].with_name(RECORD), text)}")  # fmt: skip
         is_first = not any(row["step"] < broken.stopped for row in whole.saves)
         return kills_lines(read_kills(folder, requests[0].with_name(TRACE), whole, RECORD), is_first=is_first)
 

@@ -129,14 +129,14 @@ def _train(options: RunOptions, launcher: Launcher, observer: Observer) -> RunRe
     if config.stack is not None:
         from ampcompare.experiment.launch.script.stacks import take_up_recorded_cell  # it imports torch
 
-        take_up_recorded_cell(config, run.cell(config), observer.note)
+        take_up_recorded_cell(config, run.cell_folder(config), observer.note)
     earlier = None if options.force else run.find_reusable(config)
     if earlier is not None and earlier.reason:
         observer.note(f"{config.arm} runs again: {earlier.reason}")
     reused = earlier.record if earlier is not None else None
     observer.plan(Outline([config], [config.arm], [reused], run.path))
     observer.begin(config, 1, 1)
-    record = reused or _launch(config, run.cell(config), launcher, observer)
+    record = reused or _launch(config, run.cell_folder(config), launcher, observer)
     observer.end(record, reused=reused is not None)
     return record
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ampcompare.base.files.temporary import temporary_root
-from ampcompare.script.saved_files import writes
+from ampcompare.script.saved_files import opens_for_writing
 
 SECONDS = 60.0  # that a copy may take
 ACKNOWLEDGED = b"."
@@ -61,7 +61,7 @@ class Point:
 
 
 @dataclass
-class Copy:
+class KilledCopy:
     """What became of a copy: its changes, and whether it was killed."""
 
     changes: list[Change] = field(default_factory=list)
@@ -95,7 +95,7 @@ class ChangeWatch:
         if self._inside:
             return
         if event == "open":
-            if writes(args):
+            if opens_for_writing(args):
                 self._change(Change("writes", (os.path.abspath(os.fsdecode(args[0])),)))
         elif event in NAMES and isinstance(args[0], (str, bytes, os.PathLike)):
             names = args[:2] if event in TWO_PATHS else args[:1]
@@ -169,7 +169,7 @@ class KilledSaves:
             note({"point": _kill_in_words(point, changes), "left": left, "state": state})
         return False
 
-    def _fork(self, point: Point | None, enter: Callable[[ChangeWatch], None]) -> Copy | None:
+    def _fork(self, point: Point | None, enter: Callable[[ChangeWatch], None]) -> KilledCopy | None:
         heard, say = os.pipe()
         hear, answer = os.pipe()
         child = os.fork()
@@ -180,7 +180,7 @@ class KilledSaves:
             return None
         os.close(say)
         os.close(hear)
-        copy = Copy()
+        copy = KilledCopy()
         try:
             self._follow(heard, answer, copy)
             if copy.has_hung:
@@ -192,7 +192,7 @@ class KilledSaves:
         copy.is_killed = not copy.has_hung and os.WIFSIGNALED(status)
         return copy
 
-    def _follow(self, heard: int, answer: int, copy: Copy) -> None:
+    def _follow(self, heard: int, answer: int, copy: KilledCopy) -> None:
         text = b""
         while True:
             if not select.select([heard], [], [], SECONDS)[0]:

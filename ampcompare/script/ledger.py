@@ -228,7 +228,7 @@ class ScriptLedger:
         try:
             if isinstance(args[0], nn.Module) and type(args[0]).__name__ == "OptimizedModule":
                 return self._pass_compiled(original, *args, **kwargs)
-            with self._look.sees():
+            with self._look.observe_operations():
                 return original(*args, **kwargs)
         finally:
             self._depth -= 1

@@ -12,7 +12,7 @@ STATISTICS = ("running_mean", "running_var")
 
 
 @torch.no_grad()
-def lost_statistics() -> list[str]:
+def layers_with_lost_statistics() -> list[str]:
     """Return the layers of the script that have running statistics which are not finite, and finite weights."""
     modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
     inner = {id(part) for module in modules for part in module.children()}

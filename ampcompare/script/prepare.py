@@ -34,11 +34,11 @@ from ampcompare.script.legacy.prepare import Prepared, prepare_process
 from ampcompare.script.legacy.settings import ExecSettings
 from ampcompare.script.legacy.stderr import note
 from ampcompare.script.legacy.target import Target
-from ampcompare.script.lost_statistics import lost_statistics
+from ampcompare.script.lost_statistics import layers_with_lost_statistics
 from ampcompare.script.recording.recorder import Recorder, Rows
 from ampcompare.script.seeding import Seeding
 from ampcompare.script.stand_in import StandIn
-from ampcompare.script.watch import Watch
+from ampcompare.script.watch import CellFactsRecorder
 from ampcompare.settings.script import SEED_STRIDE
 from ampcompare.training.precision.base import half_dtype_of
 from ampcompare.training.precision.cpu_half import cpu_half
@@ -141,7 +141,7 @@ def prepare_arm_process(settings: ExecSettings, *, child: str | None = None) -> 
             )
             _ledgers[-1].install()
         if rows is not None and (settings.watch or settings.max_steps is not None):
-            watch = Watch(rows.recorder, settings.max_steps, half)
+            watch = CellFactsRecorder(rows.recorder, settings.max_steps, half)
         for_cuda = settings.device == "cpu"
         _stand_ins.append(StandIn(arm, rows, engine=settings.engine, watch=watch, for_cuda=for_cuda))
         return _stand_ins[-1].keeps_apex
@@ -161,7 +161,7 @@ def prepare_arm_process(settings: ExecSettings, *, child: str | None = None) -> 
 
 
 def _add_lost_statistics(recorder: Recorder) -> None:
-    if lost := lost_statistics():
+    if lost := layers_with_lost_statistics():
         recorder.add({"kind": "lost_statistics", "layers": lost})
 
 

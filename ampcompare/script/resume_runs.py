@@ -19,7 +19,7 @@ from ampcompare.settings.resume_trace import (
     ATTEMPTS,
     CHECKPOINT,
     FOLDER,
-    Row,
+    RowKind,
     converted_name,
     last_state_folder,
     read_rows,
@@ -46,7 +46,7 @@ def run_requests(requests: list[str]) -> int:
         if not code and request["kill"] is not None:
             _start_from_each(Path(request["kill"]["folder"]), rows, Path(requests[-1]))
             break
-        if code or not rows or rows[-1]["kind"] != Row.STOP:
+        if code or not rows or rows[-1]["kind"] != RowKind.STOP:
             break
     return code
 
@@ -72,7 +72,7 @@ def _start_from_each(folder: Path, rows: list[dict[str, Any]], template: Path) -
     from ampcompare.script.killed_saves import lay_out_remains, put_back_originals
 
     attempts: dict[str, list[dict[str, Any]]] = {}
-    for left in sorted({row["left"] for row in rows if row["kind"] == Row.KILLED}, key=int):
+    for left in sorted({row["left"] for row in rows if row["kind"] == RowKind.KILLED}, key=int):
         lay_out_remains(folder / left)
         attempts[left] = []
         request = json.loads(template.read_text(encoding="utf-8"))

@@ -23,14 +23,14 @@ from ampcompare.script.formats import ScriptFormats
 from ampcompare.script.fp16_optimizers import follow_fp16_optimizers
 from ampcompare.script.keep_fp32 import KeptAtFirstCall
 from ampcompare.script.lifted_weights import LiftedWeights
-from ampcompare.script.recording.recorder import Rows, value_of
+from ampcompare.script.recording.recorder import Rows, detached_value
 from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers
 from ampcompare.script.torch_amp.plain_script import PlainScript
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
 from ampcompare.script.trainers import follow_trainers
 from ampcompare.script.trainers.arm import TrainerContext
 from ampcompare.script.type_errors import explain_types
-from ampcompare.script.watch import Watch
+from ampcompare.script.watch import CellFactsRecorder
 from ampcompare.training.precision.base import half_dtype_of
 
 StandBehind = Callable[[Arm, ScriptSide], TorchAmpStandIn]
@@ -46,7 +46,13 @@ class StandIn:
     """
 
     def __init__(
-        self, arm: Arm, rows: Rows | None, *, engine: str = "compat", watch: Watch | None = None, for_cuda: bool = False
+        self,
+        arm: Arm,
+        rows: Rows | None,
+        *,
+        engine: str = "compat",
+        watch: CellFactsRecorder | None = None,
+        for_cuda: bool = False,
     ) -> None:
         in_script = require_in_script(arm)
         formats = ScriptFormats(arm, rows) if arm.roles is not None and arm.roles.formats else None
@@ -148,5 +154,5 @@ class StandIn:
 def _record_plain_backward(rows: Rows, original: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
     """Record a loss that nothing scales, next to those of `scale_loss`."""
     if rows.is_outside_of_blocks:
-        rows.add_plain_backward(value_of(tensors if isinstance(tensors, Tensor) else tensors[0]))
+        rows.add_plain_backward(detached_value(tensors if isinstance(tensors, Tensor) else tensors[0]))
     return original(tensors, *args, **kwargs)

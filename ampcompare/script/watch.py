@@ -77,7 +77,7 @@ class EnoughSteps(SystemExit):
     """Ends a script after as many steps as were asked for; its exit code is 0."""
 
 
-class Watch:
+class CellFactsRecorder:
     """Adds to a record: first weights and batches, scalars, peak memory; `half` says how 16-bit types are computed."""
 
     def __init__(self, recorder: Recorder, max_steps: int | None = None, half: str | None = None) -> None:

@@ -159,7 +159,7 @@ def training_order(seed: int, epoch: int, num_samples: int) -> Tensor:
     return torch.randperm(num_samples, generator=generator("order", seed, epoch))
 
 
-def spread(num_samples: int, size: int | None, *, what: str, labels: Tensor | None = None) -> Tensor:
+def choose_evenly(num_samples: int, size: int | None, *, what: str, labels: Tensor | None = None) -> Tensor:
     """Choose `size` of `num_samples` samples evenly, over the classes too if `labels` are given; all if `size` is None.
 
     The choice depends on nothing random: a subset is the same for every seed. Positions ascend, int64.

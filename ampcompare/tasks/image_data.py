@@ -34,11 +34,11 @@ from ampcompare.tasks.data import (
     LabeledData,
     Part,
     SampleOptions,
+    choose_evenly,
     derive_seed,
     generator,
     isolated_globals,
     seed_globals,
-    spread,
 )
 from ampcompare.tasks.factory import blame_factory, resolve_factory, select_arguments
 from ampcompare.tasks.hf_data import image_parts
@@ -433,7 +433,7 @@ class _StreamData(LabeledData):
         """Return the data set of two parts, of as many of their samples as are wanted."""
         keyed = {}
         for part, (samples, what, labels) in parts.items():
-            chosen = spread(len(samples), options.sizes[part], what=what, labels=labels)
+            chosen = choose_evenly(len(samples), options.sizes[part], what=what, labels=labels)
             keyed[part] = _KeyedSamples(samples, chosen, name, part, options.seed, num_classes, options.channels)
         return cls(
             name,

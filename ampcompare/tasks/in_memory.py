@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.tensors.tree import map_tree, tensors_in
-from ampcompare.tasks.data import Data, LabeledData, Part, SampleOptions, generator, spread
+from ampcompare.tasks.data import Data, LabeledData, Part, SampleOptions, choose_evenly, generator
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +110,7 @@ def memory_data(
     """
     parts = []
     for (images, labels), (part, size) in zip((train, val), options.sizes.items(), strict=True):
-        chosen = spread(len(labels), size, what=f"the {part} part of {name}", labels=labels)
+        chosen = choose_evenly(len(labels), size, what=f"the {part} part of {name}", labels=labels)
         images, labels = images[chosen], labels[chosen]
         if options.image_size is not None:
             images = resize_images(images, options.image_size)

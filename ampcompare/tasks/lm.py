@@ -31,7 +31,7 @@ from ampcompare.tasks.catalog import (
     explain_missing_package,
     translate_errors,
 )
-from ampcompare.tasks.data import derive_seed, spread
+from ampcompare.tasks.data import choose_evenly, derive_seed
 from ampcompare.tasks.factory import blame_factory, resolve_factory, select_arguments
 from ampcompare.tasks.hf_data import text_parts
 from ampcompare.tasks.in_memory import TensorData
@@ -382,7 +382,7 @@ def text_data(
                 f"the {word} part of {name} has {len(text)} bytes, too few for one sample of {sequence_length}; use a "
                 "smaller --sequence-length or more text"
             )
-        chosen = spread(count, size, what=f"the {word} part of {name}")
+        chosen = choose_evenly(count, size, what=f"the {word} part of {name}")
         parts.append({key: tensor[chosen] for key, tensor in samples.items()})
     return TensorData.of(name, *parts, seed=seed)
 

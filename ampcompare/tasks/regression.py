@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from ampcompare.base.errors import ConfigError
 from ampcompare.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.catalog import REGRESSION, RMSE, explain_missing_package
-from ampcompare.tasks.data import spread
+from ampcompare.tasks.data import choose_evenly
 from ampcompare.tasks.factory import blame_factory, resolve_factory
 from ampcompare.tasks.in_memory import TensorData
 from ampcompare.tasks.models import build_model
@@ -101,7 +101,7 @@ def _from_factory(path: str) -> tuple[Part, Part]:
 
 
 def _subset(part: Part, size: int | None, what: str) -> Part:
-    rows = spread(len(part[1]), size, what=what)
+    rows = choose_evenly(len(part[1]), size, what=what)
     return part[0][rows], part[1][rows]
 
 

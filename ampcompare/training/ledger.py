@@ -22,7 +22,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ampcompare.base.tensors.lists import magnitudes
 from ampcompare.base.tensors.products import LinearProduct, OperationMode, narrowest, product_flops, type_name
-from ampcompare.base.tensors.sharded import local
+from ampcompare.base.tensors.sharded import local_part
 from ampcompare.base.tensors.tree import tensors_in
 from ampcompare.results.records.ledger import GroupTypes, Ledger, LinearFormat, Types
 from ampcompare.training.precision.base import Precision, PrecisionWrapper, rate_of
@@ -98,7 +98,7 @@ class StepLook:
         if detailed:
             self._before = {id(optimizer): _samples(optimizer) for optimizer in map(_bare_optimizer, optimizers)}
 
-    def sees(self) -> AbstractContextManager[Any]:
+    def observe_operations(self) -> AbstractContextManager[Any]:
         """Return the context whose operations are seen; those of optimizers in it are not."""
         return self._operations if self._is_detailed else nullcontext()
 
@@ -177,7 +177,7 @@ class StepLook:
         """Keep what shows which elements of a sample a step moves, or has moved if it is over."""
         if not (self._is_detailed and grads):
             return
-        largest = magnitudes(map(local, grads))
+        largest = magnitudes(map(local_part, grads))
         self._seen.largest.append(largest.max())
         is_good = largest.isfinite().all()  # else the step is skipped, here or on the device
         stepped = self._stepped[id(optimizer)] = []
@@ -393,7 +393,7 @@ class LedgerKeeper:
             self.look.begin(step, optimizers, detailed=detailed)
             self._spent += time.perf_counter() - begin
             try:
-                with self.look.sees():
+                with self.look.observe_operations():
                     inner = _LookedAt(precision, self.look) if detailed else precision
                     result = update(models, optimizers, inner, *arguments)
                 self.look.note_outcome(lambda: not result[-1].applied or any(result[-1].applied))
@@ -522,7 +522,7 @@ def _is_state(name: str, value: Any, param: Tensor) -> bool:
 
 
 def _sample(tensor: Tensor) -> Tensor:
-    return local(tensor.detach()).reshape(-1)[:SAMPLE]
+    return local_part(tensor.detach()).reshape(-1)[:SAMPLE]
 
 
 def _moving_elements(grad: Tensor | None, is_good: Tensor) -> Tensor | None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 
-from ampcompare.base.tensors.sharded import whole
+from ampcompare.base.tensors.sharded import gather_whole
 from ampcompare.results.records.run import StepRecord
 from ampcompare.tasks.data import channels_last as to_channels_last
 from ampcompare.tasks.data import split as split_batch
@@ -165,7 +165,7 @@ class Loop:
         flat = (stacked if self.mean is None else self.mean(stacked)).tolist()
         sums, parts = self._sums(flat)
         norms = [norm for _, norm, *_ in pending if norm is not None]
-        norm_values = iter(whole(torch.stack(norms)).tolist() if norms else ())
+        norm_values = iter(gather_whole(torch.stack(norms)).tolist() if norms else ())
         seconds = self.clock.seconds
         idle = self.clock.idle_seconds
         scales = self._scales

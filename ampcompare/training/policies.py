@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ampcompare.base.tensors.lists import copy_by_dtype, magnitudes
-from ampcompare.base.tensors.sharded import local
+from ampcompare.base.tensors.sharded import local_part
 from ampcompare.base.tensors.skippable_step import settle
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.metric import Metric
@@ -56,7 +56,7 @@ class Policy:
 
 def weights_finite(models: Sequence[nn.Module]) -> bool:
     """Return whether every parameter, or this rank's part of it, is finite; waits for the device once."""
-    params = [local(param.detach()) for model in models for param in model.parameters()]
+    params = [local_part(param.detach()) for model in models for param in model.parameters()]
     params = [param for param in params if param.numel()]
     return not params or bool(magnitudes(params).isfinite().all())
 

@@ -89,7 +89,7 @@ def _words(curves: Curves) -> list[str]:
         for arm in curves
     ]
     effects = [tail_loss_evidence(list(zip(arm, runs[0], strict=True))).effect for arm in runs[1:]]
-    return [str(verdict) for verdict in decide(effects, Terms().loss(), ERROR_RATE)]
+    return [str(verdict) for verdict in decide(effects, Terms().log_loss_margin(), ERROR_RATE)]
 
 
 def _by_steps(curves: Curves) -> bool:

@@ -16,14 +16,14 @@ def is_sharded(tensor: Tensor) -> bool:
     return module is not None and isinstance(tensor, module.DTensor)
 
 
-def local(tensor: Tensor) -> Tensor:
+def local_part(tensor: Tensor) -> Tensor:
     """Return the part that this rank holds, which may be empty; all of a tensor that is not sharded."""
     sharded: Any = tensor
     part: Tensor = sharded.to_local() if is_sharded(tensor) else tensor
     return part
 
 
-def whole(tensor: Tensor) -> Tensor:
+def gather_whole(tensor: Tensor) -> Tensor:
     """Return all of a tensor. Every rank calls it with its part of the same one."""
     sharded: Any = tensor
     gathered: Tensor = sharded.full_tensor() if is_sharded(tensor) else tensor
@@ -37,7 +37,7 @@ def gather_tree(value: Any) -> Any:
     dictionary without sharded ones.
     """
     if isinstance(value, Tensor):
-        return whole(value.detach()).cpu() if is_sharded(value) else value
+        return gather_whole(value.detach()).cpu() if is_sharded(value) else value
     if isinstance(value, dict):
         gathered = {name: gather_tree(item) for name, item in value.items()}
         return value if all(gathered[name] is item for name, item in value.items()) else gathered

@@ -24,7 +24,7 @@ from ampcompare.results.analysis.pairing.pairs import (
     pairs_by_seed,
     pairs_of_counterparts,
 )
-from ampcompare.results.analysis.pairing.scores import value_of
+from ampcompare.results.analysis.pairing.scores import metric_value
 from ampcompare.results.records.comparison import ArmSummary, Comparison, Quantity
 from ampcompare.results.records.metric import TOP1, TOP5, Metric
 from ampcompare.results.records.run import RunRecord
@@ -58,7 +58,7 @@ Runs = Sequence[RunRecord]
 
 
 @dataclass(frozen=True)
-class Check:
+class GateOutcome:
     """The outcome of a gate for one arm: what was seen where it failed, or why it could not be checked."""
 
     arm: str
@@ -151,7 +151,7 @@ def _find_metric(measure: str, text: str, metrics: Sequence[Metric]) -> Metric:
 
 def check_gates(
     gates: Sequence[Gate | VerdictGate], comparison: Comparison, baseline: Comparison | None = None
-) -> list[Check]:
+) -> list[GateOutcome]:
     """Check every gate for every arm: against the same arm of a baseline, or else against the reference.
 
     A limit is compared with means. What is not known because runs of the arm failed or diverged, or did other work,
@@ -186,9 +186,9 @@ def check_gates(
         for gate in gates:
             if gate.measure not in COUNTS and (is_itself or base is None):
                 if is_itself:
-                    checks.append(Check(row.arm, gate.text, failure=f"{gate.measure} is unknown: {SAME_RUNS}"))
+                    checks.append(GateOutcome(row.arm, gate.text, failure=f"{gate.measure} is unknown: {SAME_RUNS}"))
                 elif baseline is not None:  # else the arm is the reference itself
-                    checks.append(Check(row.arm, gate.text, skipped="the baseline has no such arm"))
+                    checks.append(GateOutcome(row.arm, gate.text, skipped="the baseline has no such arm"))
             elif isinstance(gate, VerdictGate):
                 checks.append(_check_verdict(gate, row.arm, judged[gate.measure].get(row.arm, Verdict())))
             else:
@@ -242,26 +242,26 @@ def _verdicts(measure: str, comparison: Comparison, baseline: Comparison | None)
     }
 
 
-def _check_verdict(gate: VerdictGate, arm: str, verdict: Verdict) -> Check:
+def _check_verdict(gate: VerdictGate, arm: str, verdict: Verdict) -> GateOutcome:
     words = f"{gate.measure} {verdict or 'has no verdict'}"
     if gate.fails(verdict):
-        return Check(arm, gate.text, failure=f"{words}, and {gate.text} fails")
-    return Check(arm, gate.text, skipped=words if gate.word == "worse" and verdict.kind in UNKNOWN else "")
+        return GateOutcome(arm, gate.text, failure=f"{words}, and {gate.text} fails")
+    return GateOutcome(arm, gate.text, skipped=words if gate.word == "worse" and verdict.kind in UNKNOWN else "")
 
 
 def _check_limit(
     gate: Gate, metric: Metric | None, row: ArmSummary, runs: Runs, base: Runs, *, same_software: bool
-) -> Check:
+) -> GateOutcome:
     value: float | None = row.diverged if gate.measure == "diverged" else row.failed
     why, may_skip = "", False
     if gate.measure not in COUNTS:
         value, why, may_skip = _measure_arm(gate.measure, metric, runs, base, same_software=same_software)
     if value is not None:
         exceeded = f"{_value_text(gate, metric, value)}, and {gate.text} fails"
-        return Check(row.arm, gate.text, failure=exceeded if gate.fails(value) else "")
+        return GateOutcome(row.arm, gate.text, failure=exceeded if gate.fails(value) else "")
     if may_skip:
-        return Check(row.arm, gate.text, skipped=why)
-    return Check(row.arm, gate.text, failure=f"{gate.measure} is unknown: {why}")
+        return GateOutcome(row.arm, gate.text, skipped=why)
+    return GateOutcome(row.arm, gate.text, failure=f"{gate.measure} is unknown: {why}")
 
 
 def _measure_arm(
@@ -302,7 +302,7 @@ def _run_key(record: RunRecord) -> tuple[str, str | None, float | None]:
 def _measure_metric_difference(metric: Metric, runs: Sequence[RunRecord], base_runs: Sequence[RunRecord]) -> Measured:
 
     def values(side: Sequence[RunRecord]) -> list[float]:
-        return [value for value in (value_of(run, metric.name) for run in side) if value is not None]
+        return [value for value in (metric_value(run, metric.name) for run in side) if value is not None]
 
     here, there = values(runs), values(base_runs)
     if not here or not there:

@@ -11,7 +11,7 @@ GAP = 2
 MIN_WIDTH = 20
 
 
-def room() -> int | None:
+def terminal_width() -> int | None:
     """Return the width of the terminal that stdout is, in characters; None if lines may have any length.
 
     A file or a pipe gets whole lines, which programs can search.

@@ -123,7 +123,7 @@ def _provide_apex(settings: ExecSettings, *, quiet: bool) -> ApexFinder | None:
         assert probe.path is not None
         shim.install()
         if not quiet:
-            added = ", ".join(shim.lacks(probe.path))
+            added = ", ".join(shim.missing_submodules(probe.path))
             note(f"{probe.path} has no {added}: these are ampcompare's, and the rest of apex is NVIDIA's")
         return None
     finder = install()

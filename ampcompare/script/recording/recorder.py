@@ -22,7 +22,7 @@ from ampcompare.base.environment.fingerprint import fingerprint
 from ampcompare.base.environment.ranks import rank_of
 from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.base.secret_files import note_secrets_in_files
-from ampcompare.base.secrets import hide, mask
+from ampcompare.base.secrets import hide_words, mask
 from ampcompare.results.records.run import dump_json
 from ampcompare.script.legacy.settings import ExecSettings
 from ampcompare.script.legacy.stderr import note
@@ -46,7 +46,7 @@ def header(settings: ExecSettings) -> dict[str, Any]:
         "engine_version": apex.__version__ if settings.engine == "compat" else "unknown",
         "opt_level": settings.opt_level,
         "device": settings.device,
-        "arguments": hide(settings.arguments),
+        "arguments": hide_words(settings.arguments),
         "environment": fingerprint(),
     }
 
@@ -341,7 +341,7 @@ class Rows:
         self.recorder.add(self.step_row(number, applied))
 
 
-def value_of(loss: Any) -> Any:
+def detached_value(loss: Any) -> Any:
     """Return a loss or scale as a number if that does not wait for a device, else as a separate tensor."""
     if not isinstance(loss, torch.Tensor):
         return float(loss) if isinstance(loss, (int, float)) else None

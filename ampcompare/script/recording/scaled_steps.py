@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ampcompare.base.patches import Layer, Subscriptions
 from ampcompare.script.fp16_optimizers import fp16_optimizer_classes
-from ampcompare.script.recording.recorder import Rows, value_of
+from ampcompare.script.recording.recorder import Rows, detached_value
 
 
 def record_steps(rows: Rows, *, amp: bool) -> None:
@@ -123,7 +123,7 @@ class _AmpHooks:
     ) -> Iterator[Any]:
         with block as scaled:
             self.rows.blocks += 1
-            before, value = scale(), value_of(loss)
+            before, value = scale(), detached_value(loss)
             try:
                 yield scaled
             finally:
@@ -215,7 +215,7 @@ class _OptimizerHooks:
         if optimizer in self._rows.ignored:
             return original(optimizer, loss, *args, **kwargs)
         self._numbers_of(optimizer)
-        self._losses.setdefault(optimizer, []).append(value_of(loss))
+        self._losses.setdefault(optimizer, []).append(detached_value(loss))
         return original(optimizer, loss, *args, **kwargs)
 
     def update_master_grads(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -312,12 +312,12 @@ class _ScalerHooks:
             return result
         losses = outputs if isinstance(outputs, (list, tuple)) else [outputs]
         if self._rows.is_outside_of_blocks:
-            self._rows.add_plain_backward(value_of(losses[0]))
+            self._rows.add_plain_backward(detached_value(losses[0]))
             return result
         window = self._window(scaler)
         if not window.losses:
             window.scale = _scale_of(scaler)
-        window.losses += map(value_of, losses)
+        window.losses += map(detached_value, losses)
         return result
 
     def step(self, original: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -397,7 +397,7 @@ def _scale_of(scaler: Any) -> Any:
     if not scaler.is_enabled():
         return None
     scale = getattr(scaler, "_scale", None)
-    return value_of(scaler.get_scale() if scale is None else scale)
+    return detached_value(scaler.get_scale() if scale is None else scale)
 
 
 def _found_infs(scaler: Any, optimizer: Any) -> list[Any]:

@@ -41,7 +41,7 @@ from ampcompare.apex.amp.scaler import LossScaler
 from ampcompare.backends.apex_levels import apex_level
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError, PreparationError, ScalingError, UnsupportedCombination
-from ampcompare.base.location import here
+from ampcompare.base.location import at_line
 from ampcompare.base.patches import GRADIENT_READS, Points, Subscriptions, without_subscribers
 from ampcompare.base.tensors.bits import bit_sum
 from ampcompare.base.tensors.data_access import DataAccess
@@ -52,9 +52,9 @@ from ampcompare.script.keep_fp32 import WRAPPERS, bare_model
 from ampcompare.script.lifted_weights import HALF, allow_mixed_averages, live_modules
 from ampcompare.script.torch_amp.autocast_and_scaler import (
     TorchAmp,
+    missing_autocast_error,
     missing_scale_error,
     scaled_step_error,
-    without_autocast,
 )
 from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers
 from ampcompare.script.torch_amp.protocol import losses_on_copies_refusal
@@ -247,7 +247,7 @@ class HalfWeights(TorchAmp):
             with GRADIENT_READS.pause():  # those of earlier steps
                 self._scaling.prepare(models, optimizers)
         except AmpCompareError as error:
-            raise PreparationError(here(str(error))) from None
+            raise PreparationError(at_line(str(error))) from None
         self._is_prepared = True
         for optimizer in optimizers:
             optimizer.zero_grad = types.MethodType(
@@ -262,7 +262,7 @@ class HalfWeights(TorchAmp):
             own = set(map(id, owned_params(optimizer)))
             if own & seen:
                 raise PreparationError.advising(
-                    here(f"two optimizers hold the same weights, and {self._arm} {self._own_part}"),
+                    at_line(f"two optimizers hold the same weights, and {self._arm} {self._own_part}"),
                     "native:bf16",
                     remedy="take another arm that keeps the script's weights",
                 )
@@ -316,14 +316,16 @@ class HalfWeights(TorchAmp):
         self._scales = True
         if not self._is_prepared:
             raise PreparationError(
-                here(
+                at_line(
                     f"scaler.scale before the script has called a model whose weights an optimizer has, so {self._arm} "
                     "has none to cast; make the optimizer before the forward pass"
                 )
             )
         if unscaled:
             raise ScalingError(
-                here(f"a loss is scaled between scaler.unscale_ and scaler.step; {self._arm} needs all losses before")
+                at_line(
+                    f"a loss is scaled between scaler.unscale_ and scaler.step; {self._arm} needs all losses before"
+                )
             )
         for optimizer in self._optimizers:
             self._gradients.hide(master for _, master in self.masters(optimizer))
@@ -338,14 +340,16 @@ class HalfWeights(TorchAmp):
             raise self._missing_autocast_error()
         if all(optimizer is not one for one in self._optimizers):
             raise PreparationError(
-                here(
+                at_line(
                     f"the script has called no model with weights of this optimizer since it made it, so {self._arm} "
                     "has not prepared it"
                 )
             )
         if self._gradients.are_shown(self._weights_of(optimizer)):
             raise ScalingError(
-                here("the gradients of the last step were not cleared, and new ones were added; call zero_grad first")
+                at_line(
+                    "the gradients of the last step were not cleared, and new ones were added; call zero_grad first"
+                )
             )
 
     def unscale(self, optimizer: Any, scaler: LossScaler) -> bool:
@@ -484,7 +488,7 @@ class HalfWeights(TorchAmp):
     def _missing_autocast_error(self) -> AmpCompareError:
         if self.script.why_off is not None:
             return UnsupportedCombination(self.script.why_off)
-        return without_autocast(self._arm)
+        return missing_autocast_error(self._arm)
 
     def _before_step(self, optimizer: Any, *_arguments: Any) -> None:
         if optimizer is self._stepping:
@@ -599,7 +603,7 @@ class _FoundModels:
         for one in models:
             if tree.is_sharded(one):
                 raise PreparationError(
-                    here(
+                    at_line(
                         f"the weights of {type(one).__name__} are sharded, so {self._name} cannot cast them; use an "
                         "arm that keeps fp32 weights"
                     )
@@ -607,7 +611,7 @@ class _FoundModels:
             parts = {id(part) for part in one.modules() if part is not one}
             if not parts.isdisjoint(map(id, _alive_objects(self.models))):  # which would give it outputs in fp32
                 raise PreparationError(
-                    here(
+                    at_line(
                         f"an optimizer that was made after the first forward pass has weights of {type(one).__name__} "
                         f"outside of a part of it that {self._name} has cast before; make it before that pass"
                     )

@@ -16,7 +16,7 @@ from ampcompare.source.migrate.replacement_table import (
     LAYER_OPTIONS,
     OPTIMIZERS,
     STAYS,
-    Optimizer,
+    OptimizerReplacement,
 )
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import HIDDEN, argument, arguments, dotted_name, is_literal, last_name, walk
@@ -326,7 +326,7 @@ class Replacements:
             return f"{name} stays, as FP16_Optimizer does"
         return ""
 
-    def _replace_call(self, call: ast.Call, twin: Optimizer, target: str, fused: list[str]) -> None:
+    def _replace_call(self, call: ast.Call, twin: OptimizerReplacement, target: str, fused: list[str]) -> None:
         """Let a call of a fused optimizer make that of torch, with the defaults of Apex."""
         module = self._module
         given = {each.arg for each in call.keywords if each.arg is not None}

@@ -72,7 +72,7 @@ def find_kept(models: Sequence[nn.Module], patterns: str) -> dict[str, nn.Module
     return {name: module for model in models for name, module in _called_from_outside(model, kept)}
 
 
-def without_autocast(device_type: str) -> Callable[[], Any]:
+def autocast_off_factory(device_type: str) -> Callable[[], Any]:
     """Return what makes a context without autocast."""
     return functools.partial(torch.autocast, device_type, enabled=False)
 

@@ -24,7 +24,7 @@ from ampcompare.training.precision.base import (
     applied_outcome,
 )
 from ampcompare.training.precision.half import Half, cast_weights, hold_state_in
-from ampcompare.training.precision.keep_fp32 import kept_in_fp32, without_autocast
+from ampcompare.training.precision.keep_fp32 import autocast_off_factory, kept_in_fp32
 
 
 class _ScaleTracker:
@@ -102,7 +102,7 @@ class Native(UnscaleOnce):
         self._recorded: list[Tensor | None] = []  # the overflow flags of the recorded step
 
     def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
-        with kept_in_fp32(models, self.keep_fp32, None, without_autocast(self.device_type)) as self.kept_fp32:
+        with kept_in_fp32(models, self.keep_fp32, None, autocast_off_factory(self.device_type)) as self.kept_fp32:
             for model in models:
                 if self._reduce is not None:
                     note_reduction_type(model, self._reduce)
@@ -197,7 +197,7 @@ class _NativeWeights(Half):
         self.device_type = torch.device(device).type
 
     def _cast(self, models: Sequence[nn.Module]) -> None:
-        with kept_in_fp32(models, self.keep_fp32, None, without_autocast(self.device_type)) as self.kept_fp32:
+        with kept_in_fp32(models, self.keep_fp32, None, autocast_off_factory(self.device_type)) as self.kept_fp32:
             for model in models:
                 cast_weights(model, self.half_dtype, bn_fp32=self.bn_fp32)
 

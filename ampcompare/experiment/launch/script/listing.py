@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.experiment.launch.cell_files import last_lines
-from ampcompare.experiment.launch.script.output import COLOR, widen
+from ampcompare.experiment.launch.script.output import COLOR, widen_numbers
 from ampcompare.experiment.launch.script.rows import read_rows
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
@@ -172,7 +172,7 @@ def _candidate_patterns(name: str, before: str, owner: str, owners: list[str], n
 
 def _match_places(pattern: str, lines: list[str]) -> list[Place]:
     """Return where a pattern takes a number, as it reads the output of a script."""
-    wide = widen(pattern)
+    wide = widen_numbers(pattern)
     return [
         (row, found.end(1) - len(found[1].lstrip())) for row, line in enumerate(lines) for found in wide.finditer(line)
     ]

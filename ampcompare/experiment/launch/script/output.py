@@ -61,7 +61,9 @@ class OutputReader:
     def __init__(self, pipe: BinaryIO, log: Path, metrics: Sequence[ScriptMetric]) -> None:
         self._pipe = pipe
         self._log = log
-        self._patterns = {metric.name: widen(metric.pattern) for metric in metrics if metric.pattern is not None}
+        self._patterns = {
+            metric.name: widen_numbers(metric.pattern) for metric in metrics if metric.pattern is not None
+        }
         self._lines: dict[int | None, bytes] = {}  # begun by each rank
         self.values: dict[str, list[float]] = {name: [] for name in self._patterns}
         self.parts: dict[str, tuple[str, str]] = {}
@@ -150,7 +152,7 @@ class OutputReader:
                 self.values[name].append(Printed(number, rank, passing))
 
 
-def widen(pattern: str) -> re.Pattern[str]:
+def widen_numbers(pattern: str) -> re.Pattern[str]:
     r"""Return a pattern whose group, as in `Acc ([\d.]+)`, also matches what a number becomes: nan, inf, or below 0.
 
     Else the last finite value would stand for a run that has diverged. A sign counts after a space or one of `=:(`, and

@@ -26,7 +26,7 @@ from ampcompare.base.files.write import write_atomically
 from ampcompare.base.formatting import printable
 from ampcompare.base.processes.sandbox import Sandbox
 from ampcompare.base.processes.start import kill_family, module_command
-from ampcompare.base.secrets import hide, mask
+from ampcompare.base.secrets import hide_words, mask
 from ampcompare.base.version import __version__
 from ampcompare.experiment.launch.cell_files import (
     announce_cell,
@@ -107,12 +107,12 @@ def _script_as_written(config: RunConfig) -> ScriptConfig | None:
     return config.script if config.parsed_arm.is_as_written else None
 
 
-def look_at(stack: StackConfig, folder: Path) -> Stack:
+def inspect_stack(stack: StackConfig, folder: Path) -> Stack:
     """Start the Python of a stack once, and return what it has; the recorder was copied into the folder."""
     if stack.command in _known:
         return _known[stack.command]
     words = [*stack.words(folder), str(folder.resolve() / CellFile.RECORDER), "--probe"]
-    shown = printable(shlex.join(hide(stack.command)), MAX_SHOWN)
+    shown = printable(shlex.join(hide_words(stack.command)), MAX_SHOWN)
     try:
         process = subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=outside_environment(),
@@ -138,7 +138,7 @@ def current_stack_facts(config: RunConfig) -> dict[str, Any]:
     assert config.stack is not None
     with tempfile.TemporaryDirectory(prefix=".stack.") as place:
         copy_recorder(Path(place))
-        found = look_at(config.stack, Path(place))
+        found = inspect_stack(config.stack, Path(place))
     return {} if found.fault else found.facts
 
 
@@ -223,7 +223,7 @@ class StackLauncher(ScriptLauncher):
         write_config(config, folder)
         if config.script is not None:
             _write_command(config, folder)
-        stack = look_at(config.stack, folder)
+        stack = inspect_stack(config.stack, folder)
         own = stack.records_by_itself(config) and not self.keeps_weights
         fault = stack.fault or ("" if own else _why_recorder_cannot(config, stack))
         if fault:
@@ -386,7 +386,7 @@ def traced_command(
         EnvironmentUnfit: the stack cannot be started, or has no torch.
     """
     copy_recorder(folder)
-    found = look_at(stack, folder)
+    found = inspect_stack(stack, folder)
     if found.fault:
         raise EnvironmentUnfit(found.fault)
     if found.has_ampcompare and not found.apex:
@@ -415,7 +415,7 @@ def run_in_stack(
     """
     with tempfile.TemporaryDirectory(prefix="ampcompare-stack-") as place:
         copy_recorder(Path(place))
-        found = look_at(stack, Path(place))
+        found = inspect_stack(stack, Path(place))
         if found.fault:
             raise EnvironmentUnfit(found.fault)
         target = str(Path(place, CellFile.SCRIPT) if record is None else os.path.abspath(record))
@@ -485,7 +485,7 @@ def record_with_stack(record: RunRecord, rows: ScriptRows, facts: Mapping[str, A
 def _write_command(config: RunConfig, folder: Path) -> None:
     """Write the command that records a cell by hand, on another machine too."""
     assert config.stack is not None
-    words = ["python", str(folder.resolve() / CellFile.RECORDER), *hide(recorder_words(config, folder))]
+    words = ["python", str(folder.resolve() / CellFile.RECORDER), *hide_words(recorder_words(config, folder))]
     text = (
         f"To record this cell by hand, copy this folder and the script to where the stack {config.stack.name} is, and "
         f"run there:\n\n    cd {shlex.quote(os.getcwd())}\n    {shlex.join(words)} 2>&1 | tee {CellFile.LOG}\n\n"

@@ -6,10 +6,10 @@ from ampcompare.base.formatting import printable
 from ampcompare.results.analysis.conclusions.phrases import ArmNames, names_of, number_word
 from ampcompare.results.analysis.conclusions.recommendation import (
     MIN_SAVING,
+    device_phrase,
     difference_interval_text,
     memory_saving,
     memory_saving_text,
-    on_device,
     recommended_arms,
     sample_caveat,
     step_time_ratio_text,
@@ -322,7 +322,7 @@ def _outcome_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[Run
 def _speed_sentences(comparison: Comparison, rows: Sequence[ArmSummary], everyone: Sequence[str]) -> Iterable[str]:
     """Yield the relative step times of these rows, and of which the speed is not known, with the reason."""
     known = [row for row in rows if row.time.low is not None]
-    where = on_device(comparison)
+    where = device_phrase(comparison)
     if len(known) == 1:
         (row,) = known
         doubt = ", inconclusive" if row.time.kind in OPEN else ""
@@ -368,7 +368,7 @@ def _unknown_speeds(rows: Sequence[ArmSummary]) -> list[tuple[list[str], str]]:
 
 def _memory_sentence(comparison: Comparison, rows: Sequence[ArmSummary]) -> str:
     """Return which of these rows need less or more memory; nothing of a CPU, whose peaks move between runs."""
-    if on_device(comparison) and comparison.records:
+    if device_phrase(comparison) and comparison.records:
         return ""
     apart = sorted((row for row in rows if abs(memory_saving(row)) >= MIN_SAVING), key=memory_saving, reverse=True)
     parts = [f"{row.arm} {memory_saving_text(row)}" for row in apart[:MAX_NAMED]]

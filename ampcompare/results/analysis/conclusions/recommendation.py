@@ -65,8 +65,8 @@ def use_sentence(row: ArmSummary, comparison: Comparison) -> str:
         )
     gains = []
     if row.time.kind == "better":
-        gains.append(f"{step_time_ratio_text(row)} its step time{on_device(comparison)}")
-    if memory_saving(row) >= MIN_SAVING and (comparison.prefer == "memory" or not on_device(comparison)):
+        gains.append(f"{step_time_ratio_text(row)} its step time{device_phrase(comparison)}")
+    if memory_saving(row) >= MIN_SAVING and (comparison.prefer == "memory" or not device_phrase(comparison)):
         gains.append(f"{memory_saving_text(row)} peak memory")
     if comparison.prefer == "memory":
         gains.reverse()
@@ -99,7 +99,7 @@ def step_time_ratio_text(row: ArmSummary, doubt: str = "") -> str:
     return f"{its.effect:.2f}x ({its.low:.2f} to {its.high:.2f}{doubt})"
 
 
-def on_device(comparison: Comparison) -> str:
+def device_phrase(comparison: Comparison) -> str:
     """Return where times were measured, if that is no GPU."""
     devices = {str(record.environment.get("device", "cpu")).partition(":")[0] for record in comparison.records}
     return " on this CPU" if devices == {"cpu"} else ""

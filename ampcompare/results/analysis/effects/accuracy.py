@@ -39,7 +39,7 @@ from ampcompare.results.analysis.pairing.scores import (
     metric_of,
     score_spacing,
     spread_floor,
-    step_of,
+    value_spacing,
 )
 from ampcompare.results.records.evaluation import PrecisionResult, PrecisionRow
 from ampcompare.results.records.metric import Metric
@@ -72,7 +72,7 @@ def accuracy_margin(records: Sequence[RunRecord], reference: str, terms: Terms, 
 
 def _metric_resolution(metric: Metric, runs: Sequence[RunRecord], values: Sequence[float]) -> float:
     """Return the least difference of two values, in the unit of shown differences."""
-    step = score_spacing(step_of(runs), metric, values)
+    step = score_spacing(value_spacing(runs), metric, values)
     if metric.difference != "points":
         return 100 * max(FLOAT32_STEP, step)
     if metric.counts:
@@ -103,7 +103,7 @@ def accuracy_effect(pairs: Sequence[Pair], error_share: float = 0.0, pilot: Coll
         return None
     runs = [run for pair in pairs for run in pair]
     values = [value for run in runs if has_score(value := run.summary.metric_final, metric)]
-    step = score_spacing(step_of(runs), metric, values)
+    step = score_spacing(value_spacing(runs), metric, values)
     floor = spread_floor(metric, min(samples), [*arm, *reference], step)
     early = [not pilot or seed in pilot for seed in seeds]
     if not pilot and any(start_difference_reason(*pair) for pair in pairs):

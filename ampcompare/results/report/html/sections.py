@@ -27,7 +27,7 @@ from ampcompare.results.report.html.charts import (
     over_seeds,
 )
 from ampcompare.results.report.html.costs import memory_plot, step_time_plot, time_charts
-from ampcompare.results.report.html.effects import accuracy_effects, time_effect_plot
+from ampcompare.results.report.html.effects import accuracy_effect_plot, time_effect_plot
 from ampcompare.results.report.html.learning_curves import NO_TRACE, learning_charts, trace_curve
 from ampcompare.results.report.html.runs import (
     ArmRuns,
@@ -111,7 +111,7 @@ def page_sections(comparison: Comparison, logs: Mapping[str, str]) -> list[Secti
 
     number = format_count(len(records), "run")
     return [
-        Section("differences", lambda: effects(accuracy_effects)),
+        Section("differences", lambda: effects(accuracy_effect_plot)),
         Section("ratios", lambda: effects(time_effect_plot)),
         Section("curves", [Figure("curves", curves)], "Curves"),
         Section("costs", [Figure("costs", costs)], "Memory and time"),

@@ -47,7 +47,7 @@ def run_folder(tmp_path: Path) -> MakeFolder:
     def write(seeds: Sequence[int] = range(5)) -> Path:
         plan = make_plan(RunConfig.model_validate({"device": "cpu", "recipe": {"epochs": 1}}), ["fp32", "half"], seeds)
         for config in plan.cells:
-            cell = RunDirectory(tmp_path / "run").cell(config)
+            cell = RunDirectory(tmp_path / "run").cell_folder(config)
             cell.mkdir(parents=True)
             made = make_record(config.arm, config.recipe.seed, top1=TOP1[config.arm][config.recipe.seed] / 1000)
             facts = {
