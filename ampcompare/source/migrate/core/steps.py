@@ -13,8 +13,8 @@ from ampcompare.source.syntax import argument_values, arguments, bound_in, dotte
 
 MASTERS = "apex.amp.master_params"
 PACE = (
-    "gradients are clipped or read more often than the optimizer steps, while they are scaled: the limit, or the "
-    "gradients, are scaled to match; GradScaler is designed for clipping once per step"
+    "gradients are clipped here, or may be read, more often than the optimizer steps, while they are scaled: the "
+    "limit, or the gradients, are scaled to match; GradScaler is designed for clipping once per step"
 )
 MIXED = (
     "gradients are read here, and another backward pass follows before the step; GradScaler unscales once between two "

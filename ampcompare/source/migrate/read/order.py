@@ -21,6 +21,7 @@ from ampcompare.source.syntax import (
     argument,
     argument_values,
     arguments,
+    bound_in,
     dotted_name,
     elements,
     last_name,
@@ -746,15 +747,25 @@ class _Proof:
                 f"the way from here to a step of {_plain(name)} cannot be followed: write the step where the block is",
             )
 
-    @staticmethod
-    def _is_forward(event: Happening, inside: list[Happening]) -> bool:
-        """Return whether a call of something unknown computes the loss of a backward pass that comes next."""
+    def _is_forward(self, event: Happening, inside: list[Happening], block: Happening) -> bool:
+        """Return whether a call of something unknown computes the loss of a backward pass that comes next.
+
+        That of the next round is the block itself, whose loss must come from it.
+        """
         module, place = event.scope.module, inside.index(event)
         following = next((each for each in inside[place + 1 :] if each.kind in ("backward", "step")), None)
-        if following is None or following.kind != "backward":
-            return False
         statement = module.statement(event.node)
-        return isinstance(statement, (ast.Assign, ast.AugAssign)) or statement is module.statement(following.node)
+        if following is not None and following.kind == "backward":
+            return isinstance(statement, (ast.Assign, ast.AugAssign)) or statement is module.statement(following.node)
+        is_above = event.scope is block.scope and _line_of(event) < _line_of(block)
+        if not is_above or not isinstance(block.site, Backward):
+            return False
+        names, values = _names_in(block.site.loss), event.scope.values
+        for name in (waiting := list(names)):  # which grows meanwhile
+            behind = {each for value in values.get(name, []) for each in _names_in(value)} - names
+            names |= behind
+            waiting += behind
+        return statement is module.statement(block.node) or not names.isdisjoint(bound_in(statement))
 
     def _check_between(
         self, block: Happening, event: Happening, steps: list[Happening], name: str, inside: list[Happening]
@@ -765,7 +776,7 @@ class _Proof:
             if not inside_block:  # where gradients are scaled as with Apex
                 self._order.named.setdefault(self._place(event), self._own(event))
         elif event.kind == "unknown":
-            if event.text in ("self", "parameters", "gradients,parameters") and self._is_forward(event, inside):
+            if event.text in ("self", "parameters", "gradients,parameters") and self._is_forward(event, inside, block):
                 return
             if event.text in ("parameters", "gradients", "gradients,parameters") and self._has_frame(
                 block, event, steps
@@ -796,7 +807,7 @@ class _Proof:
 
     def _place(self, event: Happening) -> str:
         """Return what an event is, and where."""
-        line = getattr(event.node, "lineno", 0)
+        line = _line_of(event)
         what = f"{ast.unparse(event.node.func)}()" if isinstance(event.node, ast.Call) else ast.unparse(event.node)
         file = "" if event.scope.module is self._module else f" of {self._index.name_of(event.scope.module)}"
         return f"{what} in line {line}{file}"
@@ -883,6 +894,10 @@ class _Proof:
 
     def _reads_gradients(self, value: ast.expr) -> bool:
         return any(clips(each) or reads_grad(self._module, each) for each in walk(value))
+
+
+def _line_of(event: Happening) -> int:
+    return getattr(event.node, "lineno", 0)
 
 
 def _names_in(node: ast.AST) -> set[str]:
