@@ -102,9 +102,13 @@ def try_arms(
         if len(tried) == 1 == len(rows) and len(seeds) > 1 and tried[0].is_trained and left >= tried[0].busy_seconds:
             tried += [_run_trial(cell, seeds[-1], launcher, Path(place, "again")) for cell in rows.values()]
     found = _sum_up(tried, time.perf_counter() - begun)
-    known = {build: trial for build, trial in trials.items() if not trial.is_by_hand}
-    arms = {label: known[build].summary() for label, build in builds.items() if build in known}
-    return found.model_copy(update={"arms": arms, "untried": untried})
+    return found.model_copy(update={"arms": _summaries(builds, trials), "untried": untried})
+
+
+def _summaries(builds: Mapping[str, str], trials: Mapping[str, _Trial]) -> dict[str, ArmTrial]:
+    """Return what is stored of each label that was tried; nothing of those that cannot be started from here."""
+    found = {label: trials[build] for label, build in builds.items() if build in trials}
+    return {label: trial.summary() for label, trial in found.items() if not trial.is_by_hand}
 
 
 def _try_advised(

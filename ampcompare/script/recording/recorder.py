@@ -4,6 +4,7 @@ A step is written when it ends, so that nothing of it is lost where the script i
 until a block of rows is written, so that recording does not make the script wait.
 """
 
+import functools
 import multiprocessing.util
 import os
 import re
@@ -32,6 +33,7 @@ MAX_ROWS_HELD = 256
 MAX_SECONDS_HELD = 1.0
 # What may wait for a device, by the kind of row.
 UNREAD = {"backward": ("loss", "scale_before", "scale_after"), "plain_backward": ("loss",), "step": ("applied",)}
+NUMBERS = (*UNREAD, "metric")  # kinds of rows that hold no text but the name of a metric
 KNOWN = (float, bool, type(None), int)  # types of values that wait for nothing
 
 
@@ -156,8 +158,8 @@ class Recorder:
 
     def _write(self, rows: list[dict[str, Any]]) -> None:
         assert self._descriptor is not None
-        text = "".join(map(_line, rows))
-        if any(row.get("kind") not in UNREAD for row in rows):  # those of steps are numbers alone
+        text = "".join(_line(_with_masked_name(row) if row.get("kind") == "metric" else row) for row in rows)
+        if any(row.get("kind") not in NUMBERS for row in rows):  # to mask a text takes longer than to record a step
             text = mask(text, of_script=any(row.get("error") for row in rows))
         try:
             os.write(self._descriptor, text.encode("utf-8"))
@@ -189,6 +191,13 @@ class Recorder:
         self._is_child = True
         if self._path is not None:
             self._path = self._path.with_name(f"{self._path.stem}.pid{os.getpid()}{self._path.suffix}")
+
+
+def _with_masked_name(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "name": _masked(row["name"])}
+
+
+_masked = functools.lru_cache(1024)(mask)
 
 
 def _line(row: dict[str, Any]) -> str:
