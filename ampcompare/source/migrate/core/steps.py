@@ -355,9 +355,10 @@ def note_steps_apart(core: Core) -> None:
 
 
 def _last(core: Core, step: Step) -> ast.stmt:
-    """Return the statement to update the scale after: the `if` around the step, where others step above it anyway."""
+    """Return the statement to update the scale after: the `if` around the step, where others wait for it above."""
     module = core.module
-    others = [each.statement for each in core.sites.steps if each.optimizer != step.optimizer]
+    waiting = [each for each in core.sites.steps if not core.order.updates.get(id(each.call), True)]
+    others = [each.statement for each in waiting if each.optimizer != step.optimizer]
     found: ast.stmt = step.statement
     if guards := _guards(core, step):
         if id(step.call) not in core.unscaled:
