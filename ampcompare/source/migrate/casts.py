@@ -258,11 +258,10 @@ def _settle_products(core: Core, outputs: AutocastOutputs) -> None:
             answer, name = outputs.coverage.at(module, call), last_name(call.func)
             if answer is Answer.NO:
                 continue
-            message = PRODUCT_REACHED if answer is Answer.YES else PRODUCT_ELSEWHERE
-            message = message.format(core.index.name_of(module), name, call.lineno, text)
+            words, first = (core.index.name_of(module), name, call.lineno, text), core.sites.initializes[0].call
             if answer is Answer.YES:
-                raise Unsure(core.sites.initializes[0].call, message)
-            core.note(core.sites.initializes[0].call, message)
+                raise Unsure(first, PRODUCT_REACHED.format(*words))
+            core.note(first, PRODUCT_ELSEWHERE.format(*words))
 
 
 def _products(module: Module) -> Iterator[tuple[ast.Call, str]]:

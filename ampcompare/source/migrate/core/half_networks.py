@@ -67,12 +67,12 @@ def settle_half_networks(core: Core) -> None:
     coverage, first = Coverage(core), core.sites.initializes[0].call
     for module in core.around.modules_below(core.module):
         runs = [each for each in _runs_of_half(core.index.seen_from(module)) if not _is_cast(coverage, module, each[0])]
-        text = [HALF_RUNS_ELSEWHERE.format(core.index.name_of(module), run.lineno, line) for run, line in runs]
-        for (run, _), each in zip(runs, text, strict=True):
+        for number, (run, line) in enumerate(runs):
+            words = core.index.name_of(module), run.lineno, line
             if _is_led_to(core, home_of(module, run)):
-                raise Unsure(first, each)
-        if text:
-            core.note(first, text[0])
+                raise Unsure(first, HALF_RUNS_ELSEWHERE.format(*words))
+            if not number:
+                core.note(first, HALF_RUNS_ELSEWHERE.format(*words))
 
 
 def _is_cast(coverage: Coverage, module: Module, run: ast.Call) -> bool:
