@@ -30,7 +30,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.diagnosis.laws import loss_distance, outlook_of
 from ampcompare.diagnosis.prefix import PrefixWatch
 from ampcompare.tasks.lm import sentences
-from ampcompare.training.twin import change_weights
+from ampcompare.training.twin import perturb_weights
 
 HALF = ("half:bf16", "half", "half,state=fp32", "half,masters=fp32,loss_scale=1", "native:bf16,state=bf16")
 OTHERS = ("half:bf16,masters=fp32", "half:bf16,kahan", "half:bf16,rounding=stochastic", "native:bf16")
@@ -149,7 +149,7 @@ def train(
     torch.manual_seed(1)
     model = make()
     if is_twin:
-        change_weights(model.parameters())
+        perturb_weights(model.parameters())
     x, y = data()
     precision = ampcompare.make_precision(arm, device="cpu")
     made: torch.optim.Optimizer = (

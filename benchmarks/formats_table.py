@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from ampcompare.training.precision.base import make_precision
 from ampcompare.training.precision.cpu_half import cpu_half
-from ampcompare.training.twin import change_weights
+from ampcompare.training.twin import perturb_weights
 
 BASE = "gemm:bf16,keep=none"
 TWIN = "twin"
@@ -42,7 +42,7 @@ def train(arm: str, seed: int, steps: int, text: Text) -> float:
     torch.manual_seed(seed)
     model: Any = SmallLM(text.letters)
     if arm == TWIN:
-        change_weights(model.parameters())
+        perturb_weights(model.parameters())
     precision = make_precision(BASE if arm == TWIN else arm)
     optimizer: Any = torch.optim.AdamW(model.parameters(), RATE, betas=(0.9, 0.95), weight_decay=0.1)
     (model,), (optimizer,) = precision.prepare([model], [optimizer])

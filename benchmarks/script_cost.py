@@ -32,7 +32,7 @@ from ampcompare.apex._install import install
 from ampcompare.script.legacy.settings import ExecSettings
 from ampcompare.script.recording.recorder import Recorder, Rows, header
 from ampcompare.script.stand_in import StandIn
-from ampcompare.script.watch import Watch
+from ampcompare.script.watch import CellFactsRecorder
 
 BLOCK = {"tiny": 100, "deep": 60, "medium": 20}
 ROUNDS = {"tiny": 50, "deep": 50, "medium": 30}
@@ -99,7 +99,7 @@ def measure(name: str, model_name: str, seed: int) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {kind: [] for kind in KINDS}
     with tempfile.TemporaryDirectory() as folder:
         recorder = Recorder(f"{folder}/record.jsonl", header(ExecSettings(name="script")))
-        watch = Watch(recorder)
+        watch = CellFactsRecorder(recorder)
         for _ in range(ROUNDS[model_name]):
             for kind in shuffler.sample(KINDS, len(KINDS)):
                 if kind == "by hand":

@@ -323,6 +323,12 @@ def _compared(module: str) -> Iterator[str]:
                 yield f"{module}:{part.lineno}"
 
 
+def test_the_process_of_a_script_asks_for_no_option_of_an_arm() -> None:
+    """What a backend does in a script, its `InScript`, its `Roles` and the file in `script/behind` say."""
+    asking = _with(r"\.options\b", [f"ampcompare.script.{name}" for name in ("stand_in", "prepare", "behind.own_arm")])
+    assert asking == ["ampcompare.script.behind.own_arm"]
+
+
 def test_what_a_backend_is_stands_in_backends() -> None:
     """No file outside of `backends` asks for the name of an arm's backend: `BackendSpec` and `Roles` answer."""
     outside = [name for name in MODULES if not _is_in(name, ("backends",))]

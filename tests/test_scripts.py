@@ -64,6 +64,7 @@ class Frame:
     def run(self, script: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run a script of the copy from another folder, as a user may."""
         environment = {"PATH": f"{self.bin}:/usr/bin:/bin", "HOME": str(self.root), **self.environment, **variables}
+        environment.setdefault("STACK_PYTHON", "none")  # whatever torch the machine has
         return subprocess.run(
             [str(self.root / script), *arguments],
             env=environment,

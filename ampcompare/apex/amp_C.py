@@ -121,7 +121,7 @@ def _raise_flag(noop_flag: Tensor, condition: Tensor) -> None:
     noop_flag.masked_fill_(condition.reshape(noop_flag.shape) != 0, 1)
 
 
-def _step(function: Callable[..., None], count: int) -> Callable[..., None]:
+def _make_operation(function: Callable[..., None], count: int) -> Callable[..., None]:
     """Return the operation that applies a function to `count` lists and to the numbers behind them."""
 
     @torch.no_grad()
@@ -133,12 +133,12 @@ def _step(function: Callable[..., None], count: int) -> Callable[..., None]:
 
 # [grads, params, first moments, second moments], lr, beta1, beta2, epsilon, step, mode (0: L2, 1: decoupled decay),
 # bias_correction, weight_decay
-multi_tensor_adam = _step(optimizer_math.adam, 4)
+multi_tensor_adam = _make_operation(optimizer_math.adam, 4)
 # [grads, params, sums of squares], lr, epsilon, mode (0: L2, 1: decoupled decay), weight_decay
-multi_tensor_adagrad = _step(optimizer_math.adagrad, 3)
+multi_tensor_adagrad = _make_operation(optimizer_math.adagrad, 3)
 # [grads, params, moments], grad_norms, lr, beta1, beta2, epsilon, step, bias_correction, weight_decay, grad_averaging,
 # mode (0: with the norm inside the moment), norm_type (2 or 0)
-multi_tensor_novograd = _step(optimizer_math.novograd, 3)
+multi_tensor_novograd = _make_operation(optimizer_math.novograd, 3)
 
 
 @torch.no_grad()

@@ -19,12 +19,12 @@ from ampcompare.backends.explanation import (
 )
 from ampcompare.backends.options import (
     DTYPE_NAMES,
-    choice,
-    flag,
+    choice_reader,
     float_dtype,
     loss_scale,
     module_patterns,
-    positive,
+    parse_flag,
+    parse_positive,
     with_types,
 )
 from ampcompare.backends.roles import BATCH_NORM, LossScale, Roles
@@ -205,7 +205,7 @@ def _parse_opt_level(text: str) -> str:
     raise ValueError(f"expected one of {', '.join(LEVELS)}")
 
 
-def _check_options(options: Options) -> str:
+def _why_options_invalid(options: Options) -> str:
     if options.get("opt_level") in ROCM_LEVELS and options.get("engine") == "nvidia":
         return f"{options['opt_level']} is a level of ROCm's Apex, which NVIDIA's does not have; use engine=compat"
     low, high = options.get("min_loss_scale"), options.get("max_loss_scale")
@@ -234,23 +234,23 @@ SPEC = BackendSpec(
     parsers={
         "opt_level": _parse_opt_level,
         "loss_scale": loss_scale,
-        "keep_batchnorm_fp32": flag,
-        "master_weights": flag,
+        "keep_batchnorm_fp32": parse_flag,
+        "master_weights": parse_flag,
         "cast_model_outputs": float_dtype,
-        "min_loss_scale": positive,
-        "max_loss_scale": positive,
+        "min_loss_scale": parse_positive,
+        "max_loss_scale": parse_positive,
         "keep_fp32": module_patterns,
-        "engine": choice("auto", "nvidia", "compat"),
+        "engine": choice_reader("auto", "nvidia", "compat"),
     },
     positional="opt_level",
     default="O1",
     aliases={"masters=fp32": "master_weights=true", "masters=none": "master_weights=false"},
     shorthands={level.lower(): f"apex:{level}" for level in LEVELS},
     implied={"engine": "auto"},
-    check=_check_options,
+    check=_why_options_invalid,
     calls_apex=True,
     checkpoint=CheckpointState(opt_level=lambda options: str(options.get("opt_level", "O1"))),
-    in_script=InScript(behind="ampcompare.script.behind.apex_levels:stand_behind"),
+    in_script=InScript(behind="ampcompare.script.behind.apex_levels:stand_behind", keeps_apex=True),
     contract=(
         ContractArm("apex:O0,engine=compat"),
         ContractArm("apex:O1,engine=compat", skips_steps=True),

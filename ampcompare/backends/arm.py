@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ampcompare.backends.catalog import BUILT_IN, described_backends, find_spec, third_party_backends
-from ampcompare.backends.options import DTYPE_NAMES, INNER_ARM, flag
+from ampcompare.backends.options import DTYPE_NAMES, INNER_ARM, parse_flag
 from ampcompare.backends.roles import Roles
 from ampcompare.backends.spec import BackendSpec
 from ampcompare.base.errors import ConfigError, close_matches
@@ -37,7 +37,7 @@ ARM_OF_LABEL = re.compile("(?P<arm>[^ @]+:[^ @]+)(?P<rest>.*)", re.DOTALL)
 
 def _parse_third_party_value(text: str) -> Any:
     """Read a value of a third-party backend, whose options this package does not know."""
-    for read in (int, float, flag):
+    for read in (int, float, parse_flag):
         try:
             return read(text)
         except ValueError:
@@ -202,6 +202,11 @@ class Arm:
         return self.spec.in_script is not None and self.spec.in_script.is_as_written
 
     @property
+    def keep_fp32(self) -> str:
+        """The patterns of modules that its option of this name keeps in fp32, joined by `|`; "" for none."""
+        return str(self.options.get("keep_fp32", ""))
+
+    @property
     def half(self) -> str:
         """The 16-bit type that it computes in, "fp16" or "bf16"; "" if it computes in fp32, or if that is not known."""
         return "" if self.roles is None else self.roles.half
@@ -308,7 +313,7 @@ def parse_arms(texts: Iterable[str]) -> list[Arm]:
     return arms
 
 
-def same_arm(wanted: str | None, texts: Sequence[str]) -> str | None:
+def find_same_arm(wanted: str | None, texts: Sequence[str]) -> str | None:
     """Return the text that names the same arm as `wanted`, as `O2` names apex:O2.
 
     Args:

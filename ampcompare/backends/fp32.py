@@ -1,7 +1,7 @@
 """The backend `fp32`: plain single precision, the usual reference, and TF32 on GPUs that have it."""
 
 from ampcompare.backends.explanation import PLAIN_STEP, ArmExplanation, role_rows
-from ampcompare.backends.options import flag
+from ampcompare.backends.options import parse_flag
 from ampcompare.backends.roles import Roles
 from ampcompare.backends.spec import BackendSpec, ContractArm, InScript, Options
 
@@ -44,7 +44,7 @@ SPEC = BackendSpec(
     implementation="ampcompare.training.precision.fp32:FP32",
     explain=_explain,
     roles=_roles,
-    parsers={"tf32": flag},
+    parsers={"tf32": parse_flag},
     shorthands={"float32": "fp32", "32-true": "fp32", "no": "fp32"},
     implied={"tf32": False},
     unsharded=lambda options: "",

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ampcompare.backends.explanation import ArmExplanation
 from ampcompare.backends.library import Library
-from ampcompare.backends.options import INNER_ARM, choice, count
+from ampcompare.backends.options import INNER_ARM, choice_reader, parse_count
 from ampcompare.backends.over_bf16 import DEFAULT, inner_arm, inner_script_lines, why_not_under
 from ampcompare.backends.spec import BackendSpec, ContractArm, Options
 
@@ -83,7 +83,7 @@ SPEC = BackendSpec(
     summary="fp8 products of linear layers by torchao, tensorwise or rowwise, over a bf16 arm",
     implementation="ampcompare.training.precision.fp8:FP8",
     explain=_explain,
-    parsers={"scaling": choice("tensorwise", "rowwise", "mxfp8"), "over": INNER_ARM, "align": count},
+    parsers={"scaling": choice_reader("tensorwise", "rowwise", "mxfp8"), "over": INNER_ARM, "align": parse_count},
     stands_for=_arm_it_stands_for,
     positional="scaling",
     default="tensorwise",

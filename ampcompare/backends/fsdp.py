@@ -4,7 +4,14 @@ from typing import Any
 
 from ampcompare.backends.apex_levels import FIRST_SCALE, GROWTH_INTERVAL
 from ampcompare.backends.explanation import PLAIN_STEP, ArmExplanation, grad_scaler
-from ampcompare.backends.options import DTYPE_NAMES, count, float_dtype, half_dtype, module_patterns, positive
+from ampcompare.backends.options import (
+    DTYPE_NAMES,
+    float_dtype,
+    half_dtype,
+    module_patterns,
+    parse_count,
+    parse_positive,
+)
 from ampcompare.backends.roles import BATCH_NORM, LossScale, Roles
 from ampcompare.backends.spec import BackendSpec, CheckpointState, ContractArm, Options
 
@@ -102,7 +109,7 @@ def _script_lines(types: dict[str, str], options: Options) -> tuple[str, ...]:
     )
 
 
-def _check_options(options: Options) -> str:
+def _why_options_invalid(options: Options) -> str:
     scaling: list[Any] = [name for name in ("init_scale", "growth_interval") if name in options]
     if scaling and not _is_fp16(options):
         return f"{scaling[0]} belongs to a loss scale, which bf16 does not need; add fp16, or leave it out"
@@ -119,14 +126,14 @@ SPEC = BackendSpec(
         "reduce": float_dtype,
         "output": float_dtype,
         "keep_fp32": module_patterns,
-        "init_scale": positive,
-        "growth_interval": count,
+        "init_scale": parse_positive,
+        "growth_interval": parse_count,
     },
     aliases={"bf16": "param=bf16", "fp16": "param=fp16"},
     spellings={"param=bf16": "bf16", "param=fp16": "fp16"},
     written={"param": "bfloat16"},
     implied={"reduce": "float32", "output": "float32"},
-    check=_check_options,
+    check=_why_options_invalid,
     unsharded=lambda options: "",
     parallel="fsdp",
     checkpoint=CheckpointState(grad_scaler=_is_fp16),

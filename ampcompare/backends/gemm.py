@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ampcompare.backends.explanation import ArmExplanation
 from ampcompare.backends.library import Library
-from ampcompare.backends.options import INNER_ARM, choice, flag, module_patterns
+from ampcompare.backends.options import INNER_ARM, choice_reader, module_patterns, parse_flag
 from ampcompare.backends.over_bf16 import DEFAULT, inner_arm, inner_script_lines, why_not_under
 from ampcompare.backends.roles import ProductFormat, Roles
 from ampcompare.backends.spec import BackendSpec, ContractArm, InScript, Options
@@ -74,7 +74,7 @@ def _switches_of_format(name: str) -> list[tuple[str, str, tuple[str, ...]]]:
 NEEDS = {name: needs for name, needs, _ in _switches_of_format("mxfp8")}
 
 
-def _check_options(options: Options) -> str:
+def _why_options_invalid(options: Options) -> str:
     if wrong := why_not_under(inner_arm(options)):
         return wrong
     formats = formats_of(options)
@@ -179,14 +179,14 @@ SPEC = BackendSpec(
     parsers={
         "format": read_format,
         **dict.fromkeys(PRODUCTS, read_format),
-        "scale": choice(*dict.fromkeys(scale for form in FORMATS.values() for scale in form.scales)),
-        "sr": flag,
-        "rht": flag,
-        "tiles": flag,
-        "grads_as": choice("e4m3", "e5m2"),
+        "scale": choice_reader(*dict.fromkeys(scale for form in FORMATS.values() for scale in form.scales)),
+        "sr": parse_flag,
+        "rht": parse_flag,
+        "tiles": parse_flag,
+        "grads_as": choice_reader("e4m3", "e5m2"),
         "keep": _parse_patterns,
         "over": INNER_ARM,
-        "engine": choice("emulation", "torchao"),
+        "engine": choice_reader("emulation", "torchao"),
     },
     positional="format",
     default="mxfp8",
@@ -196,7 +196,7 @@ SPEC = BackendSpec(
         "engine": "emulation",
         **dict.fromkeys(("sr", "rht", "tiles"), False),
     },
-    check=_check_options,
+    check=_why_options_invalid,
     inner=inner_arm,
     wraps=_roles_around_inner,
     in_script=InScript(),  # that of the arm underneath: `ScriptFormats` only changes its products

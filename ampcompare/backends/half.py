@@ -6,16 +6,16 @@ from ampcompare.backends.apex_levels import FIRST_SCALE
 from ampcompare.backends.explanation import ArmExplanation, half_script_lines, role_rows
 from ampcompare.backends.options import (
     DTYPE_NAMES,
-    choice,
-    conflict,
-    count,
-    flag,
+    choice_reader,
     float_dtype,
     full_dtype,
     half_dtype,
     loss_scale,
     module_patterns,
-    positive,
+    parse_count,
+    parse_flag,
+    parse_positive,
+    why_types_conflict,
     with_types,
 )
 from ampcompare.backends.roles import BATCH_NORM, LossScale, Roles
@@ -90,12 +90,12 @@ def _equivalent_in_apex_text(*, has_twin: bool, is_equal: bool, masters: bool) -
     return "Apex has no level in bf16 alone; its nearest is apex:O3, in fp16"
 
 
-def _check_options(options: Options) -> str:
+def _why_options_invalid(options: Options) -> str:
     if options.get("loss_scale") != "dynamic":
         for name in ("init_scale", "growth_interval"):
             if name in options:
                 return f"{name} belongs to a dynamic loss scale; add dynamic, or leave it out"
-    return conflict(_roles(options), options)
+    return why_types_conflict(_roles(options), options)
 
 
 def _why_unsharded(options: Options) -> str:
@@ -114,17 +114,17 @@ SPEC = BackendSpec(
     roles=_roles,
     parsers={
         "dtype": half_dtype,
-        "bn_fp32": flag,
-        "master_weights": flag,
+        "bn_fp32": parse_flag,
+        "master_weights": parse_flag,
         "loss_scale": loss_scale,
-        "init_scale": positive,
-        "growth_interval": count,
+        "init_scale": parse_positive,
+        "growth_interval": parse_count,
         "keep_fp32": module_patterns,
         "state": float_dtype,
         "grads": full_dtype,
         "reduce": float_dtype,
-        "rounding": choice("nearest", "stochastic"),
-        "kahan": flag,
+        "rounding": choice_reader("nearest", "stochastic"),
+        "kahan": parse_flag,
     },
     shorthands={"16-true": "half", "bf16-true": "half:bf16"},
     aliases={
@@ -138,7 +138,7 @@ SPEC = BackendSpec(
     },
     spellings={"dtype=bf16": "bf16", "master_weights": "masters=fp32", "loss_scale=dynamic": "dynamic"},
     implied={"dtype": "float16", "bn_fp32": False, "master_weights": False, "rounding": "nearest", "kahan": False},
-    check=_check_options,
+    check=_why_options_invalid,
     unsharded=_why_unsharded,
     elsewhere=lambda options: "",
     in_script=InScript(),

@@ -2,7 +2,7 @@
 
 from ampcompare.backends.explanation import PLAIN_STEP, ArmExplanation
 from ampcompare.backends.library import Library, explain_library
-from ampcompare.backends.options import choice, count
+from ampcompare.backends.options import choice_reader, parse_count
 from ampcompare.backends.roles import Roles
 from ampcompare.backends.spec import BackendSpec, Options
 
@@ -42,7 +42,7 @@ SPEC = BackendSpec(
     summary="Horovod's DistributedOptimizer: fp32, gradients exchanged in fp32 or fp16",
     implementation="ampcompare.training.precision.horovod:Horovod",
     explain=_explain,
-    parsers={"compression": choice("none", "fp16"), "passes": count},
+    parsers={"compression": choice_reader("none", "fp16"), "passes": parse_count},
     implied={"compression": "none", "passes": 1},
     roles=lambda options: Roles(reduction="fp16" if options.get("compression") == "fp16" else "fp32"),
     library=LIBRARY,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from ampcompare.backends.explanation import ArmExplanation
 from ampcompare.backends.library import Library, explain_library
-from ampcompare.backends.options import choice
+from ampcompare.backends.options import choice_reader
 from ampcompare.backends.roles import Roles
 from ampcompare.backends.spec import BackendSpec, CheckpointState, ContractArm, Options
 
@@ -34,7 +34,7 @@ def library_spec(
         implementation=f"ampcompare.training.precision.{implementation}",
         explain=explain,
         roles=roles,
-        parsers={option: read or choice(*arms)},
+        parsers={option: read or choice_reader(*arms)},
         positional=option,
         default=next(iter(arms)),
         library=library,

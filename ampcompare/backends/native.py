@@ -4,18 +4,18 @@ from ampcompare.backends.apex_levels import FIRST_SCALE, GROWTH_INTERVAL
 from ampcompare.backends.explanation import ArmExplanation, native_script_lines, role_rows
 from ampcompare.backends.options import (
     DTYPE_NAMES,
-    above_one,
-    below_one,
-    choice,
-    conflict,
-    count,
-    flag,
+    choice_reader,
     float_dtype,
     fp32_or_none,
     full_dtype,
     half_dtype,
     module_patterns,
-    positive,
+    parse_above_one,
+    parse_below_one,
+    parse_count,
+    parse_flag,
+    parse_positive,
+    why_types_conflict,
     with_types,
 )
 from ampcompare.backends.roles import BATCH_NORM, LossScale, Roles
@@ -77,7 +77,7 @@ def _explain(options: Options) -> ArmExplanation:
     )
 
 
-def _check_options(options: Options) -> str:
+def _why_options_invalid(options: Options) -> str:
     narrow = options.get("weights")
     if narrow == "float16":
         return "GradScaler does not unscale fp16 gradients; take weights=bf16, or half:masters=fp32,dynamic"
@@ -86,7 +86,7 @@ def _check_options(options: Options) -> str:
     for name in ("init_scale", "growth_factor", "backoff_factor", "growth_interval"):
         if name in options and options.get("dtype") == "bfloat16":
             return f"{name} belongs to a loss scale, which bf16 does not use; take native:fp16, or leave it out"
-    return conflict(_roles(options), options)
+    return why_types_conflict(_roles(options), options)
 
 
 def _why_unsharded(options: Options) -> str:
@@ -102,21 +102,21 @@ SPEC = BackendSpec(
     roles=_roles,
     parsers={
         "dtype": half_dtype,
-        "init_scale": positive,
-        "growth_factor": above_one,
-        "backoff_factor": below_one,
-        "growth_interval": count,
+        "init_scale": parse_positive,
+        "growth_factor": parse_above_one,
+        "backoff_factor": parse_below_one,
+        "growth_interval": parse_count,
         "keep_fp32": module_patterns,
         "weights": float_dtype,
         "masters": fp32_or_none,
         "state": float_dtype,
         "grads": full_dtype,
         "reduce": float_dtype,
-        "rounding": choice("nearest", "stochastic"),
-        "kahan": flag,
+        "rounding": choice_reader("nearest", "stochastic"),
+        "kahan": parse_flag,
     },
     implied={"weights": "float32", "masters": "none", "rounding": "nearest", "kahan": False},
-    check=_check_options,
+    check=_why_options_invalid,
     unsharded=_why_unsharded,
     elsewhere=lambda options: "",
     positional="dtype",

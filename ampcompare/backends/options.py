@@ -18,7 +18,7 @@ PATTERN = re.compile(r"[\w.*?\[\]!-]+")
 DTYPE_NAMES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
 
-def choice(*allowed: str) -> Callable[[str], str]:
+def choice_reader(*allowed: str) -> Callable[[str], str]:
     """Return a reader that accepts only the words in `allowed`, which are in lower case, in any case."""
 
     def read(text: str) -> str:
@@ -44,7 +44,7 @@ full_dtype = _dtype_reader("fp32", FULL)
 fp32_or_none = _dtype_reader("fp32 or none", {**FULL, "none": "none"})
 
 
-def flag(text: str) -> bool:
+def parse_flag(text: str) -> bool:
     """Return a Boolean; yes, on and 1 count as true."""
     lowered = text.lower()
     if lowered in ("true", "1", "yes", "on"):
@@ -54,7 +54,7 @@ def flag(text: str) -> bool:
     raise ValueError("expected true or false")
 
 
-def positive(text: str) -> float:
+def parse_positive(text: str) -> float:
     """Return a finite number above 0."""
     try:
         number = float(text)
@@ -65,21 +65,21 @@ def positive(text: str) -> float:
     return number
 
 
-def above_one(text: str) -> float:
+def parse_above_one(text: str) -> float:
     """Return a finite number above 1."""
-    if (number := positive(text)) <= 1:
+    if (number := parse_positive(text)) <= 1:
         raise ValueError("expected a number above 1")
     return number
 
 
-def below_one(text: str) -> float:
+def parse_below_one(text: str) -> float:
     """Return a number between 0 and 1."""
-    if (number := positive(text)) >= 1:
+    if (number := parse_positive(text)) >= 1:
         raise ValueError("expected a number between 0 and 1")
     return number
 
 
-def count(text: str) -> int:
+def parse_count(text: str) -> int:
     """Return a whole number of at least 1."""
     if not WHOLE.fullmatch(text) or (number := int(text)) < 1:
         raise ValueError("expected a whole number of at least 1")
@@ -91,7 +91,7 @@ def loss_scale(text: str) -> float | str:
     if text.lower() == "dynamic":
         return "dynamic"
     try:
-        return positive(text)
+        return parse_positive(text)
     except ValueError:
         raise ValueError("expected dynamic or a finite number above 0") from None
 
@@ -130,7 +130,7 @@ def with_types(base: Roles, options: Options) -> Roles:
     )
 
 
-def conflict(roles: Roles, options: Options) -> str:
+def why_types_conflict(roles: Roles, options: Options) -> str:
     """Return which of the options for types change nothing, or exclude each other; "" if none do."""
     given = [name for name in ("masters", "grads", "rounding", "kahan") if options.get(name)]
     if roles.weights == "fp32" and given:

@@ -26,6 +26,6 @@ SPEC = BackendSpec(
     explain=_explain,
     unsharded=lambda options: "it trains a script",
     elsewhere=lambda options: "it trains a script",
-    in_script=InScript(behind="ampcompare.script.behind.script_arm:stand_behind", is_as_written=True),
+    in_script=InScript(behind="ampcompare.script.behind.script_arm:stand_behind", is_as_written=True, keeps_apex=True),
     # No contract arms: it replaces nothing, and runs with a script only.
 )

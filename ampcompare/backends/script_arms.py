@@ -19,3 +19,8 @@ def require_in_script(arm: Arm) -> InScript:
             f"model; arms for scripts are those of {', '.join(able)}"
         )
     return arm.spec.in_script
+
+
+def engine_in_script(arm: Arm) -> str:
+    """Return what a script under an arm imports as `apex`: "nvidia", the real one, or "compat"."""
+    return "nvidia" if arm.options.get("engine") == "nvidia" else "compat"

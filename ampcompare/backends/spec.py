@@ -51,11 +51,14 @@ class InScript:
         behind: `module:function` that returns what stands behind `torch.amp`, called with the arm and a `ScriptSide`.
             The default is autocast, or weights in 16 bits, as the roles have it.
         is_as_written: nothing is replaced; the script trains as it is written.
+        keeps_apex: the calls of `apex.amp` in the script stay Apex's own, whose steps are recorded there; else they are
+            calls of the arm.
         acts_if_off: it trains a script whose own mixed precision is switched off, since that changes nothing.
     """
 
     behind: str = "ampcompare.script.behind.own_arm:stand_behind"
     is_as_written: bool = False
+    keeps_apex: bool = False
     acts_if_off: bool = False
 
 

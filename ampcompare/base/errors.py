@@ -23,7 +23,7 @@ __all__ = [
     "UnsupportedCombination",
     "UnusableInput",
     "close_matches",
-    "did_you_mean",
+    "suggestion_text",
 ]
 
 MAX_LENGTH = 80  # matching takes time with the square of the length, and a name can come from anywhere
@@ -75,12 +75,12 @@ class AmpCompareError(Exception):
             remedy: what else helps, in words.
         """
         advice = Advice(arms, remedy)
-        error = cls(with_advice(seen, advice))
+        error = cls(message_with_advice(seen, advice))
         error.advice, error.seen = advice, seen
         return error
 
 
-def with_advice(seen: str, advice: Advice) -> str:
+def message_with_advice(seen: str, advice: Advice) -> str:
     """Return an error in words.
 
     Args:
@@ -204,7 +204,7 @@ def require_one_of(choices: Collection[str | None], name: str, value: str | None
         raise ConfigError(f"{name} is {value!r}; choose one of {', '.join(filter(None, choices))}")
 
 
-def did_you_mean(name: str, known: Iterable[str], *, count: int = 1) -> str:
+def suggestion_text(name: str, known: Iterable[str], *, count: int = 1) -> str:
     """Return the end of an error sentence: what a name was probably meant to be, or else which names are known.
 
     Args:

@@ -104,7 +104,7 @@ def user_location(frame: FrameType | None = None) -> Location:
     return Location(file, line, caller)
 
 
-def here(problem: str) -> str:
+def at_line(problem: str) -> str:
     """Return a message that begins with the line of the script that is running."""
     frames = [Location(code.co_filename, line) for code, line in user_frames()]
     # Decorators of installed packages stand between the script and torch.

@@ -48,7 +48,7 @@ class Points:
     MAKE_SCALER = (torch.amp.GradScaler, "__init__")
 
 
-class _Place:
+class _ReplacedFunction:
     """One function that is replaced at present."""
 
     def __init__(self, owner: Any, name: str) -> None:
@@ -61,7 +61,7 @@ class _Place:
         self._replacement: Any = None
         self.puts: list[Any] = []
         self.arounds: list[tuple[Layer, Around]] = []
-        self.others: list[_Place] = []  # with the same subscribers
+        self.others: list[_ReplacedFunction] = []  # with the same subscribers
 
     def set(self) -> None:
         """Put in place what the present subscribers need; code that has wrapped it since calls them still."""
@@ -96,11 +96,11 @@ class _Place:
         return self._replacement
 
 
-_places: dict[tuple[int, str], _Place] = {}  # of this process
+_places: dict[tuple[int, str], _ReplacedFunction] = {}  # of this process
 
 
-def _place(owner: Any, name: str) -> _Place:
-    return _places.setdefault((id(owner), name), _Place(owner, name))
+def _place(owner: Any, name: str) -> _ReplacedFunction:
+    return _places.setdefault((id(owner), name), _ReplacedFunction(owner, name))
 
 
 def follow_own_calls() -> None:
@@ -140,7 +140,7 @@ class Subscriptions:
         place = _place(owner, name)
         self._add(place, place.puts, value)
 
-    def _add(self, place: _Place, entries: list[Any], entry: Any) -> None:
+    def _add(self, place: _ReplacedFunction, entries: list[Any], entry: Any) -> None:
         def undo() -> None:
             entries.remove(entry)
             place.set()

@@ -23,14 +23,14 @@ def mark_output() -> None:
     if not os.environ.get(CELL_FOLDER) or isinstance(sys.stdout, _Marked):
         return
     for fd, name in ((1, "stdout"), (2, "stderr")):
-        is_read = _watch(fd)
+        is_read = _make_descriptor_check(fd)
         stream, first = getattr(sys, name), getattr(sys, f"__{name}__")
         setattr(sys, name, _Marked(stream, is_read))
         if first is not None:  # to which a script returns that has replaced the stream
             setattr(sys, f"__{name}__", getattr(sys, name) if first is stream else _Marked(first, is_read))
 
 
-def _watch(fd: int) -> Callable[[], bool]:
+def _make_descriptor_check(fd: int) -> Callable[[], bool]:
     """Return a function that says whether a file descriptor leads where it does now. A script may lead it elsewhere."""
 
     def place() -> tuple[int, int] | None:

@@ -107,7 +107,7 @@ def hide_value(name: str, value: str) -> None:
         _values.setdefault(value, "$" + (re.sub(r"[^A-Z0-9]+", "_", _plain(name).upper()).strip("_") or "SECRET"))
 
 
-def hide(words: Sequence[str]) -> list[str]:
+def hide_words(words: Sequence[str]) -> list[str]:
     """Return the words of a command line with a placeholder for each secret, and keep the values in memory."""
     shown: list[str] = []
     used: dict[str, str] = {}

@@ -29,7 +29,7 @@ def load_ipython_extension(shell: Any) -> None:
     def ampcompare(line: str, cell: str) -> Any:
         """Train the code of this cell under each arm and compare; options are those of `ampcompare compare`."""
         try:
-            return run_cell(line, cell, shell.user_ns)
+            return compare_on_notebook_cell(line, cell, shell.user_ns)
         except (AmpCompareError, click.ClickException) as error:
             text = error.format_message() if isinstance(error, click.ClickException) else str(error)
             # One line, without a traceback.
@@ -38,14 +38,14 @@ def load_ipython_extension(shell: Any) -> None:
     shell.register_magic_function(ampcompare, magic_kind="cell", magic_name="ampcompare")
 
 
-def run_cell(line: str, cell: str, variables: Mapping[str, Any]) -> Any:
+def compare_on_notebook_cell(line: str, cell: str, variables: Mapping[str, Any]) -> Any:
     """Compare the arms of a line on the code of a cell; None for options that train nothing, as `--dry-run`.
 
     A line has options of `compare`, and `--with NAME,...` for variables of the kernel; the script's own follow `--`.
     """
     from ampcompare.base.errors import GateFailed, LaunchError
-    from ampcompare.cli.compare_command import FORMS, answer_without_comparing, options_from
-    from ampcompare.cli.forms import check_forms
+    from ampcompare.cli.compare_command import FORMS, options_from, run_instead_of_comparison
+    from ampcompare.cli.forms import resolve_form
     from ampcompare.cli.group import cli
     from ampcompare.experiment.compare import run_comparison
     from ampcompare.experiment.notebook_progress import NotebookProgress
@@ -62,10 +62,10 @@ def run_cell(line: str, cell: str, variables: Mapping[str, Any]) -> Any:
     command = cli.get_command(group, "compare")
     assert command is not None
     with command.make_context("compare", typed, parent=group) as context:
-        asked = check_forms(context, FORMS)
+        asked = resolve_form(context, FORMS)
         options = options_from(context.params)
         options.command = shlex.join(["ampcompare", "compare", *typed])
-        if answer_without_comparing(asked, options, context.params) is not None:
+        if run_instead_of_comparison(asked, options, context.params) is not None:
             return None
         outcome = run_comparison(options, observer=None if context.params["quiet"] else NotebookProgress())
     outcome.write_junit()

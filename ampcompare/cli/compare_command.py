@@ -170,7 +170,7 @@ def command(asked: Form, **parameters: Any) -> int:
 
     as_json, quiet, interval = parameters["as_json"], parameters["quiet"], parameters["progress_interval"]
     options = options_from(parameters)
-    if (code := answer_without_comparing(asked, options, parameters)) is not None:
+    if (code := run_instead_of_comparison(asked, options, parameters)) is not None:
         return code
     notify_seconds = to_seconds("--progress-interval", interval) if interval else None
     with Display(quiet=quiet, bar=not parameters["no_progress"], notify_seconds=notify_seconds) as display:
@@ -240,7 +240,7 @@ def _keep_step_of_script(options: CompareOptions, step: int, *, has_script: bool
     return keep_step(target, settings, step, Path("capsule.pt").absolute())
 
 
-def answer_without_comparing(asked: Form, options: CompareOptions, parameters: dict[str, Any]) -> int | None:
+def run_instead_of_comparison(asked: Form, options: CompareOptions, parameters: dict[str, Any]) -> int | None:
     """Do what is asked for in the place of a comparison, and return the exit code; None for a comparison."""
     from ampcompare.experiment.compare import emit_cells, plan_comparison, try_rows
     from ampcompare.experiment.preflight import require_any_trainable, require_followed_seeds

@@ -29,10 +29,10 @@ details_option = option(
 
 def terminal_text(comparison: Comparison, *, details: bool = False) -> str:
     """Return the report for stdout, in the width and the colors that it has."""
-    from ampcompare.results.report.tables import room
+    from ampcompare.results.report.tables import terminal_width
     from ampcompare.results.report.terminal import Terminal, has_color
 
-    return Terminal(room(), color=has_color(sys.stdout), details=details).render(comparison)
+    return Terminal(terminal_width(), color=has_color(sys.stdout), details=details).render(comparison)
 
 
 def show_comparison(outcome: ComparisonOutcome, *, as_json: bool, quiet: bool, details: bool = False) -> None:

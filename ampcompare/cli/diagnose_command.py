@@ -12,7 +12,7 @@ from ampcompare.backends.arm import parse_arms
 from ampcompare.base.errors import ConfigError
 from ampcompare.cli.forms import Form, form, plain_form
 from ampcompare.cli.help import ARMS, OUTPUT, SCRIPT, option, option_factory
-from ampcompare.cli.launching import ended_by_signals
+from ampcompare.cli.launching import leave_at_signals
 from ampcompare.cli.output import note, text_width
 from ampcompare.cli.settings import WATCHED, ScriptCommand, watched_config, watched_script_options
 from ampcompare.cli.shared_options import SETTING_OPTIONS, json_option, recipe_options
@@ -110,7 +110,7 @@ def command(asked: Form, **parameters: Any) -> int:
     def say(line: str) -> None:
         note(f"ampcompare: {line}")
 
-    with ended_by_signals():
+    with leave_at_signals():
         if config.script is not None and parameters["preflight"]:
             try_configs([config], say)
         folder = parameters["output_dir"]
@@ -134,7 +134,7 @@ def _print_outlook(parameters: dict[str, Any]) -> int:
     def say(line: str) -> None:
         note(f"ampcompare: {line}")
 
-    with ended_by_signals():
+    with leave_at_signals():
         found = look_ahead(options, say)
         folder = parameters["output_dir"]
         for path in write_result(found, Path(folder), ("json", "html")) if folder else ():

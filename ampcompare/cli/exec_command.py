@@ -206,13 +206,13 @@ def _run_here(call: ScriptCall, ledger: bool, options: dict[str, Any]) -> int:
     from ampcompare.base.environment.extras import require_torch
 
     require_torch()
-    from ampcompare.results.analysis.pairing.declared import update_options
+    from ampcompare.results.analysis.pairing.declared import options_of_updates
     from ampcompare.script.legacy.execute import execute
 
     arm, record, weights = options["arm"], options["record"], options["first_weights"]
     target = call.target
     is_cell = CELL_FOLDER in os.environ  # whose record the parent reads
-    looks = ledger or (arm is not None and not is_cell and bool(update_options(Arm.parse(arm))))
+    looks = ledger or (arm is not None and not is_cell and bool(options_of_updates(Arm.parse(arm))))
     # The script may change its folder, and processes that it starts run in others.
     options["record"] = None if record is None else os.path.abspath(record)
     options["first_weights"] = None if weights is None else os.path.abspath(weights)

@@ -93,12 +93,12 @@ def command(asked: Form, **parameters: Any) -> int:
 
 def _train_briefly(config: RunConfig) -> Ledger:
     """Train a script for some steps, and return in which types."""
-    from ampcompare.experiment.launch.script.listing import brief_record
+    from ampcompare.experiment.launch.script.listing import record_brief_run
     from ampcompare.experiment.option_checks import check_cells
 
     check_cells([config])
     with tempfile.TemporaryDirectory() as folder:
-        record = brief_record(config, Path(folder))
+        record = record_brief_run(config, Path(folder))
     if record.ledger is None:
         raise LaunchError(f"{config.arm}: {record.error or 'the script has made no step'}")
     return record.ledger

@@ -11,7 +11,7 @@ from ampcompare.api.diagnosis import find_batch as api_find_batch
 from ampcompare.backends.arm import parse_arms
 from ampcompare.base.errors import ConfigError
 from ampcompare.cli.help import ARMS, MACHINE, Command, option, option_factory
-from ampcompare.cli.launching import ended_by_signals
+from ampcompare.cli.launching import leave_at_signals
 from ampcompare.cli.output import note
 from ampcompare.cli.settings import request_from
 from ampcompare.cli.shared_options import json_option, recipe_options
@@ -71,7 +71,7 @@ def command(**parameters: Any) -> int:
         )
     from ampcompare.experiment.find_batch import BatchSearch, configs_of, search_batches
     from ampcompare.results.records.run import dump_json
-    from ampcompare.results.report.tables import listing_table, room
+    from ampcompare.results.report.tables import listing_table, terminal_width
 
     config = collect_settings(request_from({**parameters, "arm_text": None}), FIND_BATCH, one_run=True).config
     arms = [str(arm) for arm in parse_arms(parameters["arms"] or ("fp32",))]
@@ -82,14 +82,16 @@ def command(**parameters: Any) -> int:
         note=note,
         preflight=parameters["preflight"],
     )
-    with ended_by_signals():
+    with leave_at_signals():
         limits = search_batches(search, parameters["gpus"])
     if parameters["as_json"]:
         click.echo(dump_json([asdict(limit) for limit in limits]))
     else:
         click.echo(
             listing_table(
-                _limit_rows(limits), ["arm", "largest batch", "peak MiB", "next tried", "does not fit"], room()
+                _limit_rows(limits),
+                ["arm", "largest batch", "peak MiB", "next tried", "does not fit"],
+                terminal_width(),
             )
         )
     return 0

@@ -9,7 +9,7 @@ import click
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.files.write import write_atomically
 from ampcompare.cli.help import COMPARISON, OUTPUT, option
-from ampcompare.cli.launching import ended_by_signals
+from ampcompare.cli.launching import leave_at_signals
 from ampcompare.cli.output import note
 from ampcompare.cli.settings import ScriptCommand
 from ampcompare.cli.values import FILE
@@ -40,7 +40,7 @@ def command(script: list[str] | None, steps: int | None, seed: int, output: str)
     if script is None:
         raise ConfigError("floor trains a script: ampcompare floor [OPTIONS] -- SCRIPT ARGS...")
     require_torch()
-    with ended_by_signals():
+    with leave_at_signals():
         envelope = find_floor(script_config(script), seed=seed, steps=steps, say=note)
     write_atomically(Path(output), envelope.text())
     click.echo(f"floor: {output}; judge other steps by it: ampcompare judge STEPS --against {output}")

@@ -69,7 +69,7 @@ def asked_form(forms: Sequence[Form], values: Mapping[str, Any]) -> Form:
     return next(each for each in forms if each.is_asked(values))
 
 
-def check_forms(context: click.Context, forms: Sequence[Form]) -> Form:
+def resolve_form(context: click.Context, forms: Sequence[Form]) -> Form:
     """Return the form that a call asks for; refuse an option that does not act in it.
 
     Args:

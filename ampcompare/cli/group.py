@@ -12,7 +12,7 @@ from ampcompare.base.errors import AmpCompareError, close_matches
 from ampcompare.base.version import __version__
 from ampcompare.cli import COMMANDS, SUMMARY, overview
 from ampcompare.cli.help import OLD_NAMES, variable_name
-from ampcompare.cli.output import describe_unforeseen, discard_buffered_output, note
+from ampcompare.cli.output import discard_buffered_output, note, write_traceback
 
 INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h
 SILENT_SECONDS = 2.0
@@ -132,12 +132,12 @@ def run_group(arguments: list[str] | None = None) -> int:
         what = "cannot write the output: " if error.filename is None else f"{str(error.filename)[:300]}: "
         return _print_error(f"{what}{error.strerror or error}", 4)
     except Exception as error:
-        from ampcompare.base.environment.extras import missing_package
-        from ampcompare.base.environment.torch_names import missing_torch_name
+        from ampcompare.base.environment.extras import missing_package_error
+        from ampcompare.base.environment.torch_names import missing_torch_name_error
 
-        if missing := missing_package(error) or missing_torch_name(error):
+        if missing := missing_package_error(error) or missing_torch_name_error(error):
             return _print_error(str(missing), missing.exit_code)
-        return _print_error(describe_unforeseen(error), INTERNAL_ERROR)
+        return _print_error(write_traceback(error), INTERNAL_ERROR)
 
 
 def _print_error(message: str, code: int) -> int:

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 import click
 
 from ampcompare.api.arguments import texts_of
-from ampcompare.cli.forms import Form, check_forms
+from ampcompare.cli.forms import Form, resolve_form
 from ampcompare.cli.values import Choice
 
 GROUPS = (
@@ -151,7 +151,7 @@ class Command(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         if self.forms:
-            ctx.params["asked"] = check_forms(ctx, self.forms)
+            ctx.params["asked"] = resolve_form(ctx, self.forms)
         return super().invoke(ctx)
 
     def get_help_option_names(self, ctx: click.Context) -> list[str]:

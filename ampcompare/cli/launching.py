@@ -52,9 +52,9 @@ def launch_options(function: Function) -> Function:
 
 def count_processes(parameters: Mapping[str, Any]) -> int | None:
     """Return the number of processes that flags, or the launcher of this process, ask for; None if neither does."""
-    from ampcompare.base.environment.ranks import world_of
+    from ampcompare.base.environment.ranks import read_distributed_env
 
-    world = world_of(url=parameters.get("dist_url"))
+    world = read_distributed_env(url=parameters.get("dist_url"))
     requested: int | None = parameters["nproc_per_node"]
     if world is None:
         return requested
@@ -99,7 +99,7 @@ def save_at_signals(launcher: Launcher) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def ended_by_signals() -> Iterator[None]:
+def leave_at_signals() -> Iterator[None]:
     """Leave the block at SIGTERM and SIGHUP as at an error, so that what it has started is ended too."""
 
     def end(name: str) -> None:
@@ -116,7 +116,7 @@ def _at_signals(act: Callable[[str], None]) -> Iterator[None]:
     What `act` raises leaves the block, also where it has come up in a library that makes another error of it, as a
     module in C does of what interrupts an import.
     """
-    from ampcompare.experiment.launch.stop_signal import end_signals
+    from ampcompare.experiment.launch.stop_signal import end_signals_handled
 
     raised: list[Ended] = []
 
@@ -128,13 +128,10 @@ def _at_signals(act: Callable[[str], None]) -> Iterator[None]:
             raised.append(error)
             raise
 
-    before = [(number, signal.signal(number, end)) for number in end_signals()]
-    try:
-        yield
-    except Exception as error:
-        if raised and not isinstance(error, AmpCompareError):
-            raise raised[0] from error
-        raise
-    finally:
-        for number, handler in before:
-            signal.signal(number, handler)
+    with end_signals_handled(end):
+        try:
+            yield
+        except Exception as error:
+            if raised and not isinstance(error, AmpCompareError):
+                raise raised[0] from error
+            raise

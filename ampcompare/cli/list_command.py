@@ -41,25 +41,25 @@ def command(what: str, folder: str | None) -> int:
     if folder is not None:
         raise ConfigError(f"FOLDER is for list runs; list {what} takes none")
     from ampcompare.experiment.choices import list_choices
-    from ampcompare.results.report.tables import listing_table, room
+    from ampcompare.results.report.tables import listing_table, terminal_width
 
     for name, rows in list_choices().items():
         if what in (name, "all"):
             shown = [[item, "yes" if available else "no", reason] for item, available, reason in rows]
-            click.echo(listing_table(shown, [name, "available", "what it is, or why not"], room()) + "\n")
+            click.echo(listing_table(shown, [name, "available", "what it is, or why not"], terminal_width()) + "\n")
     return 0
 
 
 def _list_runs(folder: str | None) -> int:
     from ampcompare.experiment.run_directory import DEFAULT_FOLDER, find_runs
-    from ampcompare.results.report.tables import listing_table, room
+    from ampcompare.results.report.tables import listing_table, terminal_width
 
     root = Path(folder) if folder is not None else DEFAULT_FOLDER
     found = find_runs(root) if folder is not None or root.is_dir() else []
     if not found:
         click.echo(f"no run directories in {root.absolute()}; ampcompare compare makes one", err=True)
         return 0
-    click.echo(listing_table([run_row(run.brief()) for run in found], RUN_HEADERS, room()))
+    click.echo(listing_table([run_row(run.brief()) for run in found], RUN_HEADERS, terminal_width()))
     return 0
 
 

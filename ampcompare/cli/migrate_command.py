@@ -159,7 +159,7 @@ def _migrate_paths(paths: tuple[str, ...], torch_version: str | None, *, write: 
     waiting: list[Path] = []
     loads = False
     for path in files:
-        result = migrate_file(path, must_parse=path in named, examine=find_mistakes, versions=versions)
+        result = migrate_file(path, must_parse=path in named, examine=find_mistakes, versions=versions, within=paths)
         if result.fault is not None:
             fail(result.lines()[0])
             continue

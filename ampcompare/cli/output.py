@@ -69,7 +69,7 @@ def open_standard_streams() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # what Latin-1 or a code page cannot hold, as on stderr
 
 
-def describe_unforeseen(error: Exception) -> str:
+def write_traceback(error: Exception) -> str:
     """Write the traceback of an error that no part of the program expects to a file; return one line that names it."""
     import tempfile
     import traceback

@@ -9,7 +9,7 @@ import click
 from ampcompare.api.diagnosis import profile as api_profile
 from ampcompare.backends.arm import parse_arms
 from ampcompare.cli.help import ARMS, OUTPUT, SCRIPT, default_of, option, option_factory
-from ampcompare.cli.launching import ended_by_signals
+from ampcompare.cli.launching import leave_at_signals
 from ampcompare.cli.output import note, text_width
 from ampcompare.cli.settings import ScriptCommand, watched_config, watched_script_options
 from ampcompare.cli.shared_options import json_option, recipe_options
@@ -76,7 +76,7 @@ def command(**parameters: Any) -> int:
     def say(line: str) -> None:
         note(f"ampcompare: {line}")
 
-    with ended_by_signals():
+    with leave_at_signals():
         if options.reference.script is not None and parameters["preflight"]:
             try_configs(configs, say, min_steps=steps_needed(options.steps, options.profiled))
         folder = parameters["output_dir"]

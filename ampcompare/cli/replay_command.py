@@ -8,7 +8,7 @@ import click
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.cli.help import COMPARISON, option
-from ampcompare.cli.launching import ended_by_signals
+from ampcompare.cli.launching import leave_at_signals
 from ampcompare.cli.output import note, text_width
 from ampcompare.cli.settings import ScriptCommand
 from ampcompare.cli.shared_options import json_option
@@ -62,7 +62,7 @@ def command(
         config = script_config(own)
     except ConfigError as error:
         raise ConfigError(f"{error}; the capsule was kept there, so call replay where its script is") from None
-    with ended_by_signals():
+    with leave_at_signals():
         found = replay(Path(capsule), facts, sides, config, lambda line: note(f"ampcompare: {line}"))
     if as_json:
         click.echo(dump_json([one.data() for one in found]))

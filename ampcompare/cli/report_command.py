@@ -21,7 +21,7 @@ from ampcompare.cli.help import ARMS, OUTPUT, Command, option
 from ampcompare.cli.output import say
 from ampcompare.cli.values import FILE, FILE_OR_FOLDER, Choice
 from ampcompare.results.report.base import FORMATS, Reporter, log_links
-from ampcompare.results.report.tables import room
+from ampcompare.results.report.tables import terminal_width
 from ampcompare.results.report.terminal import has_color
 
 SUFFIXES = {
@@ -138,7 +138,7 @@ class _ReportTarget:
         """Return what renders it, for a terminal in the width and the colors that it has."""
         if self.file is not None:
             return FORMATS[self.form].reporter(details=details)
-        return FORMATS[self.form].reporter(room(), color=has_color(sys.stdout), details=details)
+        return FORMATS[self.form].reporter(terminal_width(), color=has_color(sys.stdout), details=details)
 
     def with_file(self, run: Path | None) -> _ReportTarget:
         """Return the target with a file for a page that is shown and has none: that of its run directory."""

@@ -88,7 +88,7 @@ def command(asked: Form, **parameters: Any) -> int:
     as_json, quiet = parameters["as_json"], parameters["quiet"]
     sources = settings_sources_from(parameters)
     if (name := parameters["first_weights"]) is not None:
-        sources = sources.begin_from(name, parse_stacks(parameters["stacks"]))
+        sources = sources.with_first_weights(name, parse_stacks(parameters["stacks"]))
     config = sources.config.model_copy(update={"stack": _stack_of(parameters)})
     options = options_by_name(RunOptions, parameters, config=config)
     if asked is LIST_METRICS:

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
-from ampcompare.base.secrets import hide
+from ampcompare.base.secrets import hide_words
 from ampcompare.cli.help import (
     ARMS,
     CHECKPOINTS,
@@ -293,7 +293,7 @@ def number_or_text(value: str | None) -> float | str | None:
 
 def typed_command() -> str:
     """Return the command line of this process, as it would be typed, with placeholders for secrets."""
-    return shlex.join(["ampcompare", *hide(sys.argv[1:])])
+    return shlex.join(["ampcompare", *hide_words(sys.argv[1:])])
 
 
 def stack_option(option_of: OptionOf) -> Callable[[Function], Function]:

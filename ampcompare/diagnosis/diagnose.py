@@ -15,7 +15,7 @@ from ampcompare.diagnosis.operation_watch import FP16_LARGEST
 from ampcompare.diagnosis.options import DiagnoseOptions
 from ampcompare.diagnosis.product_formats import diagnose_formats
 from ampcompare.diagnosis.ranges import HALF, counts_of, make_range
-from ampcompare.diagnosis.remedies import Tested, diagnosis_with_cure, verdict_of
+from ampcompare.diagnosis.remedies import Tested, diagnosis_with_cure, verdict_sentence
 from ampcompare.diagnosis.watched_loop import watch_loop
 from ampcompare.results.records.diagnosis import Diagnosis, FaultKind, Headroom
 from ampcompare.training.device import resolve_device
@@ -141,7 +141,7 @@ def diagnosis_of_observation(
         steps=observation.steps,
         skipped=observation.skipped,
         observed=[facts.index for facts in observation.facts],
-        reference=None if reference is None else ("float64" if reference is torch.float64 else "float32"),
+        reference=None if reference is None else str(reference).removeprefix("torch."),
         modules=observation.modules,
         places=list(observation.reports("forward", "backward")),
         weights=list(observation.reports("weight")),
@@ -152,7 +152,7 @@ def diagnosis_of_observation(
         faults=find_faults(observation, left_out),
         notes=[*notes, *_diagnosis_notes(arm, observation)],
     )
-    return found.model_copy(update={"verdict": verdict_of(arm, found)})
+    return found.model_copy(update={"verdict": verdict_sentence(arm, found)})
 
 
 def _diagnosis_notes(arm: Arm, observation: Observation) -> Iterator[str]:

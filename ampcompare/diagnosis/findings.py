@@ -19,6 +19,8 @@ HARM_IN_BF16 = 0.9  # whose three bits less make half of a gradient noise in a s
 UNDERFLOW = 0.1  # share of a wrong gradient that is zero in the arm alone, from which that is called the cause
 NEGLIGIBLE = 0.1  # of the largest gradient of a module: a smaller one may be what sums that cancel have left
 AMPLIFIED = 1 / 8  # of the error of a function's result, from which its argument's rounding is the cause
+PERIODIC = ("sin", "cos", "tan")  # of positions, times and frequencies: what is wrong there is so in each step
+MIN_TURN = 0.25  # error of a periodic function; in sound networks, with random features or sines, a tenth of it
 FALL = 8  # times below a scale that was applied, more than the gradients of a sound training grow in its first steps
 SMALL_SCALE = ("underflow", "rounding")  # which a loss scale that has fallen leads to
 MAX_CHAIN = 12
@@ -121,6 +123,29 @@ def _faults_of_step(facts: StepFacts) -> Iterator[Fault]:
         yield _inexact_fault(facts, [(facts.step.loss or 0, loss)])
     elif (swallowed := _find_swallowed(events, harm)) is not None:
         yield _swallowed_overflow_fault(facts, *swallowed)
+    elif (amplified := _find_amplified(events)) is not None:
+        yield _inexact_fault(facts, [amplified])
+
+
+def _find_amplified(events: Sequence[Event]) -> tuple[int, Event] | None:
+    """Return a result that is wrong since a function amplifies one rounding of its argument; None without.
+
+    That is a gradient that is wrong by more than half of its size, as it also may be in a sound network in bf16, or a
+    periodic function: of positions or timesteps that 16 bits cannot tell apart, which gradients show in part only.
+    """
+    gradients = [event for event in events if event.key[3] == "gradient"]
+
+    def is_candidate(event: Event) -> bool:
+        _, operation, _, phase = event.key
+        if phase == "gradient":
+            return _is_wrong(event, gradients, HARM)
+        return phase == "forward" and operation in PERIODIC and error_of(event) > MIN_TURN
+
+    caused: list[tuple[int, Event]] = []
+    for at, event in enumerate(events):
+        if is_candidate(event) and _rounded_argument(events, _error_origin(events, at)) is not None:
+            caused.append((at, event))
+    return max(caused, key=lambda pair: _finite_error(pair[1]), default=None)
 
 
 def _find_swallowed(events: Sequence[Event], harm: float) -> tuple[int, int] | None:
@@ -135,7 +160,7 @@ def _find_swallowed(events: Sequence[Event], harm: float) -> tuple[int, int] | N
             continue
         before = [origins[source] for source in event.sources if source in origins]
         if _is_nonfinite(event):
-            if before or _is_narrow(event):
+            if before or _is_finite_in_fp32(event):
                 origins[at] = min(before, default=at)
         elif before and error_of(event) > harm:
             return min(before), at
@@ -179,7 +204,7 @@ def _overflow_fault(facts: StepFacts, at: int) -> Fault:
     events = facts.step.events
     origin = min(_nonfinite_origins(events, [at]))
     name = place_of(events[origin].key).name
-    if _is_narrow(events[origin]):
+    if _is_finite_in_fp32(events[origin]):
         text = f"{name} is the first result that is not finite"
         reason = reason_of(events, origin)
         return _make_fault("overflow", facts, origin, text, _places_onward(events, origin, at), reason=reason)
@@ -205,7 +230,7 @@ def _gradient_overflow_fault(
     events = facts.step.events
     origin = min(_nonfinite_origins(events, broken))
     first = events[origin]
-    kind: FaultKind = "gradient overflow" if _is_narrow(first) else "not precision"
+    kind: FaultKind = "gradient overflow" if _is_finite_in_fp32(first) else "not precision"
     when = f"at loss scale {facts.scale:g}"
     if fallen_from is not None:
         when += f", which has fallen from {fallen_from:g}"
@@ -289,7 +314,20 @@ def _rounded_argument(events: Sequence[Event], origin: int) -> int | None:
             break
         at = before[0]
     is_amplified = at != origin and error_of(events[at]) < large * AMPLIFIED
-    return at if is_amplified and events[at].key[3] == "forward" else None
+    return _rounded_before(events, at) if is_amplified and events[at].key[3] == "forward" else None
+
+
+def _rounded_before(events: Sequence[Event], rounded: int) -> int:
+    """Return where half of the error of a rounded result or more was made on an earlier line, as by a cast."""
+    at = first = rounded
+    while True:
+        least = error_of(events[rounded]) / 2
+        before = [source for source in events[at].sources if source < at and error_of(events[source]) >= least]
+        if len(before) != 1:
+            return first
+        at = before[0]
+        if _module_and_line(events[at]) != _module_and_line(events[rounded]) and own_error_of(events[at]) >= least:
+            first = at
 
 
 def _distance_text(event: Event) -> str:
@@ -341,7 +379,7 @@ def _is_nonfinite(event: Event) -> bool:
     return counts_of(event.row)[1] > 0 and not event.constant
 
 
-def _is_narrow(event: Event) -> bool:
+def _is_finite_in_fp32(event: Event) -> bool:
     """Return whether a result is finite in the wide run, or, without one, is of a 16-bit type."""
     return event.dtype in HALF if event.errors is None or event.key[3] == "weight" else math.isfinite(event.errors[1])
 
@@ -366,7 +404,7 @@ def _deciding_origin(events: Sequence[Event], end: int) -> int | None:
 
     behind = _walked_back([end], before)
     deciding = {one for at in behind for one in events[at].decided if _is_nonfinite(events[one])}
-    return min((one for one in _nonfinite_origins(events, deciding) if _is_narrow(events[one])), default=None)
+    return min((one for one in _nonfinite_origins(events, deciding) if _is_finite_in_fp32(events[one])), default=None)
 
 
 def _error_origin(events: Sequence[Event], end: int) -> int:

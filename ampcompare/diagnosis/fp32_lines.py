@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 
 from ampcompare.diagnosis.ranges import HALF
 from ampcompare.diagnosis.sites import calling_line
-from ampcompare.training.precision.keep_fp32 import without_casts
+from ampcompare.training.precision.keep_fp32 import casts_off_factory
 
 UNCHANGED = frozenset(("__get__", "detach", "backward", "requires_grad_", "float"))
 CASTS = frozenset(("to", "half", "bfloat16", "type"))
@@ -74,7 +74,7 @@ def _without_casts() -> ExitStack:
         if torch.is_autocast_enabled(device_type):
             stack.enter_context(torch.autocast(device_type, enabled=False))
     if "ampcompare.apex.amp" in sys.modules:
-        stack.enter_context(without_casts(sys.modules["ampcompare.apex.amp"])())
+        stack.enter_context(casts_off_factory(sys.modules["ampcompare.apex.amp"])())
     return stack
 
 

@@ -83,7 +83,8 @@ class Fp32Reference:
         if tensor.is_contiguous() and tensor.numel() == size and wide.is_contiguous() and wide.dtype is self.dtype:
             flat = wide.reshape(-1)
         else:
-            flat = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage).to(self.dtype)
+            narrow = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage)
+            flat = narrow.to(self.dtype, copy=True)  # a tensor of the wide type too: the arm's values stay
             flat.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset()).copy_(wide)
         self._wide[storage._cdata] = (StorageWeakRef(storage), flat)
         self._added += 1

@@ -19,12 +19,12 @@ from ampcompare.base.errors import AmpCompareError, ConfigError
 from ampcompare.base.formatting import printable
 from ampcompare.diagnosis.diagnose import diagnose_loop
 from ampcompare.diagnosis.findings import HARM, HARM_IN_BF16, NEGLIGIBLE
-from ampcompare.diagnosis.loops import Conditions, Loop, trained_under
+from ampcompare.diagnosis.loops import Conditions, Loop, isolated_precision
 from ampcompare.diagnosis.observation import relative_error
-from ampcompare.diagnosis.remedies import conclusion_of
+from ampcompare.diagnosis.remedies import conclusion_sentence
 from ampcompare.diagnosis.sites import shown_line
 from ampcompare.diagnosis.step_watch import MAX_SKIPPED
-from ampcompare.diagnosis.watched_precision import Enough
+from ampcompare.diagnosis.watched_precision import StepsDone
 from ampcompare.results.records.diagnosis import Diagnosis, FaultKind, PlaceReport
 from ampcompare.training.device import resolve_device
 from ampcompare.training.precision.base import Precision, PrecisionWrapper, StepOutcome, owned_params
@@ -186,7 +186,7 @@ class _Check:
 
     def arm(self, arm: Arm | str) -> Held:
         __tracebackhide__ = True
-        arm = _undoable(Arm.parse(arm) if isinstance(arm, str) else arm)
+        arm = _arm_with_undoable_patches(Arm.parse(arm) if isinstance(arm, str) else arm)
         reference = self._in_fp32()
         captured = self._run(arm)
         figures = self._figures(captured, reference)
@@ -195,7 +195,7 @@ class _Check:
         )
         far = [figure for figure in figures if not figure.holds]
         if diagnosis.faults or far:
-            text = "\n".join(_failure_message(arm, diagnosis, far))
+            text = "\n".join(_failure_lines(arm, diagnosis, far))
             if self.name:  # what runs in no module inside of the subject runs in the subject itself
                 text = text.replace("outside of modules", f"of {self.name}")
             raise DoesNotHold(text, str(arm), figures, diagnosis)
@@ -223,11 +223,11 @@ class _Check:
 
     def _run(self, arm: Arm, rounding: _Rounding | None = None) -> _Capture:
         __tracebackhide__ = True
-        with trained_under(arm, self.conditions) as precision:
+        with isolated_precision(arm, self.conditions) as precision:
             captured = _Capture(precision, self.conditions.steps, rounding)
             try:
                 self.loop(captured)
-            except Enough:
+            except StepsDone:
                 pass
             except Exception as error:
                 if arm == FP32 or isinstance(error, AmpCompareError):
@@ -251,7 +251,7 @@ class _Check:
         return [Figure(name, errors[name], allowed[name], captured.dtypes.get(name, "none")) for name in reference]
 
 
-def _undoable(arm: Arm) -> Arm:
+def _arm_with_undoable_patches(arm: Arm) -> Arm:
     """Return an arm whose patches of torch can be undone: for O1, ampcompare's own engine unless one is named."""
     if arm.options.get("opt_level") in PATCHING and "engine" not in arm.options:
         return Arm.parse(f"{arm},engine=compat")
@@ -270,10 +270,10 @@ def _place_of(error: BaseException, modules: Mapping[int, str]) -> str:
     return " ".join(filter(None, [f"in {module}" if module else "", f"({line})" if line else ""]))
 
 
-def _failure_message(arm: Arm, diagnosis: Diagnosis, far: Sequence[Figure]) -> list[str]:
+def _failure_lines(arm: Arm, diagnosis: Diagnosis, far: Sequence[Figure]) -> list[str]:
     far = sorted(far, key=lambda one: -one.error / one.tolerance)
     if diagnosis.faults:
-        lines = [f"{arm} does not hold: {conclusion_of(diagnosis)}"]
+        lines = [f"{arm} does not hold: {conclusion_sentence(diagnosis)}"]
         lines += [f"  into it: {printable(text, 200)}" for text in diagnosis.faults[0].inputs]
         if diagnosis.faults[0].chain:
             lines.append(f"  chain: {' > '.join(diagnosis.faults[0].chain)}")
@@ -341,7 +341,7 @@ class _Rounding:
 
 
 class _Capture(PrecisionWrapper):
-    """Keeps loss, outputs and gradients of the first applied update, and raises `Enough` after the last one."""
+    """Keeps loss, outputs and gradients of the first applied update, and raises `StepsDone` after the last one."""
 
     def __init__(self, inner: Precision, steps: int, rounding: _Rounding | None = None) -> None:
         super().__init__(inner)
@@ -401,7 +401,7 @@ class _Capture(PrecisionWrapper):
         self._made += applied
         self.skipped += not applied
         if self._made >= self._steps or self.skipped > MAX_SKIPPED:
-            raise Enough
+            raise StepsDone
         return outcome
 
     def _keep_gradients(self, optimizer: Optimizer) -> None:

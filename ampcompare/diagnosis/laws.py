@@ -71,7 +71,11 @@ def outlook_of(arm: Arm, prefix: Prefix, twin: float | None) -> ArmOutlook:
         why = "what the noise of products in 8 or 4 bits costs depends on how far the loss still falls"
         return ArmOutlook(arm=name, word="cannot know", part="products", why=why)
     found = ArmOutlook(arm=name, word="no fault in sight")
-    if roles.weights in prefix.shares and not roles.masters and roles.update == "nearest":
+    rounds_weights = roles.weights != "fp32" and not roles.masters and roles.update == "nearest"
+    if (rounds_weights or roles.state != "fp32") and not prefix.shares:
+        why = f"the training ended after {prefix.steps} steps, too few to measure what rounding loses of an update"
+        return ArmOutlook(arm=name, word="cannot know", part="weights" if rounds_weights else "state", why=why)
+    if rounds_weights and roles.weights in prefix.shares:
         found = _outlook_by_weights(arm, roles, prefix)
     if found.word == "no fault in sight":
         return _outlook_by_state(arm, roles, prefix) or found

@@ -33,7 +33,7 @@ class Conditions:
 
 
 @contextmanager
-def trained_under(
+def isolated_precision(
     arm: Arm, conditions: Conditions, beneath: Callable[[], AbstractContextManager[Any]] = nullcontext
 ) -> Iterator[Precision]:
     """Yield the precision of an arm with torch seeded and warnings off; at the end torch is as it was before.

@@ -123,7 +123,9 @@ def relative_error(difference: float, size: float) -> float:
         return 0.0  # the wide run is not finite either
     if not math.isfinite(difference):
         return math.inf
-    return float(difference / size) if size else (math.inf if difference else 0.0)
+    if size:
+        return float(difference / size)
+    return math.inf if difference else 0.0
 
 
 def _worst_of(known: float | None, value: float) -> float:

@@ -196,7 +196,9 @@ class OperationWatch(TorchDispatchMode):
         given = [value for value in tensors if value.is_floating_point()]
         decided = self._behind(tensors) if len(given) < len(tensors) else frozenset()
         key = (module, _operation(func), where, phase)
-        exact, own, written = None, None, []
+        exact = None
+        own = None
+        written = []
         if self.reference is not None:
             # As `no_modes`, at less cost: nothing records gradients here anyway.
             with torch._C.DisableTorchFunction(), torch._C._DisableAutocast(), torch._C._DisableTorchDispatch():
@@ -319,7 +321,8 @@ def _tensors(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
     found: list[Tensor] = []
-    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
+    items = value.values() if isinstance(value, dict) else value
+    for item in items if isinstance(value, dict | list | tuple) else ():
         if isinstance(item, Tensor):  # by far the most
             found.append(item)
         elif isinstance(item, list | tuple | dict):

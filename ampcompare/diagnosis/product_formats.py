@@ -17,13 +17,13 @@ from torch.optim import Optimizer
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.gemm import LAST
 from ampcompare.base.errors import ConfigError
-from ampcompare.diagnosis.loops import Conditions, Loop, trained_under
-from ampcompare.diagnosis.remedies import verdict_of
-from ampcompare.diagnosis.watched_precision import Enough, StepObserver, WatchedPrecision
+from ampcompare.diagnosis.loops import Conditions, Loop, isolated_precision
+from ampcompare.diagnosis.remedies import verdict_sentence
+from ampcompare.diagnosis.watched_precision import StepObserver, StepsDone, WatchedPrecision
 from ampcompare.results.records.diagnosis import Cure, Diagnosis, Fault, FormatError, Place, Trial
-from ampcompare.training.precision.base import PrecisionWrapper, Prepared, StepOutcome, all_applied
+from ampcompare.training.precision.base import PrecisionWrapper, Prepared, StepOutcome, applied_outcome
 from ampcompare.training.precision.gemm import FormatForward, Gemm
-from ampcompare.training.twin import change_weights
+from ampcompare.training.twin import perturb_weights
 
 OUTSTANDING = 5.0  # times the error of the next layer
 CURED = 0.5  # of the gap to bf16 that is gone
@@ -59,10 +59,10 @@ class _LastStep(PrecisionWrapper):
         self.layers = {one.name: one for module in modules if isinstance(one := module.forward, FormatForward)}
         for layer in self.layers.values():
             layer.rounded_alone = ()
-        self._arrive()
+        self._prepare_last_step()
         return prepared, stepped
 
-    def _arrive(self) -> None:
+    def _prepare_last_step(self) -> None:
         """Before the last step, take the weights of the training or keep them, and round one product."""
         if self._left > 1:
             return
@@ -87,10 +87,10 @@ class _LastStep(PrecisionWrapper):
         if self._left == 1:
             params = [param for optimizer in optimizers for param in self.inner.unscale(optimizer)]
             self.gradient = torch.cat([param.grad.double().flatten() for param in params if param.grad is not None])
-            raise Enough
-        outcome = all_applied(len(optimizers)) if self._skips else super().step(*optimizers)
+            raise StepsDone
+        outcome = applied_outcome(len(optimizers)) if self._skips else super().step(*optimizers)
         self._left -= 1
-        self._arrive()
+        self._prepare_last_step()
         return outcome
 
 
@@ -121,7 +121,7 @@ class _Twin(WatchedPrecision):
     """Trains from weights that are changed by one part in 512, before an arm makes masters of them."""
 
     def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
-        change_weights(param for model in models for param in model.parameters())
+        perturb_weights(param for model in models for param in model.parameters())
         return super()._prepare(models, optimizers)
 
 
@@ -161,15 +161,15 @@ def diagnose_formats(loop: Loop, arm: Arm, conditions: Conditions, *, subject: s
     )
     if found.faults and cures:
         found = _diagnosis_with_proof(found, loop, arm, conditions, kept)
-    return found.model_copy(update={"verdict": verdict_of(arm, found)})
+    return found.model_copy(update={"verdict": verdict_sentence(arm, found)})
 
 
 def _measure_product(
     loop: Loop, arm: Arm, conditions: Conditions, rounded: tuple[str, str] | None, weights: list[Tensor] | None
 ) -> _LastStep:
-    with trained_under(arm, conditions) as precision:
+    with isolated_precision(arm, conditions) as precision:
         measured = _LastStep(cast(Gemm, precision), conditions.steps, rounded, weights)
-        with suppress(Enough):
+        with suppress(StepsDone):
             loop(measured)
     if not len(measured.gradient):
         raise ConfigError(f"the loop made fewer than {conditions.steps} steps, or one without gradients; give fewer")
@@ -197,7 +197,9 @@ def _diagnosis_with_proof(
     """Return a diagnosis with what training with the layer in bf16 showed, next to the arm, bf16 and its twin."""
     name = found.faults[0].place.module
     own = str(arm.options.get("keep", LAST))
-    patterns = list(kept) if own == LAST else [] if own == "none" else own.split("|")
+    patterns = [] if own == "none" else own.split("|")
+    if own == LAST:
+        patterns = list(kept)
     cured = arm.with_options(keep="|".join(dict.fromkeys([*patterns, name])))
     plain = Arm.make(arm.backend, format="bf16", over=arm.options.get("over"), keep="none")
     base = _train(loop, plain, conditions)
@@ -223,6 +225,6 @@ def _diagnosis_with_proof(
 def _train(loop: Loop, arm: Arm, conditions: Conditions, *, is_twin: bool = False) -> float:
     """Return the mean loss of the last fifth of a training."""
     losses = _Losses(conditions.steps)
-    with trained_under(arm, conditions) as precision, suppress(Enough):
+    with isolated_precision(arm, conditions) as precision, suppress(StepsDone):
         loop((_Twin if is_twin else WatchedPrecision)(precision, losses))
     return losses.tail()

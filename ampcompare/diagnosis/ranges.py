@@ -9,7 +9,11 @@ from ampcompare.results.records.diagnosis import Range
 aten = torch.ops.aten
 BINS = 256  # of the biased exponent of fp32: 0 holds zeros and fp32 subnormals, 255 what is not finite
 BIAS = 127
-ZEROS, LOST, SMALLEST, LARGEST, WIDTH = BINS, BINS + 1, BINS + 2, BINS + 3, BINS + 4
+ZEROS = BINS
+LOST = BINS + 1
+SMALLEST = BINS + 2
+LARGEST = BINS + 3
+WIDTH = BINS + 4
 MAGNITUDE = 0x7FFFFFFF
 NOTHING = MAGNITUDE + 1  # above the bits of every magnitude
 HALF = (torch.float16, torch.bfloat16)

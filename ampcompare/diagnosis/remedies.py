@@ -49,7 +49,7 @@ class Change:
 
     def applied_to(self, arm: Arm) -> Arm:
         names = [name.rpartition(":")[2] for name in self.modules]  # a pattern is of every model
-        kept = [*filter(None, str(arm.options.get("keep_fp32", "")).split("|")), *names]
+        kept = [*filter(None, arm.keep_fp32.split("|")), *names]
         changed = dict(self.options)
         if self.modules:
             changed["keep_fp32"] = "|".join(kept)
@@ -316,20 +316,20 @@ def diagnosis_with_cure(
     if result.change is not None:
         cure = cure_of(arm, result.change, result.functions, device_type)
     found = found.model_copy(update={"trials": result.trials, "cure": cure})
-    return found.model_copy(update={"verdict": verdict_of(arm, found)})
+    return found.model_copy(update={"verdict": verdict_sentence(arm, found)})
 
 
-def verdict_of(arm: Arm, found: Diagnosis) -> str:
+def verdict_sentence(arm: Arm, found: Diagnosis) -> str:
     """Return the result in one sentence that begins with the arm.
 
     Args:
         arm: that was diagnosed.
         found: by `diagnose`, on the same arm.
     """
-    return f"{arm}: {conclusion_of(found)}"
+    return f"{arm}: {conclusion_sentence(found)}"
 
 
-def conclusion_of(found: Diagnosis) -> str:
+def conclusion_sentence(found: Diagnosis) -> str:
     """Return the first fault and what cures it in one sentence; that there is none, where there is none."""
     if not found.faults:
         steps = f"{found.steps} {'step' if found.steps == 1 else 'steps'}"
@@ -349,5 +349,7 @@ def conclusion_of(found: Diagnosis) -> str:
     if cure is None:
         return f"{fault}; {UNCURED}" if found.trials else fault
     changes = [*cure.keeps, *([cure.option] if cure.option else [])]
-    how = "" if cure.option or not cure.keeps else " in bf16" if first.kind == "format" else " in fp32"
+    how = ""
+    if cure.keeps and not cure.option:
+        how = " in bf16" if first.kind == "format" else " in fp32"
     return f"{fault}; {' and '.join(changes)}{how} {'cures' if len(changes) == 1 else 'cure'} it"

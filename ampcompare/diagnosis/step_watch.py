@@ -204,24 +204,24 @@ class UpdateCounter:
 
 def moving_params(optimizer: Optimizer) -> list[tuple[Tensor, Tensor]]:
     """Return what a step will change: the parameters with a learning rate and a dense gradient, and their gradients."""
-    return [
-        (param, param.grad)
-        for group in optimizer.param_groups
-        if rate_of(group) != 0
-        for param in group["params"]
-        if param.grad is not None and not param.grad.is_sparse
-    ]
+    found: list[tuple[Tensor, Tensor]] = []
+    for group in optimizer.param_groups:
+        if rate_of(group) == 0:
+            continue
+        for param in group["params"]:
+            if param.grad is not None and not param.grad.is_sparse:
+                found.append((param, param.grad))
+    return found
 
 
 def _eps_without_value(optimizer: Optimizer) -> dict[int, float]:
     """Return the eps of each fp16 weight in whose type it is zero."""
-    return {
-        id(param): float(group["eps"])
-        for group in optimizer.param_groups
-        if is_zero_eps(group, torch.float16) and group["eps"]
-        for param in group["params"]
-        if param.dtype is torch.float16
-    }
+    found: dict[int, float] = {}
+    for group in optimizer.param_groups:
+        if is_zero_eps(group, torch.float16) and group["eps"]:
+            halves = [param for param in group["params"] if param.dtype is torch.float16]
+            found |= dict.fromkeys(map(id, halves), float(group["eps"]))
+    return found
 
 
 def _count_lost(param: Tensor, before: Tensor, moved: Tensor) -> Tensor:

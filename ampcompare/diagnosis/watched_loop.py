@@ -7,10 +7,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ampcompare.backends.arm import Arm
-from ampcompare.diagnosis.loops import Conditions, Loop, trained_under
+from ampcompare.diagnosis.loops import Conditions, Loop, isolated_precision
 from ampcompare.diagnosis.observation import Observation
 from ampcompare.diagnosis.step_watch import StepWatch
-from ampcompare.diagnosis.watched_precision import Enough, WatchedPrecision
+from ampcompare.diagnosis.watched_precision import StepsDone, WatchedPrecision
 from ampcompare.training.precision.base import Precision, StepOutcome
 
 
@@ -18,7 +18,7 @@ def watch_loop(loop: Loop, arm: Arm, conditions: Conditions, lines: Sequence[str
     """Run `loop` under `arm`, with `lines` in fp32, from its beginning and return what was seen."""
     observation = Observation()
     watch = StepWatch(observation, steps=conditions.steps, reference=conditions.reference, kept_lines=lines)
-    with trained_under(arm, conditions) as precision, closing(watch), suppress(Enough):
+    with isolated_precision(arm, conditions) as precision, closing(watch), suppress(StepsDone):
         loop(ObservedPrecision(precision, watch))
     return observation
 

@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 from ampcompare.training.precision.base import Precision, PrecisionWrapper, StepOutcome
 
 
-class Enough(Exception):
+class StepsDone(Exception):
     """All steps that were asked for are made; it ends the loop."""
 
 
@@ -31,7 +31,7 @@ class StepObserver:
 
 
 class WatchedPrecision(PrecisionWrapper):
-    """Shows the steps of a loop to an observer, and raises `Enough` after the last one."""
+    """Shows the steps of a loop to an observer, and raises `StepsDone` after the last one."""
 
     def __init__(self, inner: Precision, observer: StepObserver) -> None:
         super().__init__(inner)
@@ -54,5 +54,5 @@ class WatchedPrecision(PrecisionWrapper):
         outcome = self.inner.step(*optimizers)
         self.observer.see_update(outcome, optimizers)
         if self.observer.is_over:
-            raise Enough
+            raise StepsDone
         return outcome

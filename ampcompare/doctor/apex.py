@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from ampcompare.base.environment.apex import ApexInstall, find_installed_apex
 from ampcompare.base.processes.call import search_path
-from ampcompare.base.shim.finder import lacks
+from ampcompare.base.shim.finder import missing_submodules
 from ampcompare.base.shim.switch import ShimStatus, shim_status
 from ampcompare.doctor.finding import Check, Verdict, ask
 
@@ -73,7 +73,7 @@ def examine_apex(path: Sequence[str] | None = None, *, folder: Path | None = Non
         remedy = (f"mv {quote(str(install.path))} {aside}", *build)
         return _make_check(install, shim, "namespace", "warning", f"{what}{commit}, not installed", reason, remedy)
     if install.kind == "no_amp" and shim.on:
-        added = ", ".join(lacks(install.path))
+        added = ", ".join(missing_submodules(install.path))
         reason = f"the shim adds {added}, which NVIDIA removed; kernels and contrib are those in {install.path}"
         return _make_check(install, shim, "grafted", "ok", f"{_name_of_install(install)}; the shim is on", reason)
     if install.kind == "no_amp":

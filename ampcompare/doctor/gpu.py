@@ -32,7 +32,7 @@ def has_nvidia_gpu() -> bool:
     return any(DEVICES.glob("nvidia[0-9]*")) or ((DEVICES / "dxg").exists() and WSL_DRIVER.exists())
 
 
-def gains(name: str, capability: tuple[int, int]) -> str:
+def gpu_gains_text(name: str, capability: tuple[int, int]) -> str:
     """Return what an NVIDIA GPU of a compute capability gains from formats below fp32."""
     if "GTX 16" in name:
         return "no tensor cores: fp16 saves memory and some time, bf16 is emulated"
@@ -90,7 +90,7 @@ def _check_gpu(device: dict[str, Any], hip: str | None) -> Check:
     known = "" if free is None else f", {free / GIB:.1f} free"
     capability = "" if hip else f", capability {major}.{minor}"
     value = f"{device['name']}{capability}, {device['total_bytes'] / GIB:.1f} GiB{known}"
-    reason = "ROCm: see its own tables" if hip else gains(device["name"], (major, minor))
+    reason = "ROCm: see its own tables" if hip else gpu_gains_text(device["name"], (major, minor))
     if device["failure"]:
         reason = f"a small fp16 product fails: {device['failure']}. This torch may be built for other GPUs"
         remedy = ("nvidia-smi", "pip install -U torch torchvision")

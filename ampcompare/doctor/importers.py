@@ -89,7 +89,7 @@ class ImportedApex:
         return self.state == "grafted" and engine_has(module)
 
     @property
-    def answers_questions(self) -> bool:
+    def is_findable(self) -> bool:
         """Whether `find_spec("apex")` finds anything."""
         return self.package is not None
 
@@ -113,8 +113,8 @@ def _is_module(package: Path, *parts: str) -> bool:
 def outcome_of(one: ApexImport, importer: Importer, supply: ImportedApex) -> Outcome:
     """Return what becomes of an import."""
     if one.reach == "question":
-        return "finds" if supply.answers_questions else "does without"
-    if one.reach == "asked" and not supply.answers_questions:
+        return "finds" if supply.is_findable else "does without"
+    if one.reach == "asked" and not supply.is_findable:
         return "does without"
     if supply.has(one.module, importer):
         return "finds"

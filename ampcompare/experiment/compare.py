@@ -45,7 +45,7 @@ from ampcompare.experiment.sources import (
     published_beside,
 )
 from ampcompare.results.analysis.effects.accuracy import accuracy_effects, accuracy_margin
-from ampcompare.results.analysis.gates import Check, Gate, VerdictGate, check_gates, parse_gate
+from ampcompare.results.analysis.gates import Gate, GateOutcome, VerdictGate, check_gates, parse_gate
 from ampcompare.results.analysis.inference.alpha_spending import error_rate_of_next
 from ampcompare.results.analysis.inference.effect import Effect
 from ampcompare.results.analysis.inference.sample_size import stein_pairs
@@ -96,7 +96,7 @@ class ComparisonOutcome:
     options: CompareOptions
     comparison: Comparison
     folder: Path
-    checks: tuple[Check, ...] = ()
+    checks: tuple[GateOutcome, ...] = ()
 
     @property
     def common_failure(self) -> RunRecord | None:
@@ -136,7 +136,7 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
     baseline = reload_comparison(options.baseline) if options.baseline is not None else None
     sources = collect_settings(options.settings, TRAIN)
     if options.first_weights is not None:
-        sources = sources.begin_from(options.first_weights, options.stacks)
+        sources = sources.with_first_weights(options.first_weights, options.stacks)
     margins = (options.margin, sources.matrix.margin, Terms.margin)
     margin, metrics = next(value for value in margins if value is not None), _known_metrics(sources)
     gates = tuple(parse_gate(text, metrics) for text in options.fail_on)
@@ -271,7 +271,7 @@ def emit_cells(options: CompareOptions, file: Path) -> int:
             planned.plan, run, launcher, command=options.command, terms=planned.terms, force=options.force,
             observer=Observer(),
         )  # fmt: skip
-        cells = [running.cell(index) for index in running.missing(range(len(planned.plan.cells)))]
+        cells = [running.cell(index) for index in running.indices_to_run(range(len(planned.plan.cells)))]
         for config, folder in cells:
             announce_cell(config, folder)
     here = shlex.quote(os.getcwd())
@@ -286,7 +286,7 @@ def try_rows(planned: PlannedComparison) -> Preflight | None:
     if not options.preflight:
         return None
     run = RunDirectory(planned.folder)
-    done = [run.reusable(cell).record if run.path.is_dir() else None for cell in plan.cells]
+    done = [run.find_reusable(cell).record if run.path.is_dir() else None for cell in plan.cells]
     places = find_places(plan.cells, 1, options.gpus)
     with options.launch.pool(planned.sources.config, places) as launcher:
         return preflight(plan, launcher, done)

@@ -15,16 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ampcompare.backends.arm import Arm
+from ampcompare.backends.script_arms import engine_in_script
 from ampcompare.base.environment.extras import require_torch
-from ampcompare.base.environment.fingerprint import THREAD_VARIABLES
 from ampcompare.base.environment.variables import CELL_FOLDER
 from ampcompare.base.errors import LaunchError
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.formatting import format_count, printable
 from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, can_sandbox
-from ampcompare.base.processes.start import kill_family, start_command
+from ampcompare.base.processes.script_environment import script_environment
+from ampcompare.base.processes.start import kill_family, module_command
 from ampcompare.diagnosis.options import DiagnoseOptions, Request, diagnose_in_child
-from ampcompare.diagnosis.remedies import Tested, diagnosis_with_cure, verdict_of
+from ampcompare.diagnosis.remedies import Tested, diagnosis_with_cure, verdict_sentence
 from ampcompare.experiment.launch.cell_files import log_tail, sandboxed_cell
 from ampcompare.experiment.launch.places import find_places
 from ampcompare.experiment.launch.script.rows import read_rows
@@ -137,9 +138,9 @@ def _watch_script(
     )
     code = run_examined(config, folder, "diagnosed", request, answer, "step to watch", environment)
     read = json.loads(answer.read_text(encoding="utf-8"))
-    failure = error_of(code, folder) if code else ""
+    failure = exit_error_text(code, folder) if code else ""
     found = Diagnosis.model_validate({**read["diagnosis"], "script": script.command, "failure": failure})
-    return found.model_copy(update={"verdict": verdict_of(arm, found)}), read["functions"], read["device"]
+    return found.model_copy(update={"verdict": verdict_sentence(arm, found)}), read["functions"], read["device"]
 
 
 def watched_settings(config: RunConfig, arm: Arm, folder: Path) -> dict[str, Any]:
@@ -147,7 +148,7 @@ def watched_settings(config: RunConfig, arm: Arm, folder: Path) -> dict[str, Any
     script, seed = config.script, config.recipe.seed
     assert script is not None
     return {
-        "engine": "nvidia" if arm.options.get("engine") == "nvidia" else "compat",
+        "engine": engine_in_script(arm),
         "arm": str(arm),
         "seed": seed,
         "shift_seeds": script.shift_seeds,
@@ -187,7 +188,6 @@ def run_examined(
     start = [sys.executable]
     if config.processes > 1:
         start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(config.processes)]
-    threads = dict.fromkeys(THREAD_VARIABLES, str(config.threads))
     own = {
         CELL_FOLDER: str(folder),
         "PYTHONUNBUFFERED": "1",
@@ -195,14 +195,14 @@ def run_examined(
         "TORCHDYNAMO_DISABLE": "1",
     }
     start += ["-m", "ampcompare.script.examination", kind, str(folder / "request.json")]
-    command = start_command("ampcompare.experiment.launch.script.supervise", *start)
+    command = module_command("ampcompare.experiment.launch.script.supervise", *start)
     with sandboxed_cell(config, folder) as sandbox, (folder / CellFile.LOG).open("wb") as log:
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,  # held open: the run ends with this process
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**threads, **os.environ, **(environment or {}), **own, **sandbox.environment},
+            env={**script_environment(config.threads), **(environment or {}), **own, **sandbox.environment},
             start_new_session=True,
         )
         try:
@@ -214,7 +214,7 @@ def run_examined(
     if answer.exists():
         return code
     if code:
-        raise ERRORS.get(code, LaunchError)(f"the script showed no {what}: {error_of(code, folder)}")
+        raise ERRORS.get(code, LaunchError)(f"the script showed no {what}: {exit_error_text(code, folder)}")
     raise LaunchError(
         f"the script ended without a {what}: a step is a backward pass and an optimizer step, in the started process "
         "or its ranks (--nproc-per-node); let it train longer, or lower --steps"
@@ -257,7 +257,7 @@ def _last_note(log: Path) -> str:
     return next((line.removeprefix(NOTE) for line in reversed(lines) if line.startswith(NOTE)), "")
 
 
-def error_of(code: int, folder: Path) -> str:
+def exit_error_text(code: int, folder: Path) -> str:
     """Return why a script ended with an exit code other than 0."""
     error = (read_rows(folder / CellFile.SCRIPT).ended or {}).get("error")
     ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

@@ -12,6 +12,7 @@ from ampcompare.experiment.run_directory import RESULTS, RunDirectory
 from ampcompare.results.analysis.pairing.comparability import changed_settings
 from ampcompare.results.records.preflight import Preflight
 from ampcompare.results.records.run import RunRecord
+from ampcompare.settings.config import RunConfig
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,12 @@ def estimate(plan: Plan, folder: Path, found: Preflight | None = None) -> _Estim
         found: the steps that were tried before the first cell, for arms without a record; None without those.
     """
     run = RunDirectory(folder)
-    left = [
-        (label, cell)
-        for label, cell in zip(plan.labels, plan.cells, strict=True)
-        if not (folder.is_dir() and run.reusable(cell).record) and not (found is not None and found.is_refused(label))
-    ]
+    left: list[tuple[str, RunConfig]] = []
+    for label, cell in zip(plan.labels, plan.cells, strict=True):
+        is_done = folder.is_dir() and run.find_reusable(cell).record is not None
+        is_refused = found is not None and found.is_refused(label)
+        if not is_done and not is_refused:
+            left.append((label, cell))
     records = _finished_records(run)
     alike = {
         label: [run for run in records if run.config.arm == cell.arm and not changed_settings(run.config, cell)]

@@ -18,9 +18,13 @@ from ampcompare.experiment.launch.script.rows import ScriptRows, read_rows
 from ampcompare.results.analysis.floor import Envelope, Rows, make_envelope
 from ampcompare.settings.script import ScriptConfig
 
-AGAIN, WEIGHTS, THREADS = "again", "first weights by one unit in the last place", "two threads"
+AGAIN = "again"
+WEIGHTS = "first weights by one unit in the last place"
+THREADS = "two threads"
 ONEDNN, DETERMINISTIC = "oneDNN off", "deterministic kernels"
 TWINS = (AGAIN, WEIGHTS, THREADS, ONEDNN, DETERMINISTIC)
+# What a twin changes in its process, as `replay --change` does.
+SETTINGS = {THREADS: ("threads", "2"), ONEDNN: ("onednn", "off"), DETERMINISTIC: ("deterministic", "on")}
 
 
 def find_floor(
@@ -89,15 +93,11 @@ def _train_in_fork(
 
 def train_twin(words: Sequence[str]) -> None:
     """Run the recorder, in a process of its own, which it may end; `words` are the name of a twin and the command."""
-    import torch
+    from ampcompare.script.replay.one_step import change_setting
 
     twin, *command = words
-    if twin == THREADS:
-        torch.set_num_threads(2)
-    elif twin == ONEDNN:
-        torch._C._set_mkldnn_enabled(False)
-    elif twin == DETERMINISTIC:
-        torch.use_deterministic_algorithms(True, warn_only=True)
+    if twin in SETTINGS:
+        change_setting(*SETTINGS[twin])
     sys.argv[:] = command
     runpy.run_path(command[0], run_name="__main__")
 

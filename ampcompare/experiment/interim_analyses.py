@@ -44,7 +44,9 @@ class Journal:
 
     def design(self, records: Sequence[RunRecord]) -> SequentialDesign:
         """Return how runs of the plan are tested: at an earlier look at them, which spends nothing, or the next."""
-        planned, looks, look = self.plan.terms.looks, self.looks, self._look_at(records)
+        planned = self.plan.terms.looks
+        looks = self.looks
+        look = self._look_at(records)
         known = [other for other in looks if all(getattr(other, name) == getattr(look, name) for name in TESTED)]
         if known:
             look = known[0]
@@ -56,7 +58,7 @@ class Journal:
             look.error_rate, error_rate_of_next(looks, planned), frozenset(look.pilot), look.number, looks
         )
 
-    def record(self, comparison: Comparison) -> Comparison:
+    def append_last_look(self, comparison: Comparison) -> Comparison:
         """Append the last look of a comparison, if it is new, under the lock of the folder; return it with its date."""
         if comparison.looks == list(self.looks):
             return comparison

@@ -94,7 +94,7 @@ def join_comparison(paths: Sequence[Path], *, reference: str | None = None) -> C
                 design = journal.design(records)
                 if design.looks != journal.looks:  # else it has this look already
                     look = design.looks[-1].model_copy(update={"error_rate": found.error_rate})
-                    journal.record(found.model_copy(update={"looks": [*journal.looks, look]}))
+                    journal.append_last_look(found.model_copy(update={"looks": [*journal.looks, look]}))
             return found
     except Timeout:
         names = few([str(part.run.path) for part in parts])

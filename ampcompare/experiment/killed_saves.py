@@ -12,8 +12,8 @@ from typing import Any
 from tabulate import tabulate
 
 from ampcompare.base.errors import LaunchError
-from ampcompare.experiment.resume_comparison import RESTORED, Trace, error_of, read_trace
-from ampcompare.settings.resume_trace import ATTEMPTS, Row, read_rows
+from ampcompare.experiment.resume_comparison import RESTORED, Trace, read_trace, run_error_text
+from ampcompare.settings.resume_trace import ATTEMPTS, RowKind, read_rows
 
 OF_STATE = tuple(role for role in RESTORED if role not in ("buffers",))
 
@@ -38,7 +38,7 @@ def read_kills(folder: Path, trace: Path, whole: Trace, record: str) -> list[Kil
     Raises:
         LaunchError: nothing was killed.
     """
-    rows = [row for row in read_rows(trace) if row["kind"] == Row.KILLED]
+    rows = [row for row in read_rows(trace) if row["kind"] == RowKind.KILLED]
     if not rows:
         raise LaunchError("no copy of the script was killed: it has changed no file where it saved before")
     attempts = json.loads((folder / ATTEMPTS).read_text(encoding="utf-8"))
@@ -61,7 +61,7 @@ def _outcome_of_tries(tries: list[dict[str, str]], whole: Trace, record: str) ->
     name = f" {os.path.basename(first['saved'])}" * bool(first["saved"])
     trace = read_trace(Path(first["place"]) / "trace.jsonl")
     if first["code"] or not trace.steps:
-        why = error_of(Path(first["place"]) / record)
+        why = run_error_text(Path(first["place"]) / record)
         rest = ""
         if len(tries) > 1:
             last = tries[-1]
@@ -72,16 +72,12 @@ def _outcome_of_tries(tries: list[dict[str, str]], whole: Trace, record: str) ->
 
 def _resumed_step(trace: Trace, whole: Trace) -> tuple[bool, str]:
     """Return from which step a start resumes, and whether all of its state is of that step."""
-    state = trace.steps[0].state
-    steps = {
-        role: [
-            at
-            for at, step in enumerate(whole.steps)
-            if _agrees_on_common_keys(step.value(role), trace.steps[0].value(role))
-        ]
-        for role in OF_STATE
-        if state.get(role) or role in ("loss scale", "learning rate")
-    }
+    first = trace.steps[0]
+    steps: dict[str, list[int]] = {}
+    for role in OF_STATE:
+        if first.state.get(role) or role in ("loss scale", "learning rate"):
+            alike = [_agrees_on_common_keys(step.value(role), first.value(role)) for step in whole.steps]
+            steps[role] = [at for at, is_alike in enumerate(alike) if is_alike]
     at = steps["weights"]
     if not at:
         return True, "loads; its weights are those of no step of the run without a break"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ampcompare.backends.arm import Arm
@@ -71,6 +71,10 @@ def look_ahead(options: AheadOptions, say: Callable[[str], None] = lambda line: 
         say_writable_files(say)
     say(f"running the first {options.prefix} steps in fp32")
     prefix = _prefix_of(options, environment, is_twin=False)
+    if MIN_STEPS <= prefix.steps < options.prefix:  # its updates are rounded in the second half of what there is
+        say(f"it has ended after {prefix.steps} steps: running these again")
+        options = replace(options, prefix=prefix.steps)
+        prefix = _prefix_of(options, environment, is_twin=False)
     distance = None
     if options.twin:
         say("running them again from weights changed by one part in 512")

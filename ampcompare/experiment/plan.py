@@ -151,7 +151,9 @@ def parse_vary(text: str) -> tuple[str, list[Any]]:
 
 
 def _cell_config(base: RunConfig, row: Row, seed: int) -> RunConfig:
-    arm, varied, values = row.arm, row.varied, base.model_dump()
+    arm = row.arm
+    varied = row.varied
+    values = base.model_dump()
     values["stack"] = row.stack
     for path, value in varied.items():
         *parents, name = path.split(".")

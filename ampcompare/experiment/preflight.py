@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from ampcompare.backends.arm import Arm
-from ampcompare.base.errors import Advice, AmpCompareError, ConfigError, LaunchError, with_advice
+from ampcompare.base.errors import Advice, AmpCompareError, ConfigError, LaunchError, message_with_advice
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.formatting import format_count
 from ampcompare.experiment.launch.cell_files import last_lines
-from ampcompare.experiment.launch.contract import Launcher, Progress
+from ampcompare.experiment.launch.contract import BY_HAND, Launcher, Progress
 from ampcompare.experiment.launch.dispatch import DispatchingLauncher
 from ampcompare.experiment.launch.places import find_places
 from ampcompare.experiment.launch.script.listing import MAX_LINES, printed_metrics
@@ -98,12 +98,17 @@ def try_arms(
             if builds[label] in trials:
                 trial = trials[builds[label]]
                 left = _try_advised(trial, cell, proven, left, seeds[-1], launcher, Path(place))
-        tried = list(trials.values())
+        tried = [trial for trial in trials.values() if not trial.is_by_hand]
         if len(tried) == 1 == len(rows) and len(seeds) > 1 and tried[0].is_trained and left >= tried[0].busy_seconds:
             tried += [_run_trial(cell, seeds[-1], launcher, Path(place, "again")) for cell in rows.values()]
     found = _sum_up(tried, time.perf_counter() - begun)
-    arms = {label: trials[build].summary() for label, build in builds.items() if build in trials}
-    return found.model_copy(update={"arms": arms, "untried": untried})
+    return found.model_copy(update={"arms": _summaries(builds, trials), "untried": untried})
+
+
+def _summaries(builds: Mapping[str, str], trials: Mapping[str, _Trial]) -> dict[str, ArmTrial]:
+    """Return what is stored of each label that was tried; nothing of those that cannot be started from here."""
+    found = {label: trials[build] for label, build in builds.items() if build in trials}
+    return {label: trial.summary() for label, trial in found.items() if not trial.is_by_hand}
 
 
 def _try_advised(
@@ -252,7 +257,7 @@ class _Trial:
         enough = self.record.config.script is not None and len(self.steps) >= STEPS
         if enough or self.record.status != "failed":
             return ""
-        return with_advice(self.seen, self.advice) if self.seen else self.record.error or "it failed"
+        return message_with_advice(self.seen, self.advice) if self.seen else self.record.error or "it failed"
 
     @property
     def is_trained(self) -> bool:
@@ -265,10 +270,15 @@ class _Trial:
         return self.record.status == "interrupted"
 
     @property
+    def is_by_hand(self) -> bool:
+        """Whether it cannot be started from here, as each cell will say at once in its own folder."""
+        return BY_HAND in self.record.environment
+
+    @property
     def is_scripts_own(self) -> bool:
         """Whether it failed before the arm had anything to do, and not by the arm's refusal, so that all fail alike."""
         rows, code = self.rows, self.record.environment.get("exit_code")
-        if self.record.config.stack is not None:  # whose fault it may be
+        if self.record.config.stack is not None or self.is_by_hand:  # whose fault it may be
             return False
         return bool(self.error) and rows is not None and not rows.weights and not rows.steps and code != REFUSED
 

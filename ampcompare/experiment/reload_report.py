@@ -139,7 +139,7 @@ def _summarize_at_last_look(
     try:
         with run.lock().acquire(timeout=0):
             journal = replace(journal, looks=tuple(run.looks()))
-            return journal.record(summarize(journal.design(records)))
+            return journal.append_last_look(summarize(journal.design(records)))
     except Timeout:
         raise ConfigError(
             f"{run.path} is in use by another command, and another reference is a look that must be recorded there; "

@@ -164,7 +164,10 @@ class _Runs:
     """Repeats a step, each time in a process of its own."""
 
     def __init__(self, forks: ScriptForks, folder: Path, capsule: Path, settings: Sequence[str]) -> None:
-        self._forks, self._folder, self._capsule, self._settings = forks, folder, capsule, settings
+        self._forks = forks
+        self._folder = folder
+        self._capsule = capsule
+        self._settings = settings
 
     def repeat(self, mode: str, side: Side, own: ScriptConfig) -> dict[str, Any]:
         """Return what `one_step.py` has written, or why it wrote nothing."""
@@ -198,10 +201,10 @@ class _Runs:
 
 
 def _run_there(stack: StackConfig, words: Sequence[str], folder: Path) -> tuple[int, str]:
-    from ampcompare.experiment.launch.script.stacks import copy_recorder, look_at, outside_environment
+    from ampcompare.experiment.launch.script.stacks import copy_recorder, inspect_stack, outside_environment
 
     copy_recorder(folder)
-    found = look_at(stack, folder)
+    found = inspect_stack(stack, folder)
     if found.fault:
         raise EnvironmentUnfit(found.fault)
     command = [*stack.words(folder), *words]

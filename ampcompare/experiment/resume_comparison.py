@@ -12,7 +12,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from ampcompare.settings.resume_trace import Row, read_rows, saved_files, saved_states
+from ampcompare.settings.resume_trace import RowKind, last_state_folder, read_rows, saved_files
 
 HALVES = {"bfloat16": "bf16", "float16": "fp16"}
 SHORT = {**HALVES, "float32": "fp32", "float64": "fp64"}
@@ -125,29 +125,29 @@ class Resumption:
 def read_trace(path: Path) -> Trace:
     """Return the trace of a run; of one that trained nothing it is empty."""
     rows = read_rows(path)
-    trace = Trace(saves=saved_files(rows), states=saved_states(rows))
-    lists = {Row.LOAD: trace.loads, Row.RESTORE: trace.restored, Row.TRAINER: trace.trainers}
+    trace = Trace(saves=saved_files(rows), states=last_state_folder(rows))
+    lists = {RowKind.LOAD: trace.loads, RowKind.RESTORE: trace.restored, RowKind.TRAINER: trace.trainers}
     for row in rows:
         kind = row["kind"]
-        if kind == Row.START:
+        if kind == RowKind.START:
             trace.steps.append(Step(row["state"], row["made"]))
-        elif kind == Row.STOP:
+        elif kind == RowKind.STOP:
             trace.stopped = trace.saves[-1]["step"]  # those behind are lost
         elif kind in lists:
             lists[kind].append(row)
-        elif trace.steps and kind == Row.BATCH:
+        elif trace.steps and kind == RowKind.BATCH:
             trace.steps[-1].batches.append(row["batch"])
             trace.steps[-1].samples += row.get("samples", [])
-        elif trace.steps and kind == Row.LOSS:
+        elif trace.steps and kind == RowKind.LOSS:
             trace.steps[-1].losses.append(row["loss"])
-        elif trace.steps and kind == Row.STEP:
+        elif trace.steps and kind == RowKind.STEP:
             trace.steps[-1].has_ended = True
     trace.last = next((step for step in trace.steps[-1:] if not step.has_ended), None)
     trace.steps = [step for step in trace.steps if step.has_ended]
     return trace
 
 
-def error_of(record: Path, text: str = "") -> str:
+def run_error_text(record: Path, text: str = "") -> str:
     """Return the error of a run that failed: of its record, or the last line that it wrote."""
     errors = [str(row["error"]) for row in read_rows(record) if row.get("kind") == "end" and row["error"]]
     lines = [line for line in text.splitlines() if line.strip()]
@@ -170,13 +170,16 @@ def compare_traces(whole: Trace, broken: Trace, resumed: Trace) -> Resumption:
 
 def _differences(whole: Trace, at: int, broken: Trace, resumed: Trace) -> list[Difference]:
     """Return the first difference of each role, those of the first steps first."""
-    shift = _shift(whole, at, resumed)
-    found = [
-        difference
-        for role in ROLES
-        if role != "steps" and (difference := _first_difference(role, whole, at, broken, resumed)) is not None
-        if not (shift and role in ("batches", "learning rate") and _is_shifted(role, whole, at, resumed, shift))
-    ]
+    shift = _steps_behind(whole, at, resumed)
+    found: list[Difference] = []
+    for role in ROLES:
+        if role == "steps":
+            continue
+        if shift and role in ("batches", "learning rate") and _is_shifted(role, whole, at, resumed, shift):
+            continue
+        difference = _first_difference(role, whole, at, broken, resumed)
+        if difference is not None:
+            found.append(difference)
     if lost := _lost_passes(whole, at, resumed):
         drawn = ("learning rate", "options", "batches", "generators")
         found = [one for one in found if one.step > at + 1 or one.role not in drawn]
@@ -199,10 +202,10 @@ def _answer(found: list[Difference], whole: Trace, at: int, resumed: Trace) -> A
     is_whole = not {one.role for one in found if one.step == at + 1} & set(RESTORED)
     if not is_whole or others[0].role != "batches":  # generators aside, which draw them
         return Answer.DIFFERS
-    return Answer.DIFFERS if _are_others(whole, resumed) else Answer.DATA_ORDER
+    return Answer.DIFFERS if _has_unseen_samples(whole, resumed) else Answer.DATA_ORDER
 
 
-def _are_others(whole: Trace, resumed: Trace) -> bool:
+def _has_unseen_samples(whole: Trace, resumed: Trace) -> bool:
     """Return whether a script that was started again trains samples that the run without a break has not seen.
 
     Those of an augmentation that is not restored are others, and those of a sampler may be.
@@ -211,7 +214,7 @@ def _are_others(whole: Trace, resumed: Trace) -> bool:
     return not {sample for step in resumed.steps for sample in step.samples} <= seen
 
 
-def _shift(whole: Trace, at: int, resumed: Trace) -> int:
+def _steps_behind(whole: Trace, at: int, resumed: Trace) -> int:
     """Return by how many steps the count of a script is behind that of the run without a break; 0 if it is not.
 
     Its batches are then those of steps so much earlier, and it trains so many steps more.
@@ -303,7 +306,7 @@ def _first_difference(role: str, whole: Trace, at: int, broken: Trace, resumed: 
         else:
             what = "" if values[0] == values[1] else _in_words(role, *values)
         if what:
-            if role == "masters" and index and (half := _made_again(whole.steps[at], resumed.steps[0])):
+            if role == "masters" and index and (half := _remade_masters_type(whole.steps[at], resumed.steps[0])):
                 return Difference(role, at + 1, what, MADE_AGAIN.format(half))
             cause = _cause(role, what, at + index, at, whole, broken, resumed)
             return Difference(role, at + index + 1, what, cause)
@@ -334,11 +337,24 @@ def _first_other_average(whole: Trace, at: int, broken: Trace, resumed: Trace) -
     return None
 
 
-def _made_again(due: Step, first: Step) -> str:
+def _remade_masters_type(due: Step, first: Step) -> str:
     """Return the type of the weights from which masters are made behind the first step's start; "" for none."""
     masters, given = due.value("masters"), {each["values"] for each in first.value("weights").values()}
     left = [masters[name] for name in masters.keys() - first.value("masters").keys()]
-    return next((short for name, short in HALVES.items() if left and all(each.get(name) in given for each in left)), "")
+    for name, short in HALVES.items():
+        if left and all(each.get(name) in given for each in left):
+            return short
+    return ""
+
+
+def _other_moments(whole: dict[str, Any], resumed: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the moments that differ, of parameters that both runs have: the parameter, and the key of the moment."""
+    for name in whole:
+        if name not in resumed:
+            continue
+        for key, value in whole[name].items():
+            if resumed[name].get(key, {}).get("values") != value["values"]:
+                yield name, key
 
 
 def _first_other_tensor(role: str, whole: dict[str, Any], resumed: dict[str, Any]) -> str:
@@ -347,14 +363,8 @@ def _first_other_tensor(role: str, whole: dict[str, Any], resumed: dict[str, Any
     Models that a step has not called yet, and optimizers that are not made yet, are left out.
     """
     if role == "moments":
-        apart = [
-            (key in COUNTS, f"{key} of {name}")
-            for name in whole
-            if name in resumed
-            for key, value in whole[name].items()
-            if resumed[name].get(key, {}).get("values") != value["values"]
-        ]
-        return next((name for is_count in (False, True) for count, name in apart if count is is_count), "")
+        apart = sorted(_other_moments(whole, resumed), key=lambda one: one[1] in COUNTS)
+        return f"{apart[0][1]} of {apart[0][0]}" if apart else ""
     both = sorted(whole.keys() & resumed.keys())
     names = [name for name in both if whole[name]["values"] != resumed[name]["values"]]
     return min(names, key=lambda name: name.partition(" of model ")[0].endswith(COUNTS), default="")
@@ -451,7 +461,9 @@ def _cause(role: str, what: str, index: int, at: int, whole: Trace, broken: Trac
 
 def _cause_later(role: str, index: int, at: int, whole: Trace, broken: Trace, resumed: Trace) -> str:
     """Return why a role differs in a step behind the first one of a script that was started again."""
-    if role in ("weights", "moments", "masters", "loss") and (kept := _other_types(whole.steps[at], resumed.steps[0])):
+    if role in ("weights", "moments", "masters", "loss") and (
+        kept := _type_difference_text(whole.steps[at], resumed.steps[0])
+    ):
         return kept
     if role == "learning rate":
         begins = whole.steps[index - at].value(role) == resumed.steps[index - at].value(role)
@@ -488,7 +500,7 @@ def _average_in(due: Step, given: Step) -> str:
     return next((name for name in sorted(averages) if averages[name]["values"] in apart), "")
 
 
-def _other_types(whole: Step, resumed: Step) -> str:
+def _type_difference_text(whole: Step, resumed: Step) -> str:
     """Return which tensors have the due values, in another type; "" if none has."""
     for role in ("masters", "weights", "moments"):
         due, given = (_tensors_of(role, step) for step in (whole, resumed))
@@ -563,9 +575,12 @@ def _tensors_of(role: str, step: Step) -> dict[str, Any]:
 def _is_permuted(whole: dict[str, Any], resumed: dict[str, Any]) -> bool:
     """Return whether the moments are the saved ones, of other parameters."""
     both = whole.keys() & resumed.keys()
-    one, other = (Counter((key, each["values"]) for name in both for key, each in found[name].items())
-                  for found in (whole, resumed))  # fmt: skip
-    return bool(one) and one == other
+
+    def count(found: dict[str, Any]) -> Counter[tuple[str, Any]]:
+        return Counter((key, each["values"]) for name in both for key, each in found[name].items())
+
+    saved = count(whole)
+    return bool(saved) and saved == count(resumed)
 
 
 def _cause_of_moments(whole: dict[str, Any], resumed: dict[str, Any], broken: Trace, again: Trace) -> str:
@@ -581,8 +596,7 @@ def _cause_of_moments(whole: dict[str, Any], resumed: dict[str, Any], broken: Tr
     pairs = [(value, resumed[name][key]) for name in both for key, value in whole[name].items() if key in resumed[name]]
     if half := _rounding(pairs):
         return _cause_of_rounding(half, both, pairs, broken, again)
-    apart = {key for name in both for key, value in whole[name].items()
-             if resumed[name].get(key, {}).get("values") != value["values"]}  # fmt: skip
+    apart = {key for _, key in _other_moments(whole, resumed)}
     return "the optimizer's count of steps starts again" if apart == {"step"} else ""
 
 
@@ -671,7 +685,7 @@ def _cause_of_batches(index: int, at: int, whole: Trace, resumed: Trace) -> str:
     at_step = whole.steps[index].value("generators"), resumed.steps[index - at].value("generators")
     names = ", ".join(name for name in at_step[0] if at_step[0][name] != at_step[1].get(name))
     others = f" ({names})" * bool(names)
-    if _are_others(whole, resumed):
+    if _has_unseen_samples(whole, resumed):
         return f"samples are others: generators from which a sampler or an augmentation draws are not restored{others}"
     return f"the sampler draws other batches: the generator that it draws from is not restored{others}"
 

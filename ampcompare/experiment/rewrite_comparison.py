@@ -14,11 +14,17 @@ ROUNDING = 0.01
 FIRST = 3
 # A tensor that differs by more is compared by its length. A vector that starts at 0, as biases of batch norm do, is the
 # sum of a few updates.
-OF_LENGTH, SMALL, OF_SMALL = 0.1, 0.1, 0.5
-EQUAL, WITHIN, DIFFERENT = "equal to the last bit", "within rounding", "different"
+OF_LENGTH = 0.1
+SMALL = 0.1
+OF_SMALL = 0.5
+EQUAL = "equal to the last bit"
+WITHIN = "within rounding"
+DIFFERENT = "different"
 # What a rewrite may differ from the original, in differences of a twin, whose weights are a unit in the last place of
 # fp16 apart; and how much it may where the twin is equal. Of losses, and of norms of gradients.
-OF_TWIN, WITHOUT_TWIN, NORMS_WITHOUT_TWIN = 8.0, 2.0**-9, 0.1
+OF_TWIN = 8.0
+WITHOUT_TWIN = 2.0**-9
+NORMS_WITHOUT_TWIN = 0.1
 HALVES = ("float16", "bfloat16")
 # The factor between the norms of gradients that steps use: one that was not unscaled is a loss scale apart. Smaller
 # norms than the last are roundings of what cancels out.
@@ -59,14 +65,14 @@ def compare_runs(
     ]
     compared += _compare_types(original, rewritten)
     # Different whatever roundings do: gradients that are not unscaled, no autocast.
-    beyond = [_other_gradients(original, rewritten), _other_precision(original, rewritten)]
+    beyond = [_gradient_difference_text(original, rewritten), _precision_difference_text(original, rewritten)]
     beyond += _other_settings(original, rewritten)
     compared += [(DIFFERENT, line) for line in beyond if line]
     order = (EQUAL, WITHIN, DIFFERENT)
     return max((verdict for verdict, _ in compared), key=order.index), [line for _, line in compared]
 
 
-def differ_more_than_twin(original: Run, rewritten: Run, twin: Run, of: Run | None = None) -> list[str]:
+def differences_beyond_twin(original: Run, rewritten: Run, twin: Run, of: Run | None = None) -> list[str]:
     """Return where a rewrite differs by more than roundings make, as a twin shows them.
 
     Args:
@@ -179,13 +185,13 @@ def _compare_types(original: Run, rewritten: Run) -> list[tuple[str, str]]:
 
 
 def _compare_losses(original: Run, rewritten: Run) -> tuple[str, str]:
-    if _scale_others(original, rewritten):
+    if _has_other_scaled_passes(original, rewritten):
         return EQUAL, f"losses: not compared, since {len(original.losses)} against {len(rewritten.losses)} were scaled"
     differences = _differences(original, rewritten)
     first, parted = _first_above(differences, 0.0), _first_above(differences, ROUNDING)
     if first is None:
         return EQUAL, f"losses: {EQUAL} in {len(differences)} backward passes"
-    verdict = WITHIN if parted is None or parted > _first_passes(original) else DIFFERENT
+    verdict = WITHIN if parted is None or parted > _count_first_passes(original) else DIFFERENT
     until = f" up to backward pass {parted - 1}" if verdict == WITHIN and parted is not None else ""
     return verdict, (
         f"losses: {verdict}{until}; first at backward pass {first}: {original.losses[first - 1]} against "
@@ -194,7 +200,7 @@ def _compare_losses(original: Run, rewritten: Run) -> tuple[str, str]:
 
 
 def _compare_scales(original: Run, rewritten: Run) -> tuple[str, str]:
-    if _scale_others(original, rewritten):
+    if _has_other_scaled_passes(original, rewritten):
         return EQUAL, "loss scales: not compared"
     pairs = [(a or 1.0, b or 1.0) for a, b in zip(original.scales, rewritten.scales, strict=False)]
     for index, (first, second) in enumerate(pairs, 1):
@@ -233,7 +239,10 @@ def _compare_weights(original: Run, rewritten: Run, apart: Mapping[str, float]) 
         first, second = original.weights[key].shape, rewritten.weights[key].shape
         if first != second:
             return DIFFERENT, f"weights: {_name(original, key)} has shape {first} against {second}"
-    worst, where, verdict, by_length = 0.0, "", WITHIN, ""
+    worst = 0.0
+    where = ""
+    verdict = WITHIN
+    by_length = ""
     allowed = _allowed_distances(original, rewritten, keys)
     for key in keys:
         first, second = original.weights[key], rewritten.weights[key]
@@ -289,7 +298,7 @@ def _name(run: Run, key: str) -> str:
     return f"{name}{shape} of optimizer {int(number) + 1}"
 
 
-def _other_gradients(original: Run, rewritten: Run) -> str:
+def _gradient_difference_text(original: Run, rewritten: Run) -> str:
     """Return where an optimizer was given other gradients; Adam trains nearly alike if they are not unscaled."""
     for number, norms in original.norms.items():
         for index, (first, second) in enumerate(zip(norms, rewritten.norms.get(number, []), strict=False)):
@@ -304,7 +313,7 @@ def _other_gradients(original: Run, rewritten: Run) -> str:
     return ""
 
 
-def _other_precision(original: Run, rewritten: Run) -> str:
+def _precision_difference_text(original: Run, rewritten: Run) -> str:
     """Return which operations run in another precision; without autocast losses are no more than roundings apart."""
     for number, (first, second) in enumerate(zip(original.passes, rewritten.passes, strict=False), 1):
         for name in sorted(first.keys() & second.keys()):
@@ -351,20 +360,20 @@ def _has_equal_first_losses(original: Run, rewritten: Run) -> bool:
     return bool(differences) and not any(differences[:passes])
 
 
-def _first_passes(run: Run) -> int:
+def _count_first_passes(run: Run) -> int:
     """Return the backward passes of the first taken steps, of all where there are no more steps."""
     taken = [number for number, (_, applied) in enumerate(run.applied, 1) if applied]
     return len(run.losses) if len(taken) <= FIRST else len(run.losses) * taken[FIRST - 1] // len(run.applied)
 
 
-def _scale_others(original: Run, rewritten: Run) -> bool:
+def _has_other_scaled_passes(original: Run, rewritten: Run) -> bool:
     """Return whether both ran as many backward passes, and scaled more of them in one: Apex leaves plain ones alone."""
     return len(original.passes) == len(rewritten.passes) and len(original.losses) != len(rewritten.losses)
 
 
 def _differences(original: Run, rewritten: Run) -> list[float]:
     """Return the relative difference of the losses of each backward pass; none if other passes were scaled."""
-    if _scale_others(original, rewritten):
+    if _has_other_scaled_passes(original, rewritten):
         return []
     return [_difference(*pair) for pair in zip(original.losses, rewritten.losses, strict=False)]
 

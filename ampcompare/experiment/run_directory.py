@@ -23,7 +23,7 @@ from ampcompare.base.files.read import FileFault, parse_json, read_json, read_te
 from ampcompare.base.files.run_files import CellFile, RunFile
 from ampcompare.base.files.write import append_line, write_atomically
 from ampcompare.base.formatting import printable
-from ampcompare.base.secrets import hide
+from ampcompare.base.secrets import hide_words
 from ampcompare.experiment.launch.cell_files import code_folder, remove_leftovers
 from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.plan import Plan
@@ -139,7 +139,7 @@ class RunDirectory:
         """The file of the looks at its runs."""
         return self.path / RunFile.JOURNAL
 
-    def cell(self, config: RunConfig) -> Path:
+    def cell_folder(self, config: RunConfig) -> Path:
         """Return the folder of a cell; it is named by its digest, never by the text of its arm."""
         return self.cell_named(config.digest())
 
@@ -161,7 +161,7 @@ class RunDirectory:
             with contextlib.suppress(FileNotFoundError):
                 os.lstat(self.path.absolute() / DEEPEST)
         except (OSError, ValueError) as error:
-            raise self._cannot_be_made(error) from None
+            raise self._creation_error(error) from None
 
     def make(self) -> None:
         """Create the run directory and check that files can be written there."""
@@ -169,11 +169,11 @@ class RunDirectory:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise self._cannot_be_made(error) from None
+            raise self._creation_error(error) from None
         if not os.access(self.path, os.W_OK | os.X_OK):
             raise ConfigError(f"the output folder {self._short_path()} is not writable; choose another --output-dir")
 
-    def _cannot_be_made(self, error: OSError | ValueError) -> ConfigError:
+    def _creation_error(self, error: OSError | ValueError) -> ConfigError:
         why = getattr(error, "strerror", None) or error  # a ValueError is about a null byte
         return ConfigError(f"cannot make the output folder {self._short_path()}: {why}; choose another --output-dir")
 
@@ -212,7 +212,7 @@ class RunDirectory:
             this_process = {
                 "pid": os.getpid(),
                 "host": socket.gethostname(),
-                "command": command or " ".join(hide(sys.argv)),
+                "command": command or " ".join(hide_words(sys.argv)),
                 "since": datetime.now().astimezone().isoformat(timespec="seconds"),
             }
             write_atomically(owner, dump_json(this_process))
@@ -277,9 +277,9 @@ class RunDirectory:
             )
         return records, excluded
 
-    def reusable(self, config: RunConfig) -> Reuse:
+    def find_reusable(self, config: RunConfig) -> Reuse:
         """Return the record of a cell that need not run again, or why it must; a damaged one is set aside."""
-        path = self.cell(config) / CellFile.RECORD
+        path = self.cell_folder(config) / CellFile.RECORD
         if not os.path.lexists(path):
             return Reuse(None, "")
         try:
@@ -300,10 +300,10 @@ class RunDirectory:
         A launcher changes no weight or loss. It is part of a cell's name all the same, so that launchers can be rows of
         a comparison.
         """
-        found = self.reusable(config)
+        found = self.find_reusable(config)
         for name in LAUNCHERS if others and found.record is None else ():
             other = config.model_copy(update={"launcher": name})
-            if other.digest() in others and (reused := self.reusable(other)).record is not None:
+            if other.digest() in others and (reused := self.find_reusable(other)).record is not None:
                 return other, reused
         return config, found
 

@@ -119,7 +119,9 @@ class RunOptions:
                 "run takes either a complete config, or a recipe, file and settings, but both were given; leave one out"
             )
         self.config = config or collect_settings(request, TRAIN, one_run=True).config
-        self.output_dir, self.force, self.observer = _path_or_none(output_dir), force, observer
+        self.output_dir = _path_or_none(output_dir)
+        self.force = force
+        self.observer = observer
         self.launch = _launch_options(launch, slurm_options)
 
     @property
@@ -251,12 +253,18 @@ class CompareOptions:
         self.sweep = tuple((find_setting(name, "sweep"), list(values)) for name, values in (sweep or {}).items())
         self.stacks = parse_stacks((stacks,) if isinstance(stacks, str) else stacks)
         self.first_weights = first_weights
-        self.margin, self.time_margin, self.loss_margin = margin, time_margin, loss_margin
+        self.margin = margin
+        self.time_margin = time_margin
+        self.loss_margin = loss_margin
         self.looks, self.objective = looks, prefer or objective
-        self.jobs, self.gpus, self.timing_rounds = jobs, gpus, timing_rounds
+        self.jobs = jobs
+        self.gpus = gpus
+        self.timing_rounds = timing_rounds
         self.twin, self.preflight = twin, preflight
         self.fail_on, self.baseline = _as_texts(fail_on), _path_or_none(baseline)
-        self.output_dir, self.force, self.observer = _path_or_none(output_dir), force, observer
+        self.output_dir = _path_or_none(output_dir)
+        self.force = force
+        self.observer = observer
         self.tensorboard, self.junit = _path_or_none(tensorboard), _path_or_none(junit)
         self.launch = _launch_options(launch, slurm_options)
 
@@ -328,9 +336,9 @@ def with_script(
         ConfigError: one of these is given without a script, or there is no such script.
     """
     if script is None:
-        if mask or metrics or shift_seeds:
-            name = "mask" if mask else "metrics" if metrics else "shift_seeds"
-            raise ConfigError(f"{name} needs a script; pass one, as in script=['train.py']")
+        for name, value in (("mask", mask), ("metrics", metrics), ("shift_seeds", shift_seeds)):
+            if value:
+                raise ConfigError(f"{name} needs a script; pass one, as in script=['train.py']")
         return dict(settings)
     values = dict(settings)
     max_steps = values.pop("recipe.max_steps", None)

@@ -87,16 +87,16 @@ def run_plan(
     plan, records = running.plan, running.records
     every = range(len(plan.cells))
     is_pool = isinstance(launcher, LauncherPool) and launcher.are_equal
-    left = [plan.cells[index] for index in running.missing(every)]
+    left = [plan.cells[index] for index in running.indices_to_run(every)]
     together = may_start is None and (is_pool or (bool(left) and all(map(launcher.is_queue, left))))
     observer.plan(Outline(plan.cells, plan.labels, tuple(records), folder, jobs, plan.timing_rounds))
     try:
         if check and left:
-            running.check(are_seeds_asked=are_seeds_asked)
+            running.run_preflight(are_seeds_asked=are_seeds_asked)
         if may_start is None:
             running.announce(every)
         for block in [every] if together else plan.blocks():
-            missing = running.missing(block)
+            missing = running.indices_to_run(block)
             waiting = set(missing)
             if missing and may_start is not None and not may_start(running.done_records()):
                 break
@@ -165,7 +165,7 @@ class RunningPlan:
             from ampcompare.experiment.launch.script.stacks import take_up_recorded_cell  # it imports torch
 
             for cell in plan.cells:
-                take_up_recorded_cell(cell, run.cell(cell), observer.note)
+                take_up_recorded_cell(cell, run.cell_folder(cell), observer.note)
         if not force:
             # Timing rounds are made by this launcher, with cells that it has trained.
             others = set() if plan.timing_rounds else run.cell_names() - {cell.digest() for cell in plan.cells}
@@ -181,7 +181,9 @@ class RunningPlan:
         write_atomically(run.path / RunFile.ENVIRONMENT, dump_json(fingerprint()))
         self.records = [found.record for found in self._known]
         self._starts = [None if record is None else record.started or "" for record in self.records]
-        self.launcher, self.observer, self._write = launcher, observer, save
+        self.launcher = launcher
+        self.observer = observer
+        self._write = save
         self._saved: Comparison | None = None  # of the records as they are
 
     def done_records(self) -> list[RunRecord]:
@@ -190,20 +192,20 @@ class RunningPlan:
             with_label(record, label) for record, label in zip(self.records, self.plan.labels, strict=True) if record
         ]
 
-    def missing(self, indices: Iterable[int]) -> list[int]:
+    def indices_to_run(self, indices: Iterable[int]) -> list[int]:
         """Return those of some cells that must run."""
         return [index for index in indices if self.records[index] is None]
 
     def cell(self, index: int) -> tuple[RunConfig, Path]:
         """Return a cell and its folder."""
         config = self.plan.cells[index]
-        return config, self.run.cell(config)
+        return config, self.run.cell_folder(config)
 
     def announce(self, indices: Iterable[int]) -> None:
         """Announce those of some cells that must run to a launcher with a queue."""
-        self.launcher.submit_ahead([self.cell(index) for index in self.missing(indices)])
+        self.launcher.submit_ahead([self.cell(index) for index in self.indices_to_run(indices)])
 
-    def check(self, *, are_seeds_asked: bool = False) -> None:
+    def run_preflight(self, *, are_seeds_asked: bool = False) -> None:
         """Train a few steps of each row without a record, and store and report what they show."""
         found = preflight(self.plan, self.launcher, self.records, self.run.path)
         if not found.arms:
@@ -217,7 +219,7 @@ class RunningPlan:
             if are_seeds_asked:
                 require_followed_seeds(found, self.plan.seeds)
         self._refused = {label: trial for label, trial in found.arms.items() if trial.error}
-        self.observer.preflight(found.lines([self.plan.labels[index] for index in self.missing(self._every)]))
+        self.observer.preflight(found.lines([self.plan.labels[index] for index in self.indices_to_run(self._every)]))
 
     def refusal(self, index: int) -> RunRecord | None:
         """Return the record of a cell whose row was seen not to train; None for others."""
@@ -252,7 +254,7 @@ class RunningPlan:
         record = cell.record
         self._starts[cell.index] = record.started or cell.started  # it may have ended before it recorded its start
         self._replace({cell.index: record})
-        if self.plan.timing_rounds or self.missing(self._every):
+        if self.plan.timing_rounds or self.indices_to_run(self._every):
             self.write_report_on_the_way()
         self.observer.end(record, reused=False)
         if record.status == "interrupted":
@@ -270,16 +272,17 @@ class RunningPlan:
         if any(record.status != "failed" for record in done.values()) or len(errors) != 1 or len(done) < 2:
             return
         rows = {self.plan.labels[index] for index in done}
-        if self.plan.reference in rows and (len(rows) > 1 or len(self.plan.arms) == 1) and self.missing(self._every):
+        is_pair_tried = self.plan.reference in rows and (len(rows) > 1 or len(self.plan.arms) == 1)
+        if is_pair_tried and self.indices_to_run(self._every):
             raise AllFailAlike
 
     def time_again(self, block: Sequence[int]) -> None:
         """Run the timing rounds of some cells."""
         self._check_code()
-        folders = [self.run.cell(cell) for cell in self.plan.cells]
+        folders = [self.run.cell_folder(cell) for cell in self.plan.cells]
         timed = run_timing_rounds(self.plan, block, self.records, folders, self.launcher, self.observer.note)
         self._replace(timed)
-        if timed and self.missing(self._every):
+        if timed and self.indices_to_run(self._every):
             self.write_report_on_the_way()
 
     def save(self, *, test: bool = False) -> Comparison:
@@ -305,7 +308,8 @@ class RunningPlan:
             design=self._journal.design(done) if test else self._journal.design_without_test(),
         )  # fmt: skip
         if test:
-            comparison = self._journal.record(comparison)  # before the report: no verdict is seen and not counted
+            # Before the report: no verdict is seen and not counted.
+            comparison = self._journal.append_last_look(comparison)
         if self._write is not None and comparison.records:
             self._write(comparison, self.run.path)
         self._saved = comparison

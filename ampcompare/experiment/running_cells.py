@@ -142,7 +142,9 @@ class RunningCells:
 
     def plan(self, outline: Outline) -> None:
         """The cells are known."""
-        self.outline, self.done, self._slots = outline, 0, outline.jobs
+        self.outline = outline
+        self.done = 0
+        self._slots = outline.jobs
         cells = list(zip(outline.labels, outline.cached, strict=True))
         self._waiting = [label for label, record in cells if record is None]
         self._earlier, self._ended = {}, {}

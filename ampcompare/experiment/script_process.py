@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import os
 import shutil
 import subprocess
 import tempfile
@@ -12,7 +11,8 @@ from pathlib import Path
 from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, open_sandbox
-from ampcompare.base.processes.start import kill_family, start_command
+from ampcompare.base.processes.script_environment import script_environment
+from ampcompare.base.processes.start import kill_family, module_command
 from ampcompare.experiment.script_run import Run, read_error, read_run
 from ampcompare.script.legacy.replay import SEED
 from ampcompare.settings.stack import StackConfig
@@ -74,9 +74,9 @@ def run_script_in_child(
         with open_sandbox(Path(outer, "store"), shared=[folder], roots=[script.parent]) as sandbox:
             at = sandbox.at(str(script))
             words, place = json.dumps({**request, "script": at}, default=str), ""
-            environment = {**os.environ, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", **sandbox.environment}
+            environment = {**script_environment(), "PYTHONDONTWRITEBYTECODE": "1", **sandbox.environment}
             if stack is None:
-                command = start_command("ampcompare.script.legacy.replay", words)
+                command = module_command("ampcompare.script.legacy.replay", words)
             else:
                 from ampcompare.experiment.launch.script.stacks import OTHER_PYTHON, traced_command  # it imports torch
 
@@ -85,7 +85,7 @@ def run_script_in_child(
                 if found.has_ampcompare and not found.apex:
                     place = f"{ENGINE} {place}"
                 environment = {name: value for name, value in environment.items() if name not in OTHER_PYTHON}
-            code, text = wait_for(command, environment)
+            code, text = run_command(command, environment)
         which = "the rewritten script" if rewrite else f"the unchanged script{f' at {opt_level}' * bool(opt_level)}"
         which += f" in the stack {stack.name}" if stack is not None else ""
         last = [line for line in text.splitlines() if line.strip()]
@@ -103,7 +103,7 @@ def run_script_in_child(
         return dataclasses.replace(run, written=written, limits=limits, place=place)
 
 
-def wait_for(command: list[str], environment: dict[str, str]) -> tuple[int | None, str]:
+def run_command(command: list[str], environment: dict[str, str]) -> tuple[int | None, str]:
     """Return the exit code of a command, None if it was ended after `TIME_LIMIT`, and its errors.
 
     They go to a file: what a script leaves behind, which is ended as well, would hold a pipe open.

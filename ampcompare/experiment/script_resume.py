@@ -12,21 +12,22 @@ from typing import Any
 
 from tabulate import tabulate
 
-from ampcompare.base.environment.ranks import world_of
+from ampcompare.base.environment.ranks import read_distributed_env
 from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, Sandbox, open_sandbox
-from ampcompare.base.processes.start import start_command
+from ampcompare.base.processes.script_environment import script_environment
+from ampcompare.base.processes.start import module_command
 from ampcompare.experiment.killed_saves import kills_lines, read_kills
 from ampcompare.experiment.resume_comparison import (
     Answer,
     Resumption,
     Trace,
     compare_traces,
-    error_of,
     losses_apart,
     read_trace,
+    run_error_text,
 )
-from ampcompare.experiment.script_process import TIME_LIMIT, require_script, wait_for
+from ampcompare.experiment.script_process import TIME_LIMIT, require_script, run_command
 from ampcompare.experiment.verify import migrate_whole
 from ampcompare.settings.resume_trace import ResumeRequest
 
@@ -151,7 +152,7 @@ class _Runs:
         if code or not traces:
             # One that was stopped did not fail: the next has, before it has begun a trace.
             failed = len(traces) if not traces or traces[-1].stopped is not None else len(traces) - 1
-            why = error_of(requests[failed].with_name(RECORD), text)
+            why = run_error_text(requests[failed].with_name(RECORD), text)
             error = f"the script ({given[failed].name}) ended with exit code {code}: {why}"
             if failed and failed < len(traces):
                 traces[failed].fail(error)  # its steps may tell why
@@ -178,7 +179,7 @@ class _Runs:
         requests, code, text = self._start(given)
         if code:
             raise LaunchError(f"the script (killed) ended with exit code {code}: "
-                              f"{error_of(requests[0].with_name(RECORD), text)}")  # fmt: skip
+                              f"{run_error_text(requests[0].with_name(RECORD), text)}")  # fmt: skip
         is_first = not any(row["step"] < broken.stopped for row in whole.saves)
         return kills_lines(read_kills(folder, requests[0].with_name(TRACE), whole, RECORD), is_first=is_first)
 
@@ -193,9 +194,9 @@ class _Runs:
             if sandbox.is_partial:
                 say(WITHOUT_OVERLAYS)
             requests = [self._request(each, sandbox) for each in given]
-            command = start_command("ampcompare.script.resume_runs", *map(str, requests))
+            command = module_command("ampcompare.script.resume_runs", *map(str, requests))
             own = {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "ignore", "TORCHDYNAMO_DISABLE": "1"}
-            code, text = wait_for(command, {"PYTHONHASHSEED": "0", **os.environ, **own, **sandbox.environment})
+            code, text = run_command(command, {**script_environment(), **own, **sandbox.environment})
         if code is None:
             raise LaunchError(f"the script had not ended after {TIME_LIMIT:g} s; let it train less")
         return requests, code, text
@@ -230,7 +231,7 @@ def _refuse_ranks(name: str, *, is_module: bool) -> None:
     Raises:
         ConfigError: this is one of several ranks, or the script is what starts ranks.
     """
-    world = world_of()
+    world = read_distributed_env()
     if world is not None and world.size > 1:
         who = f"this is rank {world.rank} of {world.size}, by {world.launcher}"
     elif is_module and name in OF_RANKS:

@@ -113,7 +113,7 @@ def _read_trace(folder: Path) -> Run:
 
         with numpy.load(folder / "weights.npz") as data:
             weights = {key: data[key] for key in data.files}
-    by_step = _order_of([rows[number] for number in stepped])
+    by_step = _optimizer_renamer([rows[number] for number in stepped])
     return dataclasses.replace(
         _run_of(rows[:end], [rows[number] for number in stepped], rows),
         digests=by_step(trace["digests"]),
@@ -143,7 +143,7 @@ def _read_recording(folder: Path, steps: int) -> Run:
     scaled = {number for row in rows if row.get("kind") == "backward" for number in row["optimizers"]}
     stepped = [row for row in rows if row.get("kind") == "step" and (row["optimizer"] in scaled or not scaled)]
     is_cut = any(row["step"] + 1 >= steps for row in stepped)
-    by_step = _order_of(stepped)
+    by_step = _optimizer_renamer(stepped)
     norms: dict[str, list[float | None]] = {}
     for row in stepped:
         norm = row["grad_norm"]
@@ -173,7 +173,7 @@ def _read_recording(folder: Path, steps: int) -> Run:
     )
 
 
-def _order_of(steps: list[dict[str, Any]]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def _optimizer_renamer(steps: list[dict[str, Any]]) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Return what renames the optimizers of values: by their first step.
 
     Apex sees all at once, a scaler each at its step.

@@ -129,14 +129,14 @@ def _train(options: RunOptions, launcher: Launcher, observer: Observer) -> RunRe
     if config.stack is not None:
         from ampcompare.experiment.launch.script.stacks import take_up_recorded_cell  # it imports torch
 
-        take_up_recorded_cell(config, run.cell(config), observer.note)
-    earlier = None if options.force else run.reusable(config)
+        take_up_recorded_cell(config, run.cell_folder(config), observer.note)
+    earlier = None if options.force else run.find_reusable(config)
     if earlier is not None and earlier.reason:
         observer.note(f"{config.arm} runs again: {earlier.reason}")
     reused = earlier.record if earlier is not None else None
     observer.plan(Outline([config], [config.arm], [reused], run.path))
     observer.begin(config, 1, 1)
-    record = reused or _launch(config, run.cell(config), launcher, observer)
+    record = reused or _launch(config, run.cell_folder(config), launcher, observer)
     observer.end(record, reused=reused is not None)
     return record
 
@@ -181,7 +181,9 @@ def verify_resume(
     step = random.Random(config.digest()).randrange(1, steps)
     _train_part(config, resumed, launcher, observer, 2, stop_at_step=step)
     again = _train_part(config, resumed, launcher, observer, 3, resume="auto")
-    difference = _of_steps(unbroken, resumed) or _of_results(whole, again) or _of_states(unbroken, resumed)
+    difference = (
+        _step_difference(unbroken, resumed) or _result_difference(whole, again) or _state_difference(unbroken, resumed)
+    )
     return Verification(step, steps, difference)
 
 
@@ -200,7 +202,7 @@ def _train_part(
     return record
 
 
-def _of_steps(one: Path, other: Path) -> str:
+def _step_difference(one: Path, other: Path) -> str:
     for first, second in zip_longest(*(iter_steps(folder / CellFile.STEPS) for folder in (one, other))):
         if first is None or second is None:
             return f"step {(first or second).step} is only in the {'second' if first is None else 'first'} run"
@@ -211,7 +213,7 @@ def _of_steps(one: Path, other: Path) -> str:
     return ""
 
 
-def _of_results(one: RunRecord, other: RunRecord) -> str:
+def _result_difference(one: RunRecord, other: RunRecord) -> str:
     for first, second in zip(one.summary.epochs, other.summary.epochs, strict=True):
         results = [epoch.model_dump(exclude=set(MEASURED)) for epoch in (first, second)]
         for name, value in results[0].items():
@@ -222,7 +224,7 @@ def _of_results(one: RunRecord, other: RunRecord) -> str:
     return ""
 
 
-def _of_states(one: Path, other: Path) -> str:
+def _state_difference(one: Path, other: Path) -> str:
     """Compare the contents of the last checkpoints; a diverged run leaves none at its end."""
     from ampcompare.base.tensors.tree import first_difference
     from ampcompare.training.checkpoint.store.folder import CheckpointFolder

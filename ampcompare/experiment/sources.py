@@ -66,7 +66,7 @@ class SettingsSources:
         """The settings of a run."""
         return self.resolved.config
 
-    def begin_from(self, name: str, stacks: Mapping[str, StackConfig]) -> SettingsSources:
+    def with_first_weights(self, name: str, stacks: Mapping[str, StackConfig]) -> SettingsSources:
         """Return these with a script that begins with the first weights of one of some stacks."""
         script = self.config.script
         stack = first_weights_stack(name, stacks, has_script=script is not None)
@@ -162,7 +162,9 @@ def matrix_rows(
 
 def published_beside(sources: SettingsSources, measured: Sequence[Row]) -> Published | None:
     """Return the published table of the recipe, each line with the measured row that corresponds to it, if any."""
-    full, config, size = sources.published, sources.config, sources.size
+    full = sources.published
+    config = sources.config
+    size = sources.size
     if sources.recipe is None or full is None or full.matrix.reference is None:
         return None
     # Smaller sizes have the same rows in the same order, with other values.
@@ -221,8 +223,9 @@ def _departures(published: RunConfig, measured: RunConfig, varied: set[str]) -> 
     hidden = {"recipe.data.dir", "recipe.data.download", *varied}
     if varied & {"recipe.batch_size", "recipe.global_batch_size"}:
         hidden |= {"recipe.batch_size", "recipe.global_batch_size", "recipe.optimizer.lr"}
-    return [
-        f"{path.removeprefix('recipe.')} {here.get(path)}, not {there.get(path)}"
-        for path in changed_settings(published, measured)
-        if (path.startswith("recipe.") or path == "processes") and path not in hidden
-    ]
+    found: list[str] = []
+    for path in changed_settings(published, measured):
+        is_of_training = path.startswith("recipe.") or path == "processes"
+        if is_of_training and path not in hidden:
+            found.append(f"{path.removeprefix('recipe.')} {here.get(path)}, not {there.get(path)}")
+    return found

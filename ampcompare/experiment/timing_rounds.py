@@ -41,13 +41,13 @@ def run_timing_rounds(
     Raises:
         Ended: a turn was stopped by SIGTERM; rounds before it are kept.
     """
-    completed = {cell: record for cell in block if (record := records[cell]) and record.status == "completed"}
-    complete = [
-        number
-        for number in range(1, plan.timing_rounds + 1)
-        if all(number in [done.number for done in record.timing_rounds] for record in completed.values())
-    ]
-    missing = [number for number in range(1, plan.timing_rounds + 1) if number not in complete]
+    completed: dict[int, RunRecord] = {}
+    for cell in block:
+        record = records[cell]
+        if record is not None and record.status == "completed":
+            completed[cell] = record
+    made = [{done.number for done in record.timing_rounds} for record in completed.values()]
+    missing = [number for number in range(1, plan.timing_rounds + 1) if not all(number in each for each in made)]
     if not missing or len(completed) < 2:
         return {}
     seed = plan.cells[block[0]].recipe.seed

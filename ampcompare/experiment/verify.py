@@ -19,7 +19,7 @@ from ampcompare.experiment.rewrite_comparison import (
     compare_starts,
     cut_to_common_steps,
     differ_in_weights_alone,
-    differ_more_than_twin,
+    differences_beyond_twin,
 )
 from ampcompare.experiment.script_process import ENGINE, require_script, run_script_in_child
 from ampcompare.experiment.script_run import UNKNOWN, Run
@@ -87,8 +87,13 @@ class _Verification:
         adapter: bool,
         stack: StackConfig | None,
     ) -> None:
-        self._script, self._path, self._arguments = Path(path), path, arguments
-        self._run, self._say, self._adapter, self._stack = run, say, adapter, stack
+        self._script = Path(path)
+        self._path = path
+        self._arguments = arguments
+        self._run = run
+        self._say = say
+        self._adapter = adapter
+        self._stack = stack
         self._how = "adapter" if adapter else "torch"
 
     def verify(self) -> int:
@@ -109,7 +114,7 @@ class _Verification:
             self._say(
                 f"fp16: {DIFFERENT}; the rewritten script scaled no loss in {made}: its switch for fp16 did not act"
             )
-            return self._end_different()
+            return self._print_different_verdict()
 
         unpaired = "" if self._stack is None else self._say_starts(original, rewritten)
         verdict, lines = self._compare(original, rewritten)
@@ -134,8 +139,8 @@ class _Verification:
             )
             return 1
         if verdict == DIFFERENT:
-            return self._end_different()
-        self._end_usable(verdict, without, migrations, is_of_level=is_of_level)
+            return self._print_different_verdict()
+        self._print_usable_verdict(verdict, without, migrations, is_of_level=is_of_level)
         return 0
 
     def _say_all(self, lines: Iterable[str]) -> None:
@@ -171,7 +176,7 @@ class _Verification:
         self._say_all(f"against O1: {line}" for line in lines)
         return verdict
 
-    def _end_usable(
+    def _print_usable_verdict(
         self, verdict: str, without: list[str], migrations: list[FileMigration], *, is_of_level: bool
     ) -> None:
         """Print the verdict and the commands that come next.
@@ -190,7 +195,7 @@ class _Verification:
         changed = [str(each.path) for each in migrations if each.changed]
         self._say(f"  {shlex.join(['ampcompare', 'migrate', *['--adapter'] * self._adapter, '--write', *changed])}")
 
-    def _end_different(self) -> int:
+    def _print_different_verdict(self) -> int:
         self._say(f"verdict: {DIFFERENT}; keep the original until the first difference above is explained")
         return 1
 
@@ -209,7 +214,7 @@ class _Verification:
             if is_there:
                 twin = dataclasses.replace(twin, norms=twin.clip_norms)
             verdict, lines = compare_runs(original, rewritten, twin, of)
-            beyond = differ_more_than_twin(original, rewritten, twin, of)
+            beyond = differences_beyond_twin(original, rewritten, twin, of)
             if beyond:
                 return DIFFERENT, [*lines, *beyond]
         return verdict, lines
@@ -305,7 +310,7 @@ def migrate_whole(paths: list[Path], *, adapter: bool) -> list[FileMigration]:
         plans, faults = plan_adapters(paths)
         results = [*faults, *(each for plan in plans for each in plan.files)]
     else:
-        results = [migrate_file(path) for path in paths]
+        results = [migrate_file(path, within=paths) for path in paths]
     for result in results:
         if result.fault is not None:
             raise ConfigError(result.lines()[0])

@@ -57,7 +57,7 @@ class MasterPairs:
             self._given.setdefault(id(tensor), []).append((weakref.ref(data), data._version))
 
     @torch.no_grad()
-    def masters_apart(self) -> int:
+    def count_masters_apart(self) -> int:
         """Return how many masters were written while the weights of the model stayed, and differ from these."""
         indices = self._find_written(self.masters)
         if not indices:
@@ -73,7 +73,7 @@ class MasterPairs:
         if written := self._find_written(self.params):
             self._farthest = max(self._farthest, self._distance(written))
 
-    def params_apart(self) -> int:
+    def count_params_apart(self) -> int:
         """Return how many weights of the model were written, and differ from the masters that overwrite them in a step.
 
         What rounding leaves of weights that were moved for a pass and moved back does not count, nor that between a

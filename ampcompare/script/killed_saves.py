@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ampcompare.base.files.temporary import temporary_root
-from ampcompare.script.saved_files import writes
+from ampcompare.script.saved_files import opens_for_writing
 
 SECONDS = 60.0  # that a copy may take
 ACKNOWLEDGED = b"."
@@ -61,7 +61,7 @@ class Point:
 
 
 @dataclass
-class Copy:
+class KilledCopy:
     """What became of a copy: its changes, and whether it was killed."""
 
     changes: list[Change] = field(default_factory=list)
@@ -73,7 +73,9 @@ class ChangeWatch:
     """In a copy: says each change of files to the parent before it is made, and dies at a point."""
 
     def __init__(self, point: Point | None, say: int, hear: int, ignored: Sequence[str]) -> None:
-        self._point, self._say, self._hear = point, say, hear
+        self._point = point
+        self._say = say
+        self._hear = hear
         self._ignored = tuple(os.path.join(each, "") for each in ignored)
         self._number = -1
         self._last: Change | None = None
@@ -93,7 +95,7 @@ class ChangeWatch:
         if self._inside:
             return
         if event == "open":
-            if writes(args):
+            if opens_for_writing(args):
                 self._change(Change("writes", (os.path.abspath(os.fsdecode(args[0])),)))
         elif event in NAMES and isinstance(args[0], (str, bytes, os.PathLike)):
             names = args[:2] if event in TWO_PATHS else args[:1]
@@ -159,11 +161,15 @@ class KilledSaves:
                 return True
             left = self._keep(copy.changes)
             self._put_back(copy.changes)
-            state = "killed" if copy.is_killed else "hung" if copy.has_hung else "passed"
+            state = "passed"
+            if copy.is_killed:
+                state = "killed"
+            elif copy.has_hung:
+                state = "hung"
             note({"point": _kill_in_words(point, changes), "left": left, "state": state})
         return False
 
-    def _fork(self, point: Point | None, enter: Callable[[ChangeWatch], None]) -> Copy | None:
+    def _fork(self, point: Point | None, enter: Callable[[ChangeWatch], None]) -> KilledCopy | None:
         heard, say = os.pipe()
         hear, answer = os.pipe()
         child = os.fork()
@@ -174,7 +180,7 @@ class KilledSaves:
             return None
         os.close(say)
         os.close(hear)
-        copy = Copy()
+        copy = KilledCopy()
         try:
             self._follow(heard, answer, copy)
             if copy.has_hung:
@@ -186,7 +192,7 @@ class KilledSaves:
         copy.is_killed = not copy.has_hung and os.WIFSIGNALED(status)
         return copy
 
-    def _follow(self, heard: int, answer: int, copy: Copy) -> None:
+    def _follow(self, heard: int, answer: int, copy: KilledCopy) -> None:
         text = b""
         while True:
             if not select.select([heard], [], [], SECONDS)[0]:

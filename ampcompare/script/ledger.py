@@ -65,7 +65,10 @@ class ScriptLedger:
         self._count = self._applied = self._passes = self._depth = 0
         self._scale: Any = None
         self._has_compiled = self._is_pass_compiled = False  # a program that was called in the steps, or in this one
-        self._follows, self._begins, self._is_stepped, self._is_first = False, False, False, True
+        self._follows = False
+        self._begins = False
+        self._is_stepped = False
+        self._is_first = True
         self._spent = self._begun_at = self._stepped_at = self._since = 0.0
 
     def install(self) -> None:
@@ -180,7 +183,7 @@ class ScriptLedger:
     def _live(self) -> list[Any]:
         return [one for reference in self._optimizers if (one := reference()) is not None]
 
-    def _is_reference(self, module: nn.Module) -> bool:
+    def _is_frozen_model(self, module: nn.Module) -> bool:
         """Return whether a module has weights, and none that an optimizer updates, as a teacher has."""
         known = self._references.get(id(module))
         if known is not None and known[0]() is module:
@@ -197,7 +200,7 @@ class ScriptLedger:
             if type(module).__name__ == "OptimizedModule":
                 return self._pass_compiled(original, module, *args, **kwargs)
             return original(module, *args, **kwargs)
-        if not torch.is_grad_enabled() and not self._is_reference(module):
+        if not torch.is_grad_enabled() and not self._is_frozen_model(module):
             return original(module, *args, **kwargs)
         if all(module is not reference() for reference in self._models) and next(module.parameters(), None) is not None:
             self._models.append(weakref.ref(module))
@@ -214,7 +217,7 @@ class ScriptLedger:
         if self._passes:
             for tensor in tensors_in(args[0] if args else kwargs.get("tensors")):
                 if tensor.requires_grad:  # where the pass begins, an arm has collected what was there
-                    tensor.register_hook(lambda _: self._look.accumulates())
+                    tensor.register_hook(lambda _: self._look.note_accumulation())
         self._passes += 1
         if self._is_pass_compiled:  # so is its backward pass, of which no part is known apart
             return original(*args, **kwargs)
@@ -225,7 +228,7 @@ class ScriptLedger:
         try:
             if isinstance(args[0], nn.Module) and type(args[0]).__name__ == "OptimizedModule":
                 return self._pass_compiled(original, *args, **kwargs)
-            with self._look.sees():
+            with self._look.observe_operations():
                 return original(*args, **kwargs)
         finally:
             self._depth -= 1

@@ -48,7 +48,7 @@ class LiftedWeights:
         if not trained:
             return
         if not self.types:  # an average that the script has copied before stays narrow
-            follow_averages(self._events)
+            allow_mixed_averages(self._events)
         types = sorted({str(param.dtype).removeprefix("torch.") for param in trained})
         self.types += [name for name in types if name not in self.types]
         ids = set(map(id, trained))
@@ -101,7 +101,7 @@ class LiftedWeights:
         return map_tree(result, lambda tensor: tensor.float() if tensor.dtype in HALF else tensor)
 
 
-def follow_averages(events: Subscriptions) -> None:
+def allow_mixed_averages(events: Subscriptions) -> None:
     """Let an average and weights of different types be averaged, one of which an arm has cast or lifted."""
     for owner, name in LERPS:
         events.wrap(owner, name, functools.partial(_lerp_any_types, name.endswith("_")))

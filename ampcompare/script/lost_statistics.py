@@ -12,17 +12,18 @@ STATISTICS = ("running_mean", "running_var")
 
 
 @torch.no_grad()
-def lost_statistics() -> list[str]:
+def layers_with_lost_statistics() -> list[str]:
     """Return the layers of the script that have running statistics which are not finite, and finite weights."""
     modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
     inner = {id(part) for module in modules for part in module.children()}
-    found = {
-        id(part): f"{name} ({type(part).__name__})" if name else type(part).__name__
-        for module in modules
-        if id(module) not in inner
-        for name, part in module.named_modules()
-        if _is_lost(part)
-    }
+    found: dict[int, str] = {}
+    for module in modules:
+        if id(module) in inner:
+            continue
+        for name, part in module.named_modules():
+            if _is_lost(part):
+                kind = type(part).__name__
+                found[id(part)] = f"{name} ({kind})" if name else kind
     return sorted(found.values())
 
 

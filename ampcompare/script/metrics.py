@@ -14,7 +14,7 @@ WRITERS = ("torch.utils.tensorboard", "tensorboardX")
 LIBRARIES = (*WRITERS, "wandb", "mlflow")
 
 
-def catch_scalars() -> Callable[[], None]:
+def start_logging_scalars() -> Callable[[], None]:
     """Log what scripts of this process write from now on; return a function that ends it."""
     events = Subscriptions(Layer.RECORD)
     hook = ImportHook({name: functools.partial(_watch_module, events, name) for name in LIBRARIES})

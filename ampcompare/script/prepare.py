@@ -34,15 +34,15 @@ from ampcompare.script.legacy.prepare import Prepared, prepare_process
 from ampcompare.script.legacy.settings import ExecSettings
 from ampcompare.script.legacy.stderr import note
 from ampcompare.script.legacy.target import Target
-from ampcompare.script.lost_statistics import lost_statistics
+from ampcompare.script.lost_statistics import layers_with_lost_statistics
 from ampcompare.script.recording.recorder import Recorder, Rows
 from ampcompare.script.seeding import Seeding
 from ampcompare.script.stand_in import StandIn
-from ampcompare.script.watch import Watch
+from ampcompare.script.watch import CellFactsRecorder
 from ampcompare.settings.script import SEED_STRIDE
 from ampcompare.training.precision.base import half_dtype_of
 from ampcompare.training.precision.cpu_half import cpu_half
-from ampcompare.training.twin import change_optimized_weights
+from ampcompare.training.twin import perturb_optimized_weights
 
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 
@@ -69,7 +69,7 @@ def run_script(
     status = execute(target, settings, prepare=prepare or prepare_arm_process, explain=_explain_by_arm)
     # A child process that trains past the arm refuses to.
     if status == 0 and not _stand_ins[-1].has_acted() and not child_processes.num_started():
-        under = "" if settings.arm == "script" else f" under {settings.arm}"
+        under = "" if current_stand_in().arm.is_as_written else f" under {settings.arm}"
         note(
             f"the script has ended, and nothing was trained{under}: no optimizer of torch has updated the weights "
             "of a module that it ran; check that it trains with these arguments"
@@ -78,7 +78,7 @@ def run_script(
     return status
 
 
-def present_stand_in() -> StandIn:
+def current_stand_in() -> StandIn:
     """Return what stands behind the names of amp in this process, which is prepared for an arm."""
     return _stand_ins[-1]
 
@@ -141,10 +141,10 @@ def prepare_arm_process(settings: ExecSettings, *, child: str | None = None) -> 
             )
             _ledgers[-1].install()
         if rows is not None and (settings.watch or settings.max_steps is not None):
-            watch = Watch(rows.recorder, settings.max_steps, half)
+            watch = CellFactsRecorder(rows.recorder, settings.max_steps, half)
         for_cuda = settings.device == "cpu"
         _stand_ins.append(StandIn(arm, rows, engine=settings.engine, watch=watch, for_cuda=for_cuda))
-        return arm.is_as_written or arm.spec.calls_apex
+        return _stand_ins[-1].keeps_apex
 
     # The guards know Apex and torch.amp as they are, not what stands behind them.
     guards = settings.guards if arm.spec.calls_apex else "off"
@@ -153,7 +153,7 @@ def prepare_arm_process(settings: ExecSettings, *, child: str | None = None) -> 
         seed_all(settings.seed)
     _follow_script_seeds(settings, prepared)
     if settings.twin:
-        change_optimized_weights()  # until the process ends
+        perturb_optimized_weights()  # until the process ends
     if settings.first_weights is not None:
         _begin_from_stored_weights(Path(settings.first_weights), prepared)
     child_processes.pass_on(dataclasses.asdict(settings), target=f"{__name__}:{prepare_child.__name__}")
@@ -161,7 +161,7 @@ def prepare_arm_process(settings: ExecSettings, *, child: str | None = None) -> 
 
 
 def _add_lost_statistics(recorder: Recorder) -> None:
-    if lost := lost_statistics():
+    if lost := layers_with_lost_statistics():
         recorder.add({"kind": "lost_statistics", "layers": lost})
 
 

@@ -14,15 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from ampcompare.script.examination import main
+from ampcompare.script.legacy.target import add_first_entry
 from ampcompare.settings.resume_trace import (
     ATTEMPTS,
     CHECKPOINT,
     FOLDER,
-    Row,
+    RowKind,
     converted_name,
+    last_state_folder,
     read_rows,
     saved_files,
-    saved_states,
 )
 
 
@@ -38,22 +39,21 @@ def run_requests(requests: list[str]) -> int:
         path = Path(name)
         request = json.loads(path.read_text(encoding="utf-8"))
         if number:
-            _name_checkpoint(request, saved_files(rows)[-1]["path"], saved_states(rows))
+            _name_checkpoint(request, saved_files(rows)[-1]["path"], last_state_folder(rows))
             path.write_text(json.dumps(request), encoding="utf-8")
         code = _start(path)
         rows = read_rows(Path(request["trace"]))  # missing where the script could not be started
         if not code and request["kill"] is not None:
             _start_from_each(Path(request["kill"]["folder"]), rows, Path(requests[-1]))
             break
-        if code or not rows or rows[-1]["kind"] != Row.STOP:
+        if code or not rows or rows[-1]["kind"] != RowKind.STOP:
             break
     return code
 
 
 def _start(request: Path) -> int:
     if not (child := os.fork()):
-        if not sys.flags.safe_path:
-            sys.path.insert(0, os.getcwd())  # as `python -m` does; the folder of the script takes its place
+        add_first_entry()
         raise ChildEnd(main("resumed", str(request)))
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
@@ -72,7 +72,7 @@ def _start_from_each(folder: Path, rows: list[dict[str, Any]], template: Path) -
     from ampcompare.script.killed_saves import lay_out_remains, put_back_originals
 
     attempts: dict[str, list[dict[str, Any]]] = {}
-    for left in sorted({row["left"] for row in rows if row["kind"] == Row.KILLED}, key=int):
+    for left in sorted({row["left"] for row in rows if row["kind"] == RowKind.KILLED}, key=int):
         lay_out_remains(folder / left)
         attempts[left] = []
         request = json.loads(template.read_text(encoding="utf-8"))

@@ -30,8 +30,8 @@ from ampcompare.base.import_hook import ImportHook
 from ampcompare.base.location import is_installed, is_users
 from ampcompare.base.patches import Layer, Points, Subscriptions
 from ampcompare.script.killed_saves import ChangeWatch, KilledSaves
-from ampcompare.script.saved_files import DEPTH, SavedFiles, place_in_script
-from ampcompare.settings.resume_trace import Row
+from ampcompare.script.saved_files import DEPTH, SavedFiles, script_location
+from ampcompare.settings.resume_trace import RowKind
 
 if TYPE_CHECKING:
     from ampcompare.script.recording.recorder import Recorder
@@ -42,7 +42,7 @@ OF_MASTERS = ("master", "fp32", "float32")  # in a key of an optimizer's state: 
 
 
 class ResumeTrace:
-    """Watches the script of this process and writes rows of the kinds of `Row` to a file, each at once.
+    """Watches the script of this process and writes rows of the kinds of `RowKind` to a file, each at once.
 
     Args:
         path: of the file.
@@ -71,7 +71,9 @@ class ResumeTrace:
         self._counts: dict[int, int] = {}  # of steps of each optimizer
         self._behind: int | None = None  # the optimizer that made the last one
         self._stepping: weakref.ref[Any] | None = None  # the optimizer whose step is running, or was the last
-        self._first_only, self._kill, self._trainers = first_only, kill, trainers
+        self._first_only = first_only
+        self._kill = kill
+        self._trainers = trainers
         self._changes: ChangeWatch | None = None  # in a copy that is to be killed
         self._files = SavedFiles(self._note_file, self._before_save)
         self._step = 0  # steps that have ended
@@ -105,7 +107,7 @@ class ResumeTrace:
 
     def _follow_amp(self, events: Subscriptions, name: str) -> None:
         def load(inner: Any, *args: Any, **options: Any) -> Any:
-            self._write(Row.RESTORE, what="scaler", number=None, line=place_in_script())
+            self._write(RowKind.RESTORE, what="scaler", number=None, line=script_location())
             return inner(*args, **options)
 
         events.wrap(sys.modules[name], "load_state_dict", load)
@@ -128,13 +130,13 @@ class ResumeTrace:
     def _row(self, row: dict[str, Any]) -> None:
         """Follow the record: losses, and steps of its optimizers."""
         if row["kind"] in ("backward", "plain_backward"):
-            self._write(Row.LOSS, loss=_number(row["loss"]))
+            self._write(RowKind.LOSS, loss=_number(row["loss"]))
         elif row["kind"] == "step":
             self._behind = int(row["optimizer"])
             self._counts[self._behind] = self._counts.get(self._behind, 0) + 1
             if self._behind != self._ends_with or not self._is_started:
                 return
-            self._write(Row.STEP)
+            self._write(RowKind.STEP)
             self._step += 1
             self._is_started = False
             if self._first_only:
@@ -148,7 +150,7 @@ class ResumeTrace:
             raise UnsupportedCombination("a process that uses a GPU cannot be copied: --fault kill needs --device cpu")
         folder = os.path.dirname(os.path.abspath(kill["folder"]))
         kills = KilledSaves(kill["points"], Path(kill["folder"]), [folder])
-        if not kills.run(self._enter_copy, lambda found: self._write(Row.KILLED, **found)):
+        if not kills.run(self._enter_copy, lambda found: self._write(RowKind.KILLED, **found)):
             os._exit(0)
 
     def _enter_copy(self, changes: ChangeWatch) -> None:
@@ -169,7 +171,7 @@ class ResumeTrace:
         self._is_inside = True
         try:
             if self._has_saved and self._files.has_ended():
-                self._write(Row.STOP)
+                self._write(RowKind.STOP)
                 os._exit(0)
             if not self._is_started:
                 self._is_started, self._first = True, module
@@ -178,10 +180,10 @@ class ResumeTrace:
                     self._owners = _own_objects()
                     self._find_models()
                 with torch.no_grad():
-                    self._write(Row.START, state=self._state(), made=self._numbers_left())
+                    self._write(RowKind.START, state=self._state(), made=self._numbers_left())
             if module is self._first:  # others get what it returns
                 given = list(_tensors((args, options), DEPTH))
-                self._write(Row.BATCH, batch=_hash(map(_bytes, given)), samples=_samples(given))
+                self._write(RowKind.BATCH, batch=_hash(map(_bytes, given)), samples=_samples(given))
         finally:
             self._is_inside = False
         self._depth += 1
@@ -204,12 +206,12 @@ class ResumeTrace:
 
     def _note_file(self, kind: str, **values: Any) -> None:
         """Note a row about a file, and whether the process may be stopped now."""
-        if kind == Row.SAVE:
+        if kind == RowKind.SAVE:
             made = None if self._stepping is None else self._stepping()
             number = next((at for at, each in enumerate(self._living(self._optimizers)) if each is made), self._behind)
             values.update(behind=self._behind, number=number, counts=self._counts)
         self._write(kind, **values)
-        if kind == Row.SAVE and self._stop_at is not None and self._step >= self._stop_at:
+        if kind == RowKind.SAVE and self._stop_at is not None and self._step >= self._stop_at:
             self._has_saved = True
 
     def _before_save(self, path: str) -> None:
@@ -221,11 +223,11 @@ class ResumeTrace:
         what = next((name for kind, name in kinds if isinstance(owner, kind)), "scheduler")
         made = {"optimizer": self._optimizers, "scaler": self._scalers}.get(what, [])
         number = next((at for at, each in enumerate(made) if each() is owner), None)
-        self._write(Row.RESTORE, what=what, number=number, line=place_in_script())
+        self._write(RowKind.RESTORE, what=what, number=number, line=script_location())
         return inner(owner, *args, **options)
 
     def _set_generator(self, inner: Any, *args: Any, **options: Any) -> Any:
-        self._write(Row.RESTORE, what="generator", line=place_in_script())
+        self._write(RowKind.RESTORE, what="generator", line=script_location())
         return inner(*args, **options)
 
     # What a step starts from.
@@ -308,9 +310,10 @@ class ResumeTrace:
 
     def _numbers_left(self) -> dict[str, list[int]]:
         """Return which of the optimizers and the enabled scalers are left, in the order in which they were made."""
+        optimizers, scalers = [each() for each in self._optimizers], [each() for each in self._scalers]
         return {
-            "optimizer": [at for at, each in enumerate(self._optimizers) if each() is not None],
-            "scaler": [at for at, each in enumerate(self._scalers) if (one := each()) is not None and one.is_enabled()],
+            "optimizer": [at for at, one in enumerate(optimizers) if one is not None],
+            "scaler": [at for at, one in enumerate(scalers) if one is not None and one.is_enabled()],
         }
 
     def _scales(self) -> Iterator[list[float]]:

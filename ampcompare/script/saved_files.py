@@ -21,7 +21,7 @@ from torch import Tensor
 from ampcompare.base.import_hook import ImportHook
 from ampcompare.base.location import Location, user_location
 from ampcompare.base.patches import Subscriptions
-from ampcompare.settings.resume_trace import Row
+from ampcompare.settings.resume_trace import RowKind
 
 DEPTH = 6  # of containers in what is saved
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")  # names of buffers, which no parameter has
@@ -82,13 +82,13 @@ class SavedFiles:
         if self._inside:
             return inner(value, file, *args, **options)
         name = _name_of(file)
-        found = {"line": place_in_script(), "holds": sorted(set(describe_parts(value)))}
+        found = {"line": script_location(), "holds": sorted(set(describe_parts(value)))}
         with self._within():
             if name is not None:
                 self._before_save(os.path.abspath(name))
             result = inner(value, file, *args, **options)
         if name is not None:
-            self._note(Row.SAVE, path=os.path.abspath(name), **found)
+            self._note(RowKind.SAVE, path=os.path.abspath(name), **found)
         elif found["holds"]:
             self._buffer = found
         return result
@@ -99,26 +99,26 @@ class SavedFiles:
         with self._within():
             result = inner(file, *args, **options)
         if (name := _name_of(file)) is not None:
-            self._note(Row.LOAD, path=os.path.abspath(name), line=place_in_script())
+            self._note(RowKind.LOAD, path=os.path.abspath(name), line=script_location())
         return result
 
     def _move(self, inner: Any, source: Any, target: Any, *args: Any, **options: Any) -> Any:
         before = os.path.abspath(os.fsdecode(source))
         result = inner(source, target, *args, **options)
-        self._note(Row.MOVE, path=before, to=os.path.abspath(os.fsdecode(target)))
+        self._note(RowKind.MOVE, path=before, to=os.path.abspath(os.fsdecode(target)))
         return result
 
     def _audit(self, events: Subscriptions, event: str, args: tuple[Any, ...]) -> None:
         """Learn which file gets what was saved into a buffer, and where a file is moved across file systems."""
         if event == "open" and self._buffer is not None and events.active:
-            if threading.get_ident() == self._thread and writes(args) and not self._inside:
+            if threading.get_ident() == self._thread and opens_for_writing(args) and not self._inside:
                 found, self._buffer = self._buffer, None
-                self._note(Row.SAVE, path=os.path.abspath(os.fsdecode(args[0])), **found)
+                self._note(RowKind.SAVE, path=os.path.abspath(os.fsdecode(args[0])), **found)
         elif event == "shutil.move" and events.active:
             source, target = (os.path.abspath(os.fsdecode(each)) for each in args[:2])
             if os.path.isdir(target):
                 target = os.path.join(target, os.path.basename(source))
-            self._note(Row.MOVE, path=source, to=target)
+            self._note(RowKind.MOVE, path=source, to=target)
 
     # Other formats.
 
@@ -130,7 +130,7 @@ class SavedFiles:
             self._before_save(path)
             result = inner(tensors, filename, *args, **options)
             holds = sorted({"model", *(["buffers"] if any(name.endswith(STATISTICS) for name in tensors) else [])})
-            self._note(Row.SAVE, path=path, line=place_in_script(), holds=holds)
+            self._note(RowKind.SAVE, path=path, line=script_location(), holds=holds)
             return result
 
         def load(inner: Any, filename: Any, *args: Any, **options: Any) -> Any:
@@ -138,7 +138,7 @@ class SavedFiles:
                 return inner(filename, *args, **options)
             with self._within():
                 result = inner(filename, *args, **options)
-            self._note(Row.LOAD, path=os.path.abspath(os.fsdecode(filename)), line=place_in_script())
+            self._note(RowKind.LOAD, path=os.path.abspath(os.fsdecode(filename)), line=script_location())
             return result
 
         if name == "safetensors.torch":  # whose functions look these names up when they are called
@@ -155,7 +155,7 @@ class SavedFiles:
 
         def save(inner: Any, state: Any, *args: Any, **options: Any) -> Any:
             path = path_of(options, "storage_writer")
-            line, holds = place_in_script(), sorted(set(describe_parts(state)))
+            line, holds = script_location(), sorted(set(describe_parts(state)))
             if path is not None:
                 self._before_save(path)
             with self._within():
@@ -163,21 +163,21 @@ class SavedFiles:
             if path is not None:
                 if hasattr(result, "done"):
                     self._waiting.append(result)
-                self._note(Row.SAVE, path=path, line=line, holds=holds)
+                self._note(RowKind.SAVE, path=path, line=line, holds=holds)
             return result
 
         def load(inner: Any, state: Any, *args: Any, **options: Any) -> Any:
             with self._within():
                 result = inner(state, *args, **options)
             if (path := path_of(options, "storage_reader")) is not None:
-                self._note(Row.LOAD, path=path, line=place_in_script())
+                self._note(RowKind.LOAD, path=path, line=script_location())
             return result
 
         for name, around in (("save", save), ("async_save", save), ("load", load)):
             events.wrap(module, name, around)
 
 
-def writes(args: tuple[Any, ...]) -> bool:
+def opens_for_writing(args: tuple[Any, ...]) -> bool:
     """Return whether the arguments of the audit event "open" are those of a file, by name, that is to be written."""
     path, mode, flags = args
     if not isinstance(path, (str, bytes, os.PathLike)):
@@ -185,7 +185,7 @@ def writes(args: tuple[Any, ...]) -> bool:
     return any(each in mode for each in "wax+") if isinstance(mode, str) else bool((flags or 0) & WRITES)
 
 
-def place_in_script() -> str:
+def script_location() -> str:
     """Return file and line of the script that led here, or of a library if no line of the script did."""
     found: Location = user_location()
     found = found.caller or found

@@ -105,8 +105,10 @@ class Seeding:
             if getattr(self._own, "busy", False):
                 return inner(*args, **kwargs)
             name = next((name for name in ("seed", "a") if name in kwargs), None)
-            seed = kwargs.pop(name) if name is not None else args[0] if args else None
-            rest = args[1:] if name is None else args
+            if name is not None:
+                seed, rest = kwargs.pop(name), args
+            else:
+                seed, rest = (args[0] if args else None), args[1:]
             return self._seed(
                 lambda number: inner(number, *rest, **kwargs), seed, function, shift, kind, calling_frame()
             )

@@ -17,31 +17,42 @@ from ampcompare.backends.script_arms import require_in_script
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.base.patches import Layer, Points, Subscriptions
 from ampcompare.script.apex_amp import ScriptAmp
+from ampcompare.script.averages import AverageWatch
 from ampcompare.script.behind.side import ScriptSide
 from ampcompare.script.formats import ScriptFormats
 from ampcompare.script.fp16_optimizers import follow_fp16_optimizers
 from ampcompare.script.keep_fp32 import KeptAtFirstCall
 from ampcompare.script.lifted_weights import LiftedWeights
-from ampcompare.script.recording.recorder import Rows, value_of
-from ampcompare.script.torch_amp.half_weights import HalfWeights
-from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers, reduce_wrappers_in
+from ampcompare.script.recording.recorder import Rows, detached_value
+from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers
 from ampcompare.script.torch_amp.plain_script import PlainScript
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
 from ampcompare.script.trainers import follow_trainers
 from ampcompare.script.trainers.arm import TrainerContext
 from ampcompare.script.type_errors import explain_types
-from ampcompare.script.watch import Watch
-from ampcompare.training.precision.base import half_dtype_of, make_precision
-from ampcompare.training.precision.keep_fp32 import without_autocast, without_casts
+from ampcompare.script.watch import CellFactsRecorder
+from ampcompare.training.precision.base import half_dtype_of
 
 StandBehind = Callable[[Arm, ScriptSide], TorchAmpStandIn]
 
 
 class StandIn:
-    """An arm in the place of `apex.amp` and `torch.amp` of this process; with `for_cuda` the CPU is in that of CUDA."""
+    """An arm in the place of `apex.amp` and `torch.amp` of this process; with `for_cuda` the CPU is in that of CUDA.
+
+    Attributes:
+        arm: which does all but the formats of products, where it declares some.
+        torch_amp: stands behind `torch.amp`.
+        keeps_apex: the calls of `apex.amp` stay Apex's own.
+    """
 
     def __init__(
-        self, arm: Arm, rows: Rows | None, *, engine: str = "compat", watch: Watch | None = None, for_cuda: bool = False
+        self,
+        arm: Arm,
+        rows: Rows | None,
+        *,
+        engine: str = "compat",
+        watch: CellFactsRecorder | None = None,
+        for_cuda: bool = False,
     ) -> None:
         in_script = require_in_script(arm)
         formats = ScriptFormats(arm, rows) if arm.roles is not None and arm.roles.formats else None
@@ -53,36 +64,39 @@ class StandIn:
         self._for_cuda = for_cuda
         self._rows = rows
         self._watch = watch
-        if arm.options.get("tf32"):
-            make_precision(arm, device="cpu" if for_cuda or not torch.cuda.is_available() else "cuda").prepare([], [])
         self._events = Subscriptions(Layer.STAND_IN)
         self._wrappers = ParallelWrappers()
         self._wrappers.install(self._events)
         self._lifted = LiftedWeights(self._wrappers, rows, self._events)
-        side = ScriptSide(self._events, rows, self._wrappers, engine, self._record_weights, self._has_initialized)
+        side = ScriptSide(
+            self._events,
+            rows,
+            self._wrappers,
+            engine,
+            "cpu" if for_cuda or not torch.cuda.is_available() else "cuda",
+            self._record_weights,
+            self._has_initialized,
+        )
         stand_behind: StandBehind = pkgutil.resolve_name(in_script.behind)
         self.torch_amp = stand_behind(arm, side)
-        if (reduce := arm.options.get("reduce")) is not None:
-            reduce_wrappers_in(getattr(torch, reduce), str(arm), self._events)
         self.torch_amp.install(self._events)
         if formats is not None:
             formats.install(self._events)  # before what makes a block of autocast, so inside of it
         plain = PlainScript(arm, self.torch_amp, self._lifted, for_cuda=for_cuda, rows=rows, given=self._record_weights)
         plain.install(self._events)
         self._casting = plain.casting
-        if not arm.is_as_written:
+        if not in_script.is_as_written:
             follow_fp16_optimizers(rows, self._events)
-        if not (arm.is_as_written or arm.spec.calls_apex):
+        self.keeps_apex = in_script.keeps_apex
+        if not self.keeps_apex:
             self._stand_behind_amp(ScriptAmp(arm, plain, rows))
         elif rows is not None:
             self._events.wrap(*Points.BACKWARD, functools.partial(_record_plain_backward, rows))
-        keep = str(arm.options.get("keep_fp32", ""))
-        if keep and not isinstance(self.torch_amp, HalfWeights):
-            context = without_autocast("cuda" if torch.cuda.is_available() else "cpu")
-            if arm.spec.calls_apex:
-                context = without_casts(importlib.import_module("ampcompare.apex.amp"))
-            names = self.torch_amp
-            KeptAtFirstCall(keep, context, lambda: names.script.acts).install(self._events)
+        if arm.keep_fp32 and (context := self.torch_amp.context_without_casts()) is not None:
+            script = self.torch_amp.script
+            KeptAtFirstCall(arm.keep_fp32, context, lambda: script.acts).install(self._events)
+        if rows is not None and not self.torch_amp.casts_loss:  # O1 has functions of its own in their place
+            AverageWatch(rows).follow(self._events, lambda: self.torch_amp.casts_weights or bool(self._lifted.types))
         has_autocast = arm.roles is not None and arm.roles.lists == "autocast"
         half = half_dtype_of(arm) if has_autocast else None
         follow_trainers(TrainerContext(arm, half, rows, plain.through), self._events)
@@ -140,5 +154,5 @@ class StandIn:
 def _record_plain_backward(rows: Rows, original: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
     """Record a loss that nothing scales, next to those of `scale_loss`."""
     if rows.is_outside_of_blocks:
-        rows.add_plain_backward(value_of(tensors if isinstance(tensors, Tensor) else tensors[0]))
+        rows.add_plain_backward(detached_value(tensors if isinstance(tensors, Tensor) else tensors[0]))
     return original(tensors, *args, **kwargs)

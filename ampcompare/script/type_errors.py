@@ -427,7 +427,7 @@ def _is_mixed_by_torch(failure: _Failure) -> bool:
 
 def _arm_with_kept(arm: Arm, name: str) -> Arm:
     """Return an arm that keeps one more module in fp32."""
-    kept = [*filter(None, [str(arm.options.get("keep_fp32", ""))]), name]
+    kept = [*filter(None, [arm.keep_fp32]), name]
     return dataclasses.replace(arm, options={**arm.options, "keep_fp32": "|".join(kept)})
 
 

@@ -12,7 +12,7 @@ from torch import distributed
 
 from ampcompare.base.metric_log import listen
 from ampcompare.base.patches import Layer, Points, Subscriptions
-from ampcompare.script.metrics import catch_scalars
+from ampcompare.script.metrics import start_logging_scalars
 from ampcompare.script.planned_steps import planned_steps
 from ampcompare.script.recording.recorder import Recorder
 from ampcompare.training.hashes import generators_sha256, inputs_sha256, parameters_sha256
@@ -77,7 +77,7 @@ class EnoughSteps(SystemExit):
     """Ends a script after as many steps as were asked for; its exit code is 0."""
 
 
-class Watch:
+class CellFactsRecorder:
     """Adds to a record: first weights and batches, scalars, peak memory; `half` says how 16-bit types are computed."""
 
     def __init__(self, recorder: Recorder, max_steps: int | None = None, half: str | None = None) -> None:
@@ -90,7 +90,11 @@ class Watch:
         self._batches = FirstBatches(
             lambda hashes, draws: recorder.add({"kind": "batches", "sha256": hashes, "draws": draws})
         )
-        self._ends: list[Callable[[], None]] = [listen(self._metric), catch_scalars(), _close_at_os_exit(recorder)]
+        self._ends: list[Callable[[], None]] = [
+            listen(self._metric),
+            start_logging_scalars(),
+            _close_at_os_exit(recorder),
+        ]
         recorder.after_row(self._row)
         recorder.before_close(self.end)
 

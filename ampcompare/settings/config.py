@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 
 from ampcompare.backends.arm import Arm, parse_arms
 from ampcompare.base.environment.gpus import ACCELERATORS, accelerator_of
-from ampcompare.base.errors import AmpCompareError, ConfigError, did_you_mean
+from ampcompare.base.errors import AmpCompareError, ConfigError, suggestion_text
 from ampcompare.settings.recipe import (
     DEFAULT_TASK,
     OLDER_TARGET,
@@ -309,7 +309,7 @@ class RunConfig(Frozen):
                 arms = parse_arms([text.removeprefix(FALLBACK)])
                 return FALLBACK + ",".join(map(str, arms))
             if text not in ON_NAN:
-                raise ConfigError(f"on_nan {text!r} is unknown; {did_you_mean(text, [*ON_NAN, f'{FALLBACK}ARM'])}")
+                raise ConfigError(f"on_nan {text!r} is unknown; {suggestion_text(text, [*ON_NAN, f'{FALLBACK}ARM'])}")
         except ConfigError as error:
             raise ValueError(str(error)) from None
         return text

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, Self
 
-from ampcompare.base.environment.torch_names import missing_torch_name
+from ampcompare.base.environment.torch_names import missing_torch_name_error
 from ampcompare.base.errors import AmpCompareError, ConfigError, EnvironmentUnfit, LaunchError
 from ampcompare.base.processes.call import Answer, call_in_child
 from ampcompare.settings.config import RunConfig
@@ -47,7 +47,7 @@ def answering_errors(examine: Callable[P, dict[str, Any]]) -> Callable[P, dict[s
         try:
             return examine(*args, **kwargs)
         except Exception as raised:
-            error = raised if isinstance(raised, AmpCompareError) else missing_torch_name(raised)
+            error = raised if isinstance(raised, AmpCompareError) else missing_torch_name_error(raised)
             if error is None:
                 raise
             return {"error": str(error), "exit_code": error.exit_code}

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from ampcompare.base.errors import ConfigError, close_matches
 from ampcompare.base.files.read import FileFault, parse_yaml, read_text
 from ampcompare.settings.config import RunConfig
-from ampcompare.settings.validation import setting_paths, suggest, validate
+from ampcompare.settings.validation import setting_paths, suggestion_text, validate
 
 OLD_FOLDERS = {"seeds/": "articles/"}
 RECIPES = Path(__file__).resolve().parent / "recipes"
@@ -114,7 +114,7 @@ def read_settings(values: Mapping[str, Any], name: str) -> SettingsFile:
     known = [*Matrix.model_fields, *RunConfig.model_fields]
     for key in values:
         if key not in known:
-            hint = suggest(str(key), [*Matrix.model_fields, *setting_paths(RunConfig)])
+            hint = suggestion_text(str(key), [*Matrix.model_fields, *setting_paths(RunConfig)])
             raise ConfigError(f"{name}: there is no setting {key!r} ({hint})")
     try:
         matrix = validate(Matrix, {key: value for key, value in values.items() if key in about_many})

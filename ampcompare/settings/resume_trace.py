@@ -45,7 +45,7 @@ class ResumeRequest(ScriptRequest):
     convert: bool = False
 
 
-class Row:
+class RowKind:
     """Kinds of rows of a trace, each with `step`, the number of steps that have ended."""
 
     # Of a step: `state` is all that a checkpoint has to restore; `made`: which optimizers and scalers are left.
@@ -72,9 +72,9 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-def saved_states(rows: Iterable[dict[str, Any]]) -> str:
+def last_state_folder(rows: Iterable[dict[str, Any]]) -> str:
     """Return the folder that Accelerate has filled last; "" if none."""
-    found = [str(row["path"]) for row in rows if row["kind"] == Row.STATES]
+    found = [str(row["path"]) for row in rows if row["kind"] == RowKind.STATES]
     return found[-1] if found else ""
 
 
@@ -82,9 +82,9 @@ def saved_files(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows of files that were saved, each with the path at which the file is at the end."""
     saved: list[dict[str, Any]] = []
     for row in rows:
-        if row["kind"] == Row.SAVE:
+        if row["kind"] == RowKind.SAVE:
             saved.append(dict(row))
-        elif row["kind"] == Row.MOVE:
+        elif row["kind"] == RowKind.MOVE:
             for each in saved:
                 if each["path"] == row["path"] or each["path"].startswith(row["path"] + os.sep):
                     each["path"] = row["to"] + each["path"].removeprefix(row["path"])

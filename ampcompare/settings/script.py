@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError, model_validator
 from ampcompare.base.environment.packages import find_module
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.secret_files import note_secrets_in_files
-from ampcompare.base.secrets import hide, hide_names, reveal
+from ampcompare.base.secrets import hide_names, hide_words, reveal
 from ampcompare.settings.command_words import python_words, why_no_module
 from ampcompare.settings.metric_direction import known_direction
 from ampcompare.settings.recipe import Frozen, PositiveInt
@@ -194,7 +194,7 @@ def script_config(
     source = _module_file(rest[0]) if is_module else path
     note_secrets_in_files(source, rest[1:])
     return ScriptConfig(
-        name=rest[0], is_module=is_module, arguments=tuple(hide(rest[1:])), sha256=_sha256(source), metrics=read,
+        name=rest[0], is_module=is_module, arguments=tuple(hide_words(rest[1:])), sha256=_sha256(source), metrics=read,
         seed_arg=seed_arg, shift_seeds=_parse_shift_seeds(shift_seeds), max_steps=max_steps, compat_torch=compat_torch,
         torchrun=torchrun,
     )  # fmt: skip

@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 from pydantic import Field
 
 from ampcompare.backends.arm import parse_arms
-from ampcompare.base.errors import ConfigError, did_you_mean
+from ampcompare.base.errors import ConfigError, suggestion_text
 from ampcompare.settings.recipe import Frozen
 
 NAME = re.compile(r"[A-Za-z][\w.-]{0,39}")
@@ -117,7 +117,7 @@ def first_weights_stack(name: str, stacks: Mapping[str, StackConfig], *, has_scr
             f"--first-weights {name} is for a script after --; the weights of a recipe are those of its seed"
         )
     if name not in stacks:
-        hint = f" {did_you_mean(name, stacks)}" if stacks else ""
+        hint = f" {suggestion_text(name, stacks)}" if stacks else ""
         raise ConfigError(
             f"--first-weights {name} names a stack that is not given: add --stack {name}=COMMAND.{hint}".rstrip(".")
         )
@@ -126,6 +126,6 @@ def first_weights_stack(name: str, stacks: Mapping[str, StackConfig], *, has_scr
 
 def _find_stack(name: str, stacks: Mapping[str, StackConfig]) -> StackConfig:
     if name not in stacks:
-        hint = f" {did_you_mean(name, stacks)}" if stacks else ""
+        hint = f" {suggestion_text(name, stacks)}" if stacks else ""
         raise ConfigError(f"@{name} names a stack that is not given: add --stack {name}=COMMAND.{hint}".rstrip("."))
     return stacks[name]

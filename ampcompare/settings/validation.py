@@ -35,7 +35,7 @@ def _explain_fault(model: type[BaseModel], fault: Mapping[str, Any], given: Mapp
     where = ".".join(str(part) for part in fault["loc"])
     if fault["type"] == "extra_forbidden":
         path = ".".join("N" if isinstance(part, int) else part for part in fault["loc"])
-        return f"there is no setting {where!r} ({suggest(path, list(setting_paths(model)))})"
+        return f"there is no setting {where!r} ({suggestion_text(path, list(setting_paths(model)))})"
     inside = [path[len(where) + 1 :] for path in setting_paths(model) if path.startswith(f"{where}.")]
     if fault["type"] == "model_type" and inside:
         more = [f"and {len(inside) - MAX_NAMES} more"] if len(inside) > MAX_NAMES else []
@@ -80,7 +80,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield f"{prefix}{name}", value
 
 
-def suggest(where: str, known: list[str]) -> str:
+def suggestion_text(where: str, known: list[str]) -> str:
     """Return what `where` was probably meant to be: a similar name in its group, or the same name elsewhere."""
     group, dot, name = where.rpartition(".")
     beside = list(dict.fromkeys(path[len(group + dot) :].split(".")[0] for path in known if path.startswith(group)))

@@ -40,6 +40,10 @@ STARS = {
     "apex.parallel": ("DistributedDataParallel", "Reducer", "SyncBatchNorm", "convert_syncbn_model"),
     "apex.optimizers": ("FusedAdam", "FusedLAMB", "FusedNovoGrad", "FusedSGD", "FusedAdagrad"),
 }
+# All that `apex.normalization` has shown in any version.
+NORMALIZATION = frozenset({
+    "FusedLayerNorm", "FusedRMSNorm", "MixedFusedLayerNorm", "MixedFusedRMSNorm", "fused_layer_norm",
+})  # fmt: skip
 # Modules that hold what another one shows.
 SHOWN_AS = {
     "torch.cuda.amp.autocast_mode.": "torch.cuda.amp.",
@@ -61,3 +65,9 @@ def public_name(name: str) -> str:
         if name.startswith(inner):
             return outer + name.removeprefix(inner)
     return name
+
+
+def is_of_no_apex(name: str) -> bool:
+    """Return whether a full name is one that no version of Apex has, so that its import fails everywhere."""
+    module, _, last = name.rpartition(".")
+    return module == "apex.normalization" and last not in NORMALIZATION

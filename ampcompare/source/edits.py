@@ -215,7 +215,8 @@ class Edits:
             if line.after:
                 stop = begin + len(text)
                 ends = text.endswith(("\n", "\r"))
-                below = [content and self._indentation(first) + content for first, content in line.after]
+                inner_first = sorted(line.after, key=lambda each: -each[0])  # of statements that end together
+                below = [content and self._indentation(first) + content for first, content in inner_first]
                 joined = "".join(f"{each}{newline}" for each in below) if ends else newline + newline.join(below)
                 self._add_text(spans, stop, stop, joined)
         edits = [Edit(start, end, text) for (start, end), text in spans.items()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -18,6 +18,7 @@ from ampcompare.source.syntax import SourceInvalid
 
 LEVELS = 5  # folders above a module in which the modules that it imports are looked for
 TOP = (".git", "setup.py", "pyproject.toml", "requirements.txt", "README.md")  # next to the topmost scripts
+ROOT = (".git", "pyproject.toml", "setup.py", "setup.cfg")  # in the root of a repository or package
 MAX_FILES = 2000  # below a folder that are looked at
 MAX_MODULES = 150  # of a project that are parsed
 IMPORT = re.compile(r"^[ \t]*(?:from|import)\b[^\n(]*(?:\([^)]*)?", re.MULTILINE)
@@ -31,8 +32,16 @@ class Project:
         path: of the module that was begun with; None if it is text alone, which has no project.
     """
 
-    def __init__(self, path: Path | None = None, module: Module | None = None) -> None:
+    def __init__(
+        self, path: Path | None = None, module: Module | None = None, within: Iterable[str | Path] = ()
+    ) -> None:
+        """Begin with a module.
+
+        Args:
+            within: folders and files that were named together; all that is in them is of one project.
+        """
         self.path = None if path is None else Path(os.path.abspath(path))
+        self._within = [Path(os.path.abspath(each)) for each in within]
         self._own = module
         self._found: dict[tuple[Path, str], Path | None] = {}
         self._listed: dict[Path, list[Path]] = {}
@@ -137,15 +146,28 @@ class Project:
                 if other not in seen:
                     seen.add(other)
                     waiting.append(other)
-        for other in self._files_with(path, frozenset(APEX)) if waiting else ():
+        for other in self._own_files_with(path, frozenset(APEX)) if waiting else ():
             if other not in given and (module := self.module(other)) is not None:
                 yield other, module
 
     def modules_with(self, path: Path, words: frozenset[str]) -> Iterator[tuple[Path, Module]]:
-        """Yield the modules of the project of a file, itself among them, that have one of some words in imports."""
-        for other in self._files_with(path, words):
+        """Yield the modules of the project of a file, itself among them, that have one of some words in imports.
+
+        Without the root of a repository above, only what was named, or is in the folder or package of the file.
+        """
+        for other in self._own_files_with(path, words):
             if (module := self.module(other)) is not None:
                 yield other, module
+
+    def _own_files_with(self, path: Path, words: frozenset[str]) -> Iterator[Path]:
+        """Yield what `_files_with` does, without files that nothing but their place may make a part of the project."""
+        is_rooted = any((each / name).exists() for each in list(path.parents)[:LEVELS] for name in ROOT)
+        top = path.parent
+        while (top.parent / "__init__.py").is_file():
+            top = top.parent
+        for other in self._files_with(path, words):
+            if is_rooted or any(other.is_relative_to(each) for each in (top, *self._within)):
+                yield other
 
     def _files_with(self, path: Path, words: frozenset[str]) -> Iterator[Path]:
         """Yield the files around one that have one of some words in their imports, those next to it first."""

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ampcompare.base.environment.packages import entry_points
-from ampcompare.base.errors import AmpCompareError, BackendUnavailable, ConfigError, did_you_mean
+from ampcompare.base.errors import AmpCompareError, BackendUnavailable, ConfigError, suggestion_text
 from ampcompare.results.records.metric import TOP1, TOP5, Metric
 from ampcompare.settings.recipe import DEFAULT_TASK, DataConfig, Recipe
 from ampcompare.tasks.factory import check_module
@@ -175,7 +175,7 @@ def task_path(name: str) -> tuple[str, bool]:
     registered = {entry.name: entry.value for entry in entry_points(group=TASK_GROUP)}
     if name not in registered:
         known = [*TASKS, *registered]
-        raise ConfigError(f"there is no task {name!r}; {did_you_mean(name, known)}; your own is module:factory")
+        raise ConfigError(f"there is no task {name!r}; {suggestion_text(name, known)}; your own is module:factory")
     return registered[name], False
 
 
@@ -315,11 +315,11 @@ def check_model(arch: str, task: str = DEFAULT_TASK) -> None:
         return
     own = [*spec.models, *(MODEL_LIBRARIES[prefix][2] for prefix in spec.libraries)]
     if spec.torchvision is None:
-        raise ConfigError(f"the task {task} has no model {arch!r}; {did_you_mean(arch, own)}")
+        raise ConfigError(f"the task {task} has no model {arch!r}; {suggestion_text(arch, own)}")
     known = torchvision_models()
     if known is None or known.get(arch) == spec.torchvision:
         return
-    suggestion = did_you_mean(arch, [*own, *(name for name, kind in known.items() if kind == spec.torchvision)])
+    suggestion = suggestion_text(arch, [*own, *(name for name, kind in known.items() if kind == spec.torchvision)])
     if arch in known:
         raise ConfigError(f"{arch} is a torchvision model for {known[arch]}, not for {spec.torchvision}; {suggestion}")
     raise ConfigError(f"there is no model {arch!r}; {suggestion}")
@@ -331,14 +331,14 @@ def check_data(name: str, task: str = DEFAULT_TASK) -> None:
     is_known = name in known or (path and (f"{kind}:PATH" in known or "module:factory" in known))
     if not is_known and not (task == DEFAULT_TASK and kind == "imagefolder"):
         what = "there is" if task == DEFAULT_TASK else f"the task {task} has"
-        raise ConfigError(f"{what} no data set {name!r}; {did_you_mean(name, known)}")
+        raise ConfigError(f"{what} no data set {name!r}; {suggestion_text(name, known)}")
     kinds = {other.partition(":")[0] for other in known if other != "module:factory"}
     if path and kind not in (*kinds, "imagefolder"):
         check_module(name)
 
 
 @contextmanager
-def needs_package(purpose: str, package: str) -> Iterator[None]:
+def explain_missing_package(purpose: str, package: str) -> Iterator[None]:
     """Turn a failed import in the block into an error that says what to install."""
     try:
         yield
@@ -349,7 +349,7 @@ def needs_package(purpose: str, package: str) -> Iterator[None]:
 
 
 @contextmanager
-def refuse_errors(
+def translate_errors(
     what: str,
     remedy: str,
     *,

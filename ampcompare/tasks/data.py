@@ -159,7 +159,7 @@ def training_order(seed: int, epoch: int, num_samples: int) -> Tensor:
     return torch.randperm(num_samples, generator=generator("order", seed, epoch))
 
 
-def spread(num_samples: int, size: int | None, *, what: str, labels: Tensor | None = None) -> Tensor:
+def choose_evenly(num_samples: int, size: int | None, *, what: str, labels: Tensor | None = None) -> Tensor:
     """Choose `size` of `num_samples` samples evenly, over the classes too if `labels` are given; all if `size` is None.
 
     The choice depends on nothing random: a subset is the same for every seed. Positions ascend, int64.
@@ -205,15 +205,15 @@ def in_fp32(outputs: Any) -> Any:
     )
 
 
-def derive(purpose: str, *key: int) -> int:
+def derive_seed(purpose: str, *key: int) -> int:
     """Hash `purpose` and `key` to a seed of 63 bits, the same on every machine and Python."""
     text = ":".join([purpose, *map(str, key)])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
 def generator(purpose: str, *key: int) -> torch.Generator:
-    """Return a generator on the CPU seeded by `derive`."""
-    return torch.Generator().manual_seed(derive(purpose, *key))
+    """Return a generator on the CPU seeded by `derive_seed`."""
+    return torch.Generator().manual_seed(derive_seed(purpose, *key))
 
 
 def seed_globals(seed: int) -> None:

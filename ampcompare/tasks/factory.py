@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ampcompare.base.environment.packages import find_module
-from ampcompare.base.errors import AmpCompareError, ConfigError, did_you_mean
+from ampcompare.base.errors import AmpCompareError, ConfigError, suggestion_text
 
 ADDED: list[str] = []  # to sys.path: the working directory of the last factory
 
@@ -38,7 +38,7 @@ def resolve_factory(path: str) -> Callable[..., Any]:
     for part in attribute.split("."):
         if not hasattr(factory, part):
             names = [name for name in vars(factory) if not name.startswith("_")]
-            raise ConfigError(f"factory {path}: there is no {part!r} in it; {did_you_mean(part, names)}")
+            raise ConfigError(f"factory {path}: there is no {part!r} in it; {suggestion_text(part, names)}")
         factory = getattr(factory, part)
     if not callable(factory):
         raise ConfigError(
@@ -47,7 +47,7 @@ def resolve_factory(path: str) -> Callable[..., Any]:
     return factory  # type: ignore[no-any-return]
 
 
-def named_by(factory: Callable[..., Any], offered: Mapping[str, Any]) -> dict[str, Any]:
+def select_arguments(factory: Callable[..., Any], offered: Mapping[str, Any]) -> dict[str, Any]:
     """Return those of `offered` that the factory names as parameters; all of them if it takes `**kwargs`."""
     try:
         parameters = inspect.signature(factory).parameters.values()

@@ -16,7 +16,7 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.catalog import DISTANCE, GAN
 from ampcompare.tasks.data import generator
-from ampcompare.tasks.factory import blame_factory, named_by, resolve_factory
+from ampcompare.tasks.factory import blame_factory, resolve_factory, select_arguments
 from ampcompare.tasks.in_memory import TensorData
 from ampcompare.tasks.task import Phase, Sums, Task
 
@@ -48,8 +48,8 @@ def _points(part: str, count: int) -> Tensor:
 class _WithLatents(TensorData):
     """Points, and latent vectors that each epoch draws again: one for each of the two losses."""
 
-    def _training(self, epoch: int, device: torch.device) -> Any:
-        (points,) = super()._training(epoch, device)
+    def _training_samples(self, epoch: int, device: torch.device) -> Any:
+        (points,) = super()._training_samples(epoch, device)
         draws = generator("latents", self.seed, epoch)
         return points, *(torch.randn(self.num_train, LATENT, generator=draws).to(device) for _ in range(2))
 
@@ -79,7 +79,7 @@ class Gan(Task):
             return _mlp(LATENT, 2, width), _mlp(2, 1, width)
         factory = resolve_factory(arch)
         with blame_factory(arch, "calling it"):
-            models = factory(**{**named_by(factory, {"latent": LATENT}), **arguments})
+            models = factory(**{**select_arguments(factory, {"latent": LATENT}), **arguments})
         if not isinstance(models, tuple | list) or [isinstance(model, nn.Module) for model in models] != [True, True]:
             raise ConfigError(f"factory {arch} must return two torch.nn.Module, a generator and a discriminator")
         return models

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.tasks.catalog import needs_package, refuse_errors
+from ampcompare.tasks.catalog import explain_missing_package, translate_errors
 
 VALIDATION = ("validation", "valid", "val", "test")
 SAVED = ("dataset_dict.json", "dataset_info.json")  # of `save_to_disk`
@@ -45,11 +45,11 @@ def text_parts(name: str) -> tuple[bytes, bytes]:
 
 
 def _parts(name: str) -> dict[str, Any]:
-    with needs_package(f"--data {name} needs", "datasets"):
+    with explain_missing_package(f"--data {name} needs", "datasets"):
         import datasets
     place = name.removeprefix("hf:")
     remedy = "give a folder that `save_to_disk` wrote or `load_dataset` reads, or the name of a data set on the hub"
-    with refuse_errors(f"--data {name} cannot be read", remedy):
+    with translate_errors(f"--data {name} cannot be read", remedy):
         is_saved = any((Path(place) / file).is_file() for file in SAVED)
         loaded = datasets.load_from_disk(place) if is_saved else datasets.load_dataset(place)
     splits = dict(loaded) if isinstance(loaded, Mapping) else {"train": loaded}

@@ -25,22 +25,22 @@ from ampcompare.tasks.catalog import (
     DEFAULT_DATA_DIR,
     TORCHVISION_FILES,
     check_data,
+    explain_missing_package,
     missing_files,
     missing_reason,
-    needs_package,
-    refuse_errors,
+    translate_errors,
 )
 from ampcompare.tasks.data import (
     LabeledData,
     Part,
     SampleOptions,
-    derive,
+    choose_evenly,
+    derive_seed,
     generator,
     isolated_globals,
     seed_globals,
-    spread,
 )
-from ampcompare.tasks.factory import blame_factory, named_by, resolve_factory
+from ampcompare.tasks.factory import blame_factory, resolve_factory, select_arguments
 from ampcompare.tasks.hf_data import image_parts
 from ampcompare.tasks.in_memory import MemoryData, memory_data, resize_images
 from ampcompare.tasks.torchvision_loader import load_torchvision
@@ -77,7 +77,7 @@ def _imagefolder(name: str, root: str, options: SampleOptions) -> _StreamData:
     parts: dict[str, _Samples] = {}
     classes: dict[str, set[str]] = {}
     for part, transform in _photo_transforms(name, options).items():
-        with refuse_errors(f"imagefolder: no images in {Path(root) / part}", _LAYOUT, errors=(OSError,)):
+        with translate_errors(f"imagefolder: no images in {Path(root) / part}", _LAYOUT, errors=(OSError,)):
             images = vision.datasets.ImageFolder(str(Path(root) / part), transform=transform, loader=_open_image)
         parts[part] = _Samples(images, f"the {part} folder of {root}", torch.tensor(images.targets))
         classes[part] = set(images.classes)
@@ -114,10 +114,10 @@ def _hf_images(name: str, options: SampleOptions) -> _StreamData:
 
 
 def _open_image(path: str) -> Any:
-    with needs_package("images are read with", "Pillow"):
+    with explain_missing_package("images are read with", "Pillow"):
         from PIL import Image
     with (  # Pillow's error for a damaged file depends on the format
-        refuse_errors(f"{path} cannot be read as an image", "repair or remove it"),
+        translate_errors(f"{path} cannot be read as an image", "repair or remove it"),
         os.fdopen(open_regular(Path(path)), "rb") as file,
         Image.open(file) as image,
     ):
@@ -190,7 +190,7 @@ def _torchvision_set(name: str, data_dir: str | None, options: SampleOptions, *,
     parts = {}
     for part in ("train", "val"):
         where = f"{name} in {folder / TORCHVISION_FILES[name][0]}"
-        with refuse_errors(f"{where} cannot be read", "delete that folder and pass --download"):
+        with translate_errors(f"{where} cannot be read", "delete that folder and pass --download"):
             images, labels = _read(dataset(str(folder), train=part == "train"))
         samples = SmallImages(images, labels, kind, image_size=image_size, augment=options.augment and part == "train")
         parts[part] = _Samples(samples, f"the {part} part of {name}", labels)
@@ -210,7 +210,7 @@ def _fetch(name: str, dataset: Any, folder: Path) -> None:
     remedy = f"copy it to {folder / TORCHVISION_FILES[name][0]} from a machine with a network, or use --data digits"
     what, errors = f"{name} could not be downloaded to {folder}", (OSError, RuntimeError)
     before = socket.getdefaulttimeout()
-    with refuse_errors(what, remedy, errors=errors, fault=EnvironmentUnfit), contextlib.redirect_stdout(sys.stderr):
+    with translate_errors(what, remedy, errors=errors, fault=EnvironmentUnfit), contextlib.redirect_stdout(sys.stderr):
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(str(folder / f".{name}.lock")):
             socket.setdefaulttimeout(_NETWORK_TIMEOUT_SECONDS)  # torchvision sets none
@@ -229,9 +229,9 @@ def _user_data(path: str, data_dir: str | None, options: SampleOptions, *, downl
     inside it is the same for every seed and arm, and are restored afterwards.
     """
     factory, channels = resolve_factory(path), options.channels
-    taken = named_by(factory, {**vars(options), "data_dir": data_dir, "download": download})
+    taken = select_arguments(factory, {**vars(options), "data_dir": data_dir, "download": download})
     with isolated_globals():
-        seed_globals(derive("user's factory"))
+        seed_globals(derive_seed("user's factory"))
         with blame_factory(path, "calling it"):
             result = factory(**taken)
         is_whole = isinstance(result, LabeledData)
@@ -380,7 +380,7 @@ class _KeyedSamples(Dataset[tuple[Tensor, int]]):
         with isolated_globals():
             for epoch, position in keys:
                 index = int(self.positions[position])
-                seed_globals(derive(self.purpose, self.seed, epoch, index))
+                seed_globals(derive_seed(self.purpose, self.seed, epoch, index))
                 sample, label = self.samples[index]
                 if self.channels is not None and sample.shape[0] == 1:
                     sample = sample.expand(self.channels, *sample.shape[1:])
@@ -433,7 +433,7 @@ class _StreamData(LabeledData):
         """Return the data set of two parts, of as many of their samples as are wanted."""
         keyed = {}
         for part, (samples, what, labels) in parts.items():
-            chosen = spread(len(samples), options.sizes[part], what=what, labels=labels)
+            chosen = choose_evenly(len(samples), options.sizes[part], what=what, labels=labels)
             keyed[part] = _KeyedSamples(samples, chosen, name, part, options.seed, num_classes, options.channels)
         return cls(
             name,
@@ -511,7 +511,7 @@ def digits(options: SampleOptions) -> MemoryData:
     Every fifth digit of each class is for validation, whatever the seed. Augmentation shifts one in ten images by up
     to one pixel: the digits fill their frame, and shifting all of them cuts off so much that accuracy stays below 97 %.
     """
-    with needs_package("digits need", "scikit-learn"):
+    with explain_missing_package("digits need", "scikit-learn"):
         from sklearn.datasets import load_digits
     images, labels = _all_digits(load_digits)
     images = (images - _DIGITS_MEAN) / _DIGITS_STD

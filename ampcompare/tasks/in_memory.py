@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.tensors.tree import map_tree, tensors_in
-from ampcompare.tasks.data import Data, LabeledData, Part, SampleOptions, generator, spread
+from ampcompare.tasks.data import Data, LabeledData, Part, SampleOptions, choose_evenly, generator
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,9 +41,9 @@ class TensorData(Data):
         workers: int,
         pin_memory: bool | None,
     ) -> Iterator[Any]:
-        return _gather(self._training(epoch, device) if part == "train" else self._on(device)[1], batches)
+        return _gather(self._training_samples(epoch, device) if part == "train" else self._on(device)[1], batches)
 
-    def _training(self, epoch: int, device: torch.device) -> Any:
+    def _training_samples(self, epoch: int, device: torch.device) -> Any:
         return self._on(device)[0]
 
     def _on(self, device: torch.device) -> tuple[Any, Any]:
@@ -79,7 +79,7 @@ class MemoryData(TensorData, LabeledData):
     background: float
     _epochs: dict[torch.device, tuple[int, Tensor]] = field(default_factory=dict, repr=False)
 
-    def _training(self, epoch: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    def _training_samples(self, epoch: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return the samples of an epoch, whose images are kept until the next one."""
         images, labels = self._on(device)[0]
         number, shifted = self._epochs.get(device, (None, images))
@@ -110,7 +110,7 @@ def memory_data(
     """
     parts = []
     for (images, labels), (part, size) in zip((train, val), options.sizes.items(), strict=True):
-        chosen = spread(len(labels), size, what=f"the {part} part of {name}", labels=labels)
+        chosen = choose_evenly(len(labels), size, what=f"the {part} part of {name}", labels=labels)
         images, labels = images[chosen], labels[chosen]
         if options.image_size is not None:
             images = resize_images(images, options.image_size)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ampcompare.base.errors import BackendUnavailable, ConfigError, did_you_mean
+from ampcompare.base.errors import BackendUnavailable, ConfigError, suggestion_text
 from ampcompare.settings.recipe import ModelConfig, Recipe
 from ampcompare.tasks.catalog import (
     BITS_PER_BYTE,
@@ -28,11 +28,11 @@ from ampcompare.tasks.catalog import (
     PERPLEXITY,
     check_data,
     check_model,
-    needs_package,
-    refuse_errors,
+    explain_missing_package,
+    translate_errors,
 )
-from ampcompare.tasks.data import derive, spread
-from ampcompare.tasks.factory import blame_factory, named_by, resolve_factory
+from ampcompare.tasks.data import choose_evenly, derive_seed
+from ampcompare.tasks.factory import blame_factory, resolve_factory, select_arguments
 from ampcompare.tasks.hf_data import text_parts
 from ampcompare.tasks.in_memory import TensorData
 from ampcompare.tasks.models import check_arguments, user_model
@@ -244,23 +244,23 @@ def _causal_model(name: str, *, vocabulary: int, sequence_length: int, arguments
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when Transformers is imported
     with contextlib.suppress(BackendUnavailable):
         load_torchvision()  # transformers imports it, and could not where its operators do not fit torch
-    with needs_package(f"--arch hf:{name} needs", "transformers"):
+    with explain_missing_package(f"--arch hf:{name} needs", "transformers"):
         transformers: Any = importlib.import_module("transformers")
     known = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     if name not in known:
-        raise ConfigError(f"Transformers has no causal language model {name!r}; {did_you_mean(name, known)}")
+        raise ConfigError(f"Transformers has no causal language model {name!r}; {suggestion_text(name, known)}")
     options = {
         "vocab_size": vocabulary,
         "max_position_embeddings": sequence_length,
         **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), None),
         "use_cache": False,
     }
-    with refuse_errors(f"hf:{name} cannot be built", "change its --model-arg, or choose another"):
+    with translate_errors(f"hf:{name} cannot be built", "change its --model-arg, or choose another"):
         config = transformers.AutoConfig.for_model(name, **options)
         known = [*config.to_dict(), *config.attribute_map]
         for argument in arguments:
             if argument not in known:  # which Transformers would keep silently
-                raise ConfigError(f"hf:{name} has no argument {argument!r}; {did_you_mean(argument, known)}")
+                raise ConfigError(f"hf:{name} has no argument {argument!r}; {suggestion_text(argument, known)}")
         config = transformers.AutoConfig.for_model(name, **{**options, **arguments})
         model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     return _Logits(model)
@@ -321,7 +321,7 @@ class _Language:
     """Draws from its own generator by `random.random`, whose numbers Python promises not to change."""
 
     def __init__(self) -> None:
-        self._random = random.Random(derive("grammar")).random
+        self._random = random.Random(derive_seed("grammar")).random
         self._nouns, self._verbs, self._adjectives = map(self._words, (NOUNS, VERBS, ADJECTIVES))
 
     def sentence(self) -> str:
@@ -382,7 +382,7 @@ def text_data(
                 f"the {word} part of {name} has {len(text)} bytes, too few for one sample of {sequence_length}; use a "
                 "smaller --sequence-length or more text"
             )
-        chosen = spread(count, size, what=f"the {word} part of {name}")
+        chosen = choose_evenly(count, size, what=f"the {word} part of {name}")
         parts.append({key: tensor[chosen] for key, tensor in samples.items()})
     return TensorData.of(name, *parts, seed=seed)
 
@@ -395,7 +395,7 @@ def _read(name: str) -> tuple[bytes, bytes, Callable[[bytes, int], dict[str, Ten
         source, cut = _BUNDLED[name]
         return *_parts(source(), cut), cut
     if kind in _FILES:
-        with refuse_errors(f"--data {name} cannot be read", "name a file", errors=(OSError,)):
+        with translate_errors(f"--data {name} cannot be read", "name a file", errors=(OSError,)):
             return *_parts(Path(path).read_bytes(), _FILES[kind]), _FILES[kind]
     return *(text_parts(name) if kind == "hf" else _from_factory(name)), _windows
 
@@ -411,7 +411,7 @@ def _parts(text: bytes, cut: Callable[[bytes, int], Any]) -> tuple[bytes, bytes]
 def _from_factory(path: str) -> tuple[bytes, bytes]:
     factory = resolve_factory(path)
     with blame_factory(path, "calling it"):
-        texts = factory(**named_by(factory, {}))
+        texts = factory(**select_arguments(factory, {}))
     if not isinstance(texts, Sequence) or len(texts) != 2 or not all(isinstance(text, bytes | str) for text in texts):
         raise ConfigError(f"factory {path} must return two texts, for training and validation, as bytes or str")
     train, val = (text.encode() if isinstance(text, str) else text for text in texts)

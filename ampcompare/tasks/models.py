@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from ampcompare.base.errors import BackendUnavailable, ConfigError, did_you_mean
-from ampcompare.tasks.catalog import check_model, needs_package, refuse_errors
-from ampcompare.tasks.factory import blame_factory, named_by, resolve_factory
+from ampcompare.base.errors import BackendUnavailable, ConfigError, suggestion_text
+from ampcompare.tasks.catalog import check_model, explain_missing_package, translate_errors
+from ampcompare.tasks.factory import blame_factory, resolve_factory, select_arguments
 from ampcompare.tasks.networks import CenterNet, ConvNet, Mlp, Transformer, UNet
 from ampcompare.tasks.torchvision_loader import load_torchvision
 
@@ -20,10 +20,10 @@ def timm_model(name: str, *, num_classes: int, sample_shape: Sequence[int], argu
     """Build a model of timm for images (channels, height, width), with weights from torch's global generator."""
     with contextlib.suppress(BackendUnavailable):
         load_torchvision()  # timm imports it, and could not where its operators do not fit torch
-    with needs_package(f"--arch timm:{name} needs", "timm"):
+    with explain_missing_package(f"--arch timm:{name} needs", "timm"):
         import timm
     if not timm.is_model(name):
-        raise ConfigError(f"timm has no model {name!r}; {did_you_mean(name, timm.list_models())}")
+        raise ConfigError(f"timm has no model {name!r}; {suggestion_text(name, timm.list_models())}")
     shape = tuple(sample_shape)
     if len(shape) != 3:
         raise ConfigError(f"timm:{name} takes images (channels, height, width), and a sample has shape {shape}")
@@ -31,7 +31,7 @@ def timm_model(name: str, *, num_classes: int, sample_shape: Sequence[int], argu
     known = timm.get_pretrained_cfg(name)
     if known is not None and known.fixed_input_size:  # as a ViT, whose positions belong to patches of one size
         options["img_size"] = shape[1:]
-    with refuse_errors(f"timm:{name} cannot be built for samples of shape {shape}", _REMEDY):
+    with translate_errors(f"timm:{name} cannot be built for samples of shape {shape}", _REMEDY):
         model: nn.Module = timm.create_model(name, pretrained=False, **{**options, **arguments})
     _check_forward(f"timm:{name}", model, shape)
     return model
@@ -104,7 +104,7 @@ def user_model(path: str, offered: Mapping[str, Any], arguments: Mapping[str, An
     """Return the model of a user's factory, called with those of `offered` that it names, and with `arguments`."""
     factory = resolve_factory(path)
     with blame_factory(path, "calling it"):
-        model = factory(**{**named_by(factory, offered), **arguments})
+        model = factory(**{**select_arguments(factory, offered), **arguments})
     if not isinstance(model, nn.Module):
         raise ConfigError(f"factory {path} returned a {type(model).__name__}; it must return a torch.nn.Module")
     return model
@@ -133,7 +133,7 @@ def _torchvision_model(
         options["image_size"] = shape[1]
     if arch.startswith("maxvit_"):
         options["input_size"] = shape[1:]
-    with refuse_errors(f"{arch} cannot be built for samples of shape {shape}", _REMEDY):
+    with translate_errors(f"{arch} cannot be built for samples of shape {shape}", _REMEDY):
         model: nn.Module = vision.models.get_model(arch, **{**options, **model_args})
     if kind != "detection":  # their boxes depend on values
         _check_forward(arch, model, shape)
@@ -145,7 +145,7 @@ def _check_forward(arch: str, model: nn.Module, shape: tuple[int, ...]) -> None:
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     model.eval()
     with (
-        refuse_errors(
+        translate_errors(
             f"{arch} cannot process samples of shape {shape}", _REMEDY, errors=(RuntimeError, AssertionError)
         ),
         contextlib.suppress(NotImplementedError),  # an operator without a meta kernel tells nothing about the image
@@ -161,4 +161,4 @@ def check_arguments(arch: str, network: Callable[..., nn.Module], arguments: Map
     known = [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.KEYWORD_ONLY]
     for name in arguments:
         if name not in known:
-            raise ConfigError(f"{arch} has no argument {name!r}; {did_you_mean(name, known)}")
+            raise ConfigError(f"{arch} has no argument {name!r}; {suggestion_text(name, known)}")

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.settings.recipe import ModelConfig, Recipe
-from ampcompare.tasks.catalog import REGRESSION, RMSE, needs_package
-from ampcompare.tasks.data import spread
+from ampcompare.tasks.catalog import REGRESSION, RMSE, explain_missing_package
+from ampcompare.tasks.data import choose_evenly
 from ampcompare.tasks.factory import blame_factory, resolve_factory
 from ampcompare.tasks.in_memory import TensorData
 from ampcompare.tasks.models import build_model
@@ -80,7 +80,7 @@ def diabetes() -> tuple[Part, Part]:
     Every fourth patient in the order of the targets is for validation, so that both parts have all of their range.
     Source: Efron et al., Least Angle Regression, Annals of Statistics 2004.
     """
-    with needs_package("diabetes needs", "scikit-learn"):
+    with explain_missing_package("diabetes needs", "scikit-learn"):
         from sklearn.datasets import load_diabetes
     table = load_diabetes()
     samples, targets = (torch.from_numpy(part).float() for part in (table.data, table.target))
@@ -101,7 +101,7 @@ def _from_factory(path: str) -> tuple[Part, Part]:
 
 
 def _subset(part: Part, size: int | None, what: str) -> Part:
-    rows = spread(len(part[1]), size, what=what)
+    rows = choose_evenly(len(part[1]), size, what=what)
     return part[0][rows], part[1][rows]
 
 

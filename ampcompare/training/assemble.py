@@ -24,7 +24,7 @@ from ampcompare.base.errors import (
     BackendUnavailable,
     ConfigError,
     UnsupportedCombination,
-    did_you_mean,
+    suggestion_text,
 )
 from ampcompare.base.tensors.skippable_step import skip_on_device
 from ampcompare.settings.config import ParallelConfig
@@ -48,7 +48,7 @@ from ampcompare.training.parallel.replication import (
     make_converter,
 )
 from ampcompare.training.precision.base import Precision, owned_params, rate_of
-from ampcompare.training.twin import change_weights
+from ampcompare.training.twin import perturb_weights
 
 SETTINGS = ("momentum", "nesterov", "betas", "eps", "weight_decay")
 DECAYS = ("norm_weight_decay", "bias_weight_decay")
@@ -150,8 +150,8 @@ def assemble(
     engine = precision.engine.name if precision.engine else None
     unprepared = task.make_optimizers(built, functools.partial(make_optimizer, recipe.optimizer, engine=engine))
     if is_twin:
-        change_weights(param for optimizer in unprepared for param in owned_params(optimizer))
-    ready_compiler(recipe.compile)
+        perturb_weights(param for optimizer in unprepared for param in owned_params(optimizer))
+    prepare_compiler(recipe.compile)
     average = None if recipe.ema_decay is None else ModelEma(built, recipe.ema_decay)
     # Both before `prepare`, which may replace parameters by fp32 master weights.
     params = [param for optimizer in unprepared for param in owned_params(optimizer)]
@@ -215,7 +215,7 @@ def load_optimizer(name: str, engine: str | None = None) -> Callable[..., Any]:
     kinds = {key: value for key, value in vars(found).items() if _is_optimizer(value)}
     if attribute not in kinds:
         version = f"torch {torch.__version__}" if package == "torch" else f"this {package}"
-        raise ConfigError(f"{version} has no optimizer {module}.{attribute}; {did_you_mean(attribute, kinds)}")
+        raise ConfigError(f"{version} has no optimizer {module}.{attribute}; {suggestion_text(attribute, kinds)}")
     kind: Callable[..., Any] = kinds[attribute]
     return kind
 
@@ -261,7 +261,7 @@ def optimizer_arguments(config: OptimizerConfig, factory: Callable[..., Any]) ->
     known = [name for name in parameters if name not in ("self", *OWN_SETTINGS)]
     for name, value in config.args.items():
         if name not in known and not open_ended:
-            raise ConfigError(f"optimizer {config.name} has no argument {name!r}; {did_you_mean(name, known)}")
+            raise ConfigError(f"optimizer {config.name} has no argument {name!r}; {suggestion_text(name, known)}")
         arguments[name] = value
     return arguments
 
@@ -448,7 +448,7 @@ def make_parallel(config: ParallelConfig, device: torch.device, engine: str | No
     )
 
 
-def ready_compiler(backend: str) -> None:
+def prepare_compiler(backend: str) -> None:
     """Let torch.compile record torch's functions by name, before an arm replaces some of them: call it first.
 
     It records them at its first use. After O1 it would take ampcompare's functions for torch's.

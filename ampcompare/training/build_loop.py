@@ -64,7 +64,7 @@ def _update_of(phases: Sequence[Phase], assembly: Assembly, *, recorded: bool) -
         return _PhasedUpdate(phases)
     if not recorded:
         return update
-    return capture_updates(assembly.device, assembly.precision, assembly.optimizers)
+    return make_step_graph(assembly.device, assembly.precision, assembly.optimizers)
 
 
 Result = tuple[list[Tensor], Tensor | None, StepOutcome]
@@ -165,10 +165,10 @@ class StepGraph:
             ) from error
 
 
-def capture_updates(device: torch.device, precision: Precision, optimizers: Sequence[Optimizer]) -> StepGraph:
+def make_step_graph(device: torch.device, precision: Precision, optimizers: Sequence[Optimizer]) -> StepGraph:
     """Return what makes updates by a CUDA graph, with the learning rates on the device; raise where that is refused."""
     refuse_cuda_graph(device, precision, optimizers)
-    rates_on_device(optimizers, device)
+    move_rates_to_device(optimizers, device)
     return StepGraph(update, _CudaRecorder(device))
 
 
@@ -189,7 +189,7 @@ def refuse_cuda_graph(device: torch.device, precision: Precision, optimizers: Se
         raise UnsupportedCombination(f"cuda_graph: {reason}; leave out --cuda-graph")
 
 
-def rates_on_device(optimizers: Sequence[Optimizer], device: torch.device) -> None:
+def move_rates_to_device(optimizers: Sequence[Optimizer], device: torch.device) -> None:
     """Put the learning rate of each group into an fp32 tensor, which a schedule fills and a graph reads."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -214,7 +214,9 @@ class _PhasedUpdate:
         clip_norm: float | None = None,
     ) -> tuple[list[Tensor], Tensor | None, StepOutcome]:
         """Make one update; see `ampcompare.training.loop.update`. `loss_of` is not used: each phase has its own."""
-        losses, norms, outcomes = [], [], []
+        losses = []
+        norms = []
+        outcomes = []
         for loss_id, phase in enumerate(self.phases):
             stepped = [optimizers[place] for place in phase.optimizers]
             some, norm, outcome = update(

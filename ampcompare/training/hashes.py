@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ampcompare.base.tensors.sharded import whole
+from ampcompare.base.tensors.sharded import gather_whole
 from ampcompare.base.tensors.tree import tensors_in
 
 
@@ -51,13 +51,13 @@ def generators_sha256() -> str:
 
 def _as_float32(tensor: Tensor) -> Tensor:
     narrow = tensor.is_floating_point() and tensor.dtype != torch.float64
-    return whole(tensor.detach()).cpu().float() if narrow else tensor
+    return gather_whole(tensor.detach()).cpu().float() if narrow else tensor
 
 
 def _sha256(tensors: Iterable[Tensor]) -> str:
     digest = hashlib.sha256()
     for tensor in tensors:
-        for part in _storage_parts(whole(tensor.detach())):
+        for part in _storage_parts(gather_whole(tensor.detach())):
             digest.update(part.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 

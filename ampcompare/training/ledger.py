@@ -22,7 +22,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ampcompare.base.tensors.lists import magnitudes
 from ampcompare.base.tensors.products import LinearProduct, OperationMode, narrowest, product_flops, type_name
-from ampcompare.base.tensors.sharded import local
+from ampcompare.base.tensors.sharded import local_part
 from ampcompare.base.tensors.tree import tensors_in
 from ampcompare.results.records.ledger import GroupTypes, Ledger, LinearFormat, Types
 from ampcompare.training.precision.base import Precision, PrecisionWrapper, rate_of
@@ -98,7 +98,7 @@ class StepLook:
         if detailed:
             self._before = {id(optimizer): _samples(optimizer) for optimizer in map(_bare_optimizer, optimizers)}
 
-    def sees(self) -> AbstractContextManager[Any]:
+    def observe_operations(self) -> AbstractContextManager[Any]:
         """Return the context whose operations are seen; those of optimizers in it are not."""
         return self._operations if self._is_detailed else nullcontext()
 
@@ -133,7 +133,7 @@ class StepLook:
         places = {place for (place, _), counts in self._seen.groups.items() if counts["gradients"]}
         return [optimizer for place, optimizer in enumerate(self._order) if place in places]
 
-    def accumulates(self) -> None:
+    def note_accumulation(self) -> None:
         """Note what holds the gradients of earlier micro-batches; called in a further backward pass."""
         held = [param.grad for param in self._parameters() if param.grad is not None]
         stepped = [p.grad for one in self._order for group in one.param_groups for p in group["params"]]
@@ -177,7 +177,7 @@ class StepLook:
         """Keep what shows which elements of a sample a step moves, or has moved if it is over."""
         if not (self._is_detailed and grads):
             return
-        largest = magnitudes(map(local, grads))
+        largest = magnitudes(map(local_part, grads))
         self._seen.largest.append(largest.max())
         is_good = largest.isfinite().all()  # else the step is skipped, here or on the device
         stepped = self._stepped[id(optimizer)] = []
@@ -185,7 +185,7 @@ class StepLook:
             is_moved = bool(rate_of(group))
             for param in group["params"]:
                 before = None if is_over else _sample(param).clone()
-                stepped.append((param.detach(), before, _should_move(param.grad, is_good) if is_moved else None))
+                stepped.append((param.detach(), before, _moving_elements(param.grad, is_good) if is_moved else None))
 
     def _note_gradients(self, optimizer: Optimizer) -> list[Tensor]:
         """Note the types of gradients, and return those that are dense."""
@@ -292,7 +292,9 @@ class StepLook:
 
     def result(self, **facts: Any) -> Ledger:
         """Return what was seen, with further fields from `facts`; reads the counts of updates from the device."""
-        seen, lost, update = self._seen, None, ""
+        seen = self._seen
+        lost = None
+        update = ""
         frozen: Counter[str] = Counter()
         for key, (_, name, elements) in seen.weights.items():
             frozen[name] += elements * (key not in seen.trained)
@@ -391,7 +393,7 @@ class LedgerKeeper:
             self.look.begin(step, optimizers, detailed=detailed)
             self._spent += time.perf_counter() - begin
             try:
-                with self.look.sees():
+                with self.look.observe_operations():
                     inner = _LookedAt(precision, self.look) if detailed else precision
                     result = update(models, optimizers, inner, *arguments)
                 self.look.note_outcome(lambda: not result[-1].applied or any(result[-1].applied))
@@ -416,7 +418,7 @@ class _LookedAt(PrecisionWrapper):
 
     def see_loss(self, loss: Tensor, loss_id: int) -> None:
         if self._passes and loss.requires_grad:  # where the pass begins, an arm has collected what was there
-            loss.register_hook(lambda _: self._look.accumulates())
+            loss.register_hook(lambda _: self._look.note_accumulation())
         self._passes += 1
 
 
@@ -462,13 +464,8 @@ def _layers_in_bf16(seen: _Linear) -> list[str]:
 
 def _lost_gradients(seen: _Linear) -> list[str]:
     """Return the products that were all 0 where those of bf16 were not."""
-    lost = {
-        f"{one.layer} {one.role}"
-        for products in seen.values()
-        for one in products
-        if one.is_lost is not None and one.is_lost
-    }
-    return sorted(lost)
+    every = [one for products in seen.values() for one in products]
+    return sorted({f"{one.layer} {one.role}" for one in every if one.is_lost is not None and one.is_lost})
 
 
 def _shares_of_counts(counts: Counter[str]) -> Types:
@@ -487,9 +484,11 @@ def second_moment(optimizer: Optimizer, param: Tensor) -> Tensor | None:
         A tensor of the parameter's shape, in the type in which the optimizer keeps it; None if there is none.
     """
     state = dict(_entries(optimizer.state.get(param)))
-    return next(
-        (one for name in SQUARES if isinstance(one := state.get(name), Tensor) and one.shape == param.shape), None
-    )
+    for name in SQUARES:
+        found = state.get(name)
+        if isinstance(found, Tensor) and found.shape == param.shape:
+            return found
+    return None
 
 
 def is_zero_eps(group: Mapping[str, Any], dtype: torch.dtype) -> bool:
@@ -523,10 +522,10 @@ def _is_state(name: str, value: Any, param: Tensor) -> bool:
 
 
 def _sample(tensor: Tensor) -> Tensor:
-    return local(tensor.detach()).reshape(-1)[:SAMPLE]
+    return local_part(tensor.detach()).reshape(-1)[:SAMPLE]
 
 
-def _should_move(grad: Tensor | None, is_good: Tensor) -> Tensor | None:
+def _moving_elements(grad: Tensor | None, is_good: Tensor) -> Tensor | None:
     """Return where a weight should move; nowhere in a step that is skipped."""
     return None if grad is None or grad.is_sparse else (_sample(grad) != 0).logical_and_(is_good.to(grad.device))
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 
-from ampcompare.base.tensors.sharded import whole
+from ampcompare.base.tensors.sharded import gather_whole
 from ampcompare.results.records.run import StepRecord
 from ampcompare.tasks.data import channels_last as to_channels_last
 from ampcompare.tasks.data import split as split_batch
@@ -103,10 +103,17 @@ class Loop:
     def run(self, batches: Iterable[Any], *, epoch: int, steps: int | None = None) -> Iterator[list[StepRecord]]:
         """Train on `batches`, at most `steps` of them, yielding blocks of at most `drain_every` records."""
         pending: list[tuple[Any, ...]] = []
-        models, optimizers, precision, parallel = self.models, self.optimizers, self.precision, self.parallel
-        loss_of, clip_norm, after_step = self.loss_of, self.clip_norm, self.after_step
+        models = self.models
+        optimizers = self.optimizers
+        precision = self.precision
+        parallel = self.parallel
+        loss_of = self.loss_of
+        clip_norm = self.clip_norm
+        after_step = self.after_step
         splits = self.accumulation > 1 or self.channels_last
-        mark, now, make = self.clock.mark, time.perf_counter, self.update
+        mark = self.clock.mark
+        now = time.perf_counter
+        make = self.update
         on_host = self.clock.on_host  # a mark is then a time, which need not be asked for twice
         first_lr = self.base_lrs[0][0] if self.base_lrs else None
         lr = first_lr
@@ -158,8 +165,11 @@ class Loop:
         flat = (stacked if self.mean is None else self.mean(stacked)).tolist()
         sums, parts = self._sums(flat)
         norms = [norm for _, norm, *_ in pending if norm is not None]
-        norm_values = iter(whole(torch.stack(norms)).tolist() if norms else ())
-        seconds, idle, scales, step = self.clock.seconds, self.clock.idle_seconds, self._scales, self.step
+        norm_values = iter(gather_whole(torch.stack(norms)).tolist() if norms else ())
+        seconds = self.clock.seconds
+        idle = self.clock.idle_seconds
+        scales = self._scales
+        step = self.step
         records = []
         last = None
         for (_, norm, outcome, start, end, waited, lr), loss, losses in zip(pending, sums, parts, strict=True):

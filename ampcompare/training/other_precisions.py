@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ampcompare.base.tensors.sharded import whole_tree
+from ampcompare.base.tensors.sharded import gather_tree
 from ampcompare.results.records.evaluation import PrecisionResult
 from ampcompare.tasks.data import in_fp32
 from ampcompare.tasks.task import Task
@@ -24,7 +24,9 @@ from ampcompare.training.precision.half import cast_model
 from ampcompare.training.session import Session
 
 DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16, "float64": torch.float64}
-ANSWERS, DIFFERING, MOVED = "answers", "differing", "moved"
+ANSWERS = "answers"
+DIFFERING = "differing"
+MOVED = "moved"
 
 
 def evaluate_in_others(session: Session, compute: AbstractContextManager[Any]) -> list[PrecisionResult]:
@@ -64,7 +66,7 @@ def _evaluate(session: Session, name: str, compute: AbstractContextManager[Any],
     assembly, own = session.assembly, session.precision
     config = session.config
     other = EvaluationPrecision(name, assembly.device, choice=config.cpu_half, lists=config.autocast_lists, outside=own)
-    models = _built_again(assembly.task, assembly.replicas, assembly.device, config.recipe.channels_last)
+    models = _rebuild_models(assembly.task, assembly.replicas, assembly.device, config.recipe.channels_last)
     models, _ = other.prepare(models, [])
     with _in_evaluation(assembly.replicas):
         evaluation = session.evaluate_with(
@@ -74,7 +76,7 @@ def _evaluate(session: Session, name: str, compute: AbstractContextManager[Any],
     return _as_result(evaluation, name, other.mode, averaged=averaged)
 
 
-def _built_again(
+def _rebuild_models(
     task: Task, trained: Sequence[nn.Module], device: torch.device, channels_last: bool
 ) -> list[nn.Module]:
     """Return models of the task in fp32 with the weights of others, which keep theirs."""
@@ -82,7 +84,7 @@ def _built_again(
     for model, source in zip(models, trained, strict=True):
         if channels_last:
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        model.load_state_dict(whole_tree(source.state_dict()))
+        model.load_state_dict(gather_tree(source.state_dict()))
     return models
 
 

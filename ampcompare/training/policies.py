@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ampcompare.base.tensors.lists import copy_by_dtype, magnitudes
-from ampcompare.base.tensors.sharded import local
+from ampcompare.base.tensors.sharded import local_part
 from ampcompare.base.tensors.skippable_step import settle
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.metric import Metric
@@ -56,7 +56,7 @@ class Policy:
 
 def weights_finite(models: Sequence[nn.Module]) -> bool:
     """Return whether every parameter, or this rank's part of it, is finite; waits for the device once."""
-    params = [local(param.detach()) for model in models for param in model.parameters()]
+    params = [local_part(param.detach()) for model in models for param in model.parameters()]
     params = [param for param in params if param.numel()]
     return not params or bool(magnitudes(params).isfinite().all())
 
@@ -97,7 +97,9 @@ class DivergenceDetector(Policy):
 
     def end(self, step: int, reason: str) -> None:
         """Mark the run as diverged for another reason, and permanently."""
-        self.diverged_step, self.reason, self.is_final = step, reason, True
+        self.diverged_step = step
+        self.reason = reason
+        self.is_final = True
 
     def recover(self) -> None:
         """Record that the run is back in a good state; the first non-finite loss stays recorded."""
@@ -330,7 +332,7 @@ class Rollback(Policy):
 
     def begin(self, step: int) -> None:
         """Take the first snapshot: the state that the run starts or resumes from."""
-        self._keep(step)
+        self._take_snapshot(step)
 
     def after_steps(self, step: int, records: Sequence[StepRecord]) -> bool:
         """Restore the last snapshot if the run has diverged, else take one when it is due."""
@@ -339,7 +341,7 @@ class Rollback(Policy):
         if self._divergence.diverged_step is None:
             # A non-finite last loss may come from weights that are about to go bad.
             if math.isfinite(records[-1].loss):
-                self._keep(step)
+                self._take_snapshot(step)
             return False
         if self._snapshot is None or len(self.steps) >= self._max_rollbacks:
             return False
@@ -348,7 +350,7 @@ class Rollback(Policy):
         self._divergence.recover()
         return True
 
-    def _keep(self, step: int) -> None:
+    def _take_snapshot(self, step: int) -> None:
         if self._snapshot is None or step - self._snapshot_step >= self._every:
             self._snapshot = self._take()
             self._snapshot_step = step

@@ -31,9 +31,7 @@ def configure_process(config: RunConfig, device: torch.device) -> None:
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS is first used
         torch.use_deterministic_algorithms(True)
-        torch.backends.cudnn.benchmark = False
-    if config.recipe.cudnn_benchmark:
-        torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark = config.recipe.cudnn_benchmark
     if config.tf32 == "on":
         require_tf32(device, "--tf32 on")
     if config.tf32 != "torch":

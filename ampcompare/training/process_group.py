@@ -46,7 +46,7 @@ def choose_backend(name: str, device: str) -> str:
 def group_of_one(backend: str, device: torch.device) -> Iterator[None]:
     """Set up a process group without other processes, for wrappers that require one."""
     store = dist.HashStore()  # type: ignore[attr-defined]
-    dist.init_process_group(backend, store=store, rank=0, world_size=1, **bound_to(backend, device))
+    dist.init_process_group(backend, store=store, rank=0, world_size=1, **select_gpu_for_group(backend, device))
     try:
         yield
     finally:
@@ -61,7 +61,7 @@ def own_group(config: RunConfig) -> contextlib.AbstractContextManager[None]:
     return group_of_one(choose_backend(config.parallel.backend, str(device)), device)
 
 
-def bound_to(backend: str, device: torch.device) -> dict[str, Any]:
+def select_gpu_for_group(backend: str, device: torch.device) -> dict[str, Any]:
     """Select the GPU before the first collective, and return the option that binds the group to it.
 
     Args:

@@ -14,7 +14,7 @@ from ampcompare.base.tensors.tree import tensors_in
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.run import Resumption, StepRecord
 from ampcompare.settings.config import RunConfig
-from ampcompare.tasks.data import derive
+from ampcompare.tasks.data import derive_seed
 from ampcompare.training.assemble import Assembly
 from ampcompare.training.build_loop import build_loop
 from ampcompare.training.checkpoint.state.capture import rank_states, restore_rank, training_state
@@ -95,7 +95,10 @@ class Session:
         A checkpoint is written when the consumer asks for the next event: by then it has processed all that the
         checkpoint contains.
         """
-        assembly, recipe, ranks, position = self.assembly, self.config.recipe, self.assembly.ranks, self.position
+        assembly = self.assembly
+        recipe = self.config.recipe
+        ranks = self.assembly.ranks
+        position = self.position
         share = self._share()
         for policy in self.policies:
             policy.begin(position.step)
@@ -115,7 +118,7 @@ class Session:
                 position.skipped += sum(not all(record.applied) for record in records)
                 position.step, position.batch = self.loop.step, position.batch + len(records)
                 yield records
-                if self._diverges_after(records) or self._stops_after(len(records), begin):
+                if self._apply_policies(records) or self._save_and_check_stop(len(records), begin):
                     return
             trained = self._now()
             if ranks.size > 1:
@@ -123,7 +126,9 @@ class Session:
             self._enter("evaluating")
             result = self._evaluate()
             averaged = self._evaluate_average()
-            position.epoch, position.batch, position.train_seconds = epoch + 1, 0, 0.0
+            position.epoch = epoch + 1
+            position.batch = 0
+            position.train_seconds = 0.0
             event = EpochResult(
                 epoch=epoch,
                 samples=result.samples,
@@ -190,23 +195,25 @@ class Session:
         for name, part in self.stateful.items():
             if name in state["parts"]:
                 part.load_state_dict(state["parts"][name])
-        seed = derive("resume", self.config.recipe.seed, self.position.step, assembly.ranks.rank)
+        seed = derive_seed("resume", self.config.recipe.seed, self.position.step, assembly.ranks.rank)
         # Last: building or loading anything else may draw from the generators.
         restore_rank(state, assembly.replicas, self.gpus(), assembly.ranks, seed)
 
-    def _diverges_after(self, records: Sequence[StepRecord]) -> bool:
+    def _apply_policies(self, records: Sequence[StepRecord]) -> bool:
         """Apply the policies to a block of steps; return whether the run ends here as diverged, on all ranks alike."""
         changed = [policy.after_steps(self.position.step, records) for policy in self.policies]
         if any(changed):
             self.loop.reload_scales()
         return self.divergence.ends_run
 
-    def _stops_after(self, count: int, begin: float) -> bool:
+    def _save_and_check_stop(self, count: int, begin: float) -> bool:
         """Save after a block of `count` steps if it is due; return whether the run ends here because it was asked to.
 
         Ranks stop together, whichever of them was asked.
         """
-        ranks, position, stop = self.assembly.ranks, self.position, self._stop
+        ranks = self.assembly.ranks
+        position = self.position
+        stop = self._stop
         before = position.step - count
         if stop is not None:
             asked = stop.is_due(before, position.step)

@@ -14,7 +14,7 @@ PART = 2.0**-9
 
 
 @torch.no_grad()
-def change_weights(weights: Iterable[Tensor], generator: torch.Generator | None = None) -> None:
+def perturb_weights(weights: Iterable[Tensor], generator: torch.Generator | None = None) -> None:
     """Change each number by one part in 512, up or down at random, in place.
 
     Args:
@@ -28,7 +28,7 @@ def change_weights(weights: Iterable[Tensor], generator: torch.Generator | None 
             weight.add_((weight.float() * PART * signs).to(weight.dtype))
 
 
-def change_optimized_weights() -> Callable[[], None]:
+def perturb_optimized_weights() -> Callable[[], None]:
     """Change what optimizers get from now on, each tensor once, and return what ends that."""
     original = Optimizer.add_param_group
     generator = torch.Generator().manual_seed(0)
@@ -38,7 +38,7 @@ def change_optimized_weights() -> Callable[[], None]:
         original(self, param_group)
         new = [param for param in self.param_groups[-1]["params"] if id(param) not in changed]
         changed.update(map(id, new))
-        change_weights(new, generator)
+        perturb_weights(new, generator)
 
     def end() -> None:
         Optimizer.add_param_group = original  # type: ignore[method-assign]

@@ -72,7 +72,7 @@ def _arm(
     from ampcompare.base.tensors.skippable_step import skip_on_device
     from ampcompare.settings.config import ParallelConfig
     from ampcompare.training.assemble import make_parallel
-    from ampcompare.training.build_loop import capture_updates
+    from ampcompare.training.build_loop import make_step_graph
     from ampcompare.training.ema import ModelEma
     from ampcompare.training.loop import Loop as TrainingLoop
     from ampcompare.training.loop import update
@@ -105,7 +105,7 @@ def _arm(
 
     make_update: Callable[..., object] = update
     if "graph" in extras:
-        make_update = capture_updates(torch.device(device, 0), precision, optimizers)
+        make_update = make_step_graph(torch.device(device, 0), precision, optimizers)
 
     def step() -> None:
         make_update(models, optimizers, precision, parallel, loss_of, ((x, y),))

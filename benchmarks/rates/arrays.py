@@ -12,7 +12,7 @@ from ampcompare.results.analysis.inference.terms import Terms
 
 Floats = NDArray[np.float64]
 Truths = NDArray[np.bool_]
-MARGIN = Terms().time().size
+MARGIN = Terms().log_time_margin().size
 
 
 @dataclass(frozen=True)

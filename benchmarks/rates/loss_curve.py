@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from scipy.signal import lfilter
 from scipy.stats import ttest_1samp
 
-from ampcompare.results.analysis.effects.loss_tail import tail_loss
+from ampcompare.results.analysis.effects.loss_tail import tail_loss_evidence
 from ampcompare.results.analysis.inference.effect import ERROR_RATE
 from ampcompare.results.analysis.inference.terms import Terms
 from ampcompare.results.analysis.inference.verdict import decide
@@ -88,8 +88,8 @@ def _words(curves: Curves) -> list[str]:
         ]
         for arm in curves
     ]
-    effects = [tail_loss(list(zip(arm, runs[0], strict=True))).effect for arm in runs[1:]]
-    return [str(verdict) for verdict in decide(effects, Terms().loss(), ERROR_RATE)]
+    effects = [tail_loss_evidence(list(zip(arm, runs[0], strict=True))).effect for arm in runs[1:]]
+    return [str(verdict) for verdict in decide(effects, Terms().log_loss_margin(), ERROR_RATE)]
 
 
 def _by_steps(curves: Curves) -> bool:

@@ -4,7 +4,7 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from ampcompare.backends.arm import Arm, full_name, parse_arms, respell, same_arm
+from ampcompare.backends.arm import Arm, find_same_arm, full_name, parse_arms, respell
 from ampcompare.base.errors import ConfigError
 
 
@@ -196,8 +196,8 @@ def test_a_backend_in_python() -> None:
 
 def test_the_arm_of_a_table() -> None:
     """A reference is found under another spelling; what is no arm stays as it is."""
-    assert same_arm("O2", ["baseline", "apex:O2"]) == "apex:O2"
-    assert same_arm("apex:O2", ["o2", "fp32"]) == "o2"
-    assert same_arm("Baseline", ["baseline"]) == "Baseline"
-    assert same_arm("bf16", ["fp32"]) == "bf16"
-    assert same_arm(None, ["fp32"]) is None
+    assert find_same_arm("O2", ["baseline", "apex:O2"]) == "apex:O2"
+    assert find_same_arm("apex:O2", ["o2", "fp32"]) == "o2"
+    assert find_same_arm("Baseline", ["baseline"]) == "Baseline"
+    assert find_same_arm("bf16", ["fp32"]) == "bf16"
+    assert find_same_arm(None, ["fp32"]) is None

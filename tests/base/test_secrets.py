@@ -9,7 +9,7 @@ import pytest
 
 from ampcompare.base import secrets
 from ampcompare.base.errors import ConfigError
-from ampcompare.base.secrets import StreamMask, hide, hide_names, is_secret_name, mask, reveal
+from ampcompare.base.secrets import StreamMask, hide_names, hide_words, is_secret_name, mask, reveal
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import script_config
 
@@ -41,7 +41,7 @@ def nothing_known() -> Iterator[None]:
 )
 def test_secrets_are_hidden_and_come_back(words: list[str], shown: list[str]) -> None:
     """Each by its name or its form; the process that has seen them gets them again."""
-    assert hide(words) == shown
+    assert hide_words(words) == shown
     assert reveal(shown) == words
 
 
@@ -67,7 +67,7 @@ def test_secrets_are_hidden_and_come_back(words: list[str], shown: list[str]) ->
 )
 def test_what_changes_results_is_not_hidden(words: list[str]) -> None:
     """Two values of such an argument are two comparisons."""
-    assert hide(words) == words
+    assert hide_words(words) == words
 
 
 def test_names_can_be_added() -> None:
@@ -76,13 +76,13 @@ def test_names_can_be_added() -> None:
     hide_names(["--pin*", "MY_?"])
     assert is_secret_name("--pin-code")
     assert is_secret_name("my_x")
-    assert hide(["--pin-code", "77"]) == ["--pin-code", "$PIN_CODE"]
+    assert hide_words(["--pin-code", "77"]) == ["--pin-code", "$PIN_CODE"]
 
 
 def test_every_form_of_a_known_secret_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
     """As JSON, HTML and a shell write it; those of the environment too; ordinary words stay in files."""
     value = 'a"b<c>\u00e9&d1'
-    hide(["--token", value, "--password", "fp32"])
+    hide_words(["--token", value, "--password", "fp32"])
     monkeypatch.setenv("MY_SERVICE_TOKEN", "env-secret-1")
     text = f"{value} {json.dumps(value)} {html.escape(value)} env-secret-1"
     assert mask(text) == '$TOKEN "$TOKEN" $TOKEN $MY_SERVICE_TOKEN'
@@ -92,7 +92,7 @@ def test_every_form_of_a_known_secret_is_masked(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_stream_is_masked_across_its_blocks() -> None:
     """However it is cut, nothing else is lost, and bytes that are no text stay as they are."""
-    hide(["--token", "hunter2x"])
+    hide_words(["--token", "hunter2x"])
     data = b"\xff start hunter2x hunt hunter2xhunter2 end hunter"
     expected = b"\xff start $TOKEN hunt $TOKENhunter2 end hunter"
     for size in (1, 3, 7, 100):
@@ -118,9 +118,9 @@ def test_a_pasted_placeholder_needs_its_value(monkeypatch: pytest.MonkeyPatch) -
     """It is read from the environment, and refused where that has none."""
     monkeypatch.delenv("HUB_TOKEN", raising=False)
     with pytest.raises(ConfigError, match=r"\$HUB_TOKEN stands for a secret that is not stored"):
-        reveal(hide(["--hub-token", "$HUB_TOKEN"]))
+        reveal(hide_words(["--hub-token", "$HUB_TOKEN"]))
     monkeypatch.setenv("HUB_TOKEN", "abcdef")
-    assert reveal(hide(["--hub-token", "$HUB_TOKEN"])) == ["--hub-token", "abcdef"]
+    assert reveal(hide_words(["--hub-token", "$HUB_TOKEN"])) == ["--hub-token", "abcdef"]
     assert reveal(["--out", "$HOME/x"]) == ["--out", "$HOME/x"]
 
 

@@ -39,7 +39,7 @@ def test_winners_of_arrays_agree_with_the_verdicts() -> None:
     assert found.any()
     for winners, its in zip(found, logs, strict=True):
         effects = [paired_effect(list(-its[:, arm]), list(-its[:, 0]), TIME_FLOOR) for arm in (1, 2)]
-        words = [str(verdict) for verdict in decide(effects, Terms().time())]
+        words = [str(verdict) for verdict in decide(effects, Terms().log_time_margin())]
         assert [word in ("better", "worse") for word in words] == list(winners)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import ampcompare
 from ampcompare.base.errors import ConfigError, GateFailed, LaunchError
-from ampcompare.cli.cell_magic import FIRST, run_cell, script_of
+from ampcompare.cli.cell_magic import FIRST, compare_on_notebook_cell, script_of
 
 CELL = """import torch
 import beside
@@ -56,7 +56,7 @@ def test_what_cannot_be_a_script_is_refused(
     """Each refusal says what was seen, and nothing is written."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=words):
-        run_cell(line, cell, {"number": 1, "model": object()})
+        compare_on_notebook_cell(line, cell, {"number": 1, "model": object()})
     assert not list(tmp_path.iterdir())
 
 
@@ -64,7 +64,7 @@ def test_an_option_that_does_not_act_is_refused(tmp_path: Path, monkeypatch: pyt
     """As by the command: in the place of the comparison that was asked for, none other is trained."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="--junit is not for --verify-resume STEP"):
-        run_cell("--verify-resume 3 --junit x", "x = 1", {})
+        compare_on_notebook_cell("--verify-resume 3 --junit x", "x = 1", {})
 
 
 class _Shell:
@@ -93,15 +93,15 @@ def test_a_cell_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, for
     monkeypatch.chdir(tmp_path)
     (tmp_path / "beside.py").write_text("SCORE = 7.5\n")
     line = '--arm fp32,bf16 --seeds 0 --device cpu --quiet --with lr --metric "score:max=score ([0-9.]+)"'
-    assert run_cell(f"{line} --emit-cells cells.sh", CELL, {"lr": 0.5}) is None
+    assert compare_on_notebook_cell(f"{line} --emit-cells cells.sh", CELL, {"lr": 0.5}) is None
     assert len(Path("cells.sh").read_text().splitlines()) == 2
-    comparison = run_cell(line, CELL, {"lr": 0.5})
+    comparison = compare_on_notebook_cell(line, CELL, {"lr": 0.5})
     assert [row.metric_mean for row in comparison.arms] == [7.5, 7.5]
     (script,) = Path("runs", "cells").iterdir()
     assert "ampcompare compare --arm fp32,bf16 --seeds 0 --device cpu --quiet --metric" in comparison.command
     assert comparison.command.endswith(f"-- {script}")
     with pytest.raises(GateFailed, match="native:bf16") as error:
-        run_cell(f"{line} --fail-on score:better", CELL, {"lr": 0.5})
+        compare_on_notebook_cell(f"{line} --fail-on score:better", CELL, {"lr": 0.5})
     assert error.value.comparison is not None
     with pytest.raises(LaunchError, match=r"No module named .beside_it. .*nothing else was started"):
-        run_cell(line, CELL.replace("import beside", "import beside_it"), {"lr": 0.5})
+        compare_on_notebook_cell(line, CELL.replace("import beside", "import beside_it"), {"lr": 0.5})

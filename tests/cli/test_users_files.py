@@ -60,7 +60,7 @@ def write_script(project: Path, way: str, steps: int = 4) -> None:
     (project / "train.py").write_text(SCRIPT.format(way=WAYS[way], steps=steps))
 
 
-def state_of(folder: Path, *without: Path) -> dict[str, str]:
+def mtime_and_size(folder: Path, *without: Path) -> dict[str, str]:
     """Return what lies in a folder, files by their hashes, except for some folders."""
     paths = [path for path in sorted(folder.rglob("*")) if not any(path.is_relative_to(one) for one in without)]
     return {str(path): "" if path.is_dir() else hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
@@ -74,11 +74,11 @@ def test_compare_leaves_all_files_as_they_were(call: Any, tmp_path: Path, projec
     """Both arms start from the same files, and the record says what each has written, and where it lies."""
     write_script(project, way)
     run = tmp_path / "run"
-    before = state_of(tmp_path, run)
+    before = mtime_and_size(tmp_path, run)
     words = ["--arm", "fp32,bf16", "--seeds", "0", "--device", "cpu", "-o", str(run)]
     words += ["--no-preflight"] * (way == "killed")  # which would end there
     done = call("compare", *words, "--", "train.py")
-    assert state_of(tmp_path, run) == before
+    assert mtime_and_size(tmp_path, run) == before
     assert done.code == (3 if way == "killed" else 0), done.err
     records = [json.loads(path.read_text()) for path in run.glob("cells/*/record.json")]
     assert len(records) == 2
@@ -156,11 +156,11 @@ def test_twenty_ways_to_write_change_no_file(
     (project / "train.py").write_text(text.replace("\nmodel = ", f"{EVERYWHERE}\nmodel = ", 1))
     if by == "copies":
         monkeypatch.setattr("ampcompare.base.processes.sandbox.can_sandbox", lambda folder: False)
-    run, before = tmp_path / "run", state_of(tmp_path)
+    run, before = tmp_path / "run", mtime_and_size(tmp_path)
     words = [str(run) if word == "RUN" else word for word in COMMANDS[command]]
     done = call(*words, *(["--far", str(tmp_path / "elsewhere")] if by == "overlays" else []))
     assert done.code == 0, done.err
-    assert state_of(tmp_path, run) == before
+    assert mtime_and_size(tmp_path, run) == before
     assert not Path(f"/tmp/ampcompare-test-{tmp_path.name}").exists()
     records = [json.loads(path.read_text()) for path in run.glob("cells/*/record.json")]
     near = [{os.path.basename(file) for file in record["script"]["files"]} for record in records]
@@ -176,10 +176,10 @@ def test_a_factory_of_the_user_changes_no_file_either(call: Any, tmp_path: Path,
         "import torch\n\n\ndef make(num_classes, sample_shape):\n    open('side.txt', 'w').write('x')\n"
         "    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, num_classes))\n"
     )
-    before = state_of(here)
+    before = mtime_and_size(here)
     done = call("run", "--arch", "writing_model:make", "-o", str(tmp_path / "run"), tiny=True)
     assert done.code == 0, done.err
-    assert state_of(here) == before
+    assert mtime_and_size(here) == before
     assert [path.read_text() for path in (tmp_path / "run").glob("cells/*/written/side.txt")] == ["x"]
 
 
@@ -190,12 +190,12 @@ def test_without_overlays_scripts_run_in_copies(
     """The code of a cell has the names of the user's files, so that its record is used again."""
     monkeypatch.setattr("ampcompare.base.processes.sandbox.can_sandbox", lambda folder: False)
     write_script(project, way)
-    before = state_of(tmp_path, project / "run")
+    before = mtime_and_size(tmp_path, project / "run")
     words = ("run", "--arm", "fp32", "--device", "cpu", "-o", "run", "--", "train.py")
     done = call(*words)
     assert done.code == 0, done.err
     assert "this machine allows no overlays, so the script runs in a copy" in done.err
-    assert state_of(tmp_path, project / "run") == before
+    assert mtime_and_size(tmp_path, project / "run") == before
     (path,) = project.glob("run/cells/*/record.json")
     record = json.loads(path.read_text())
     assert list(record["code"]) == ["train.py"]

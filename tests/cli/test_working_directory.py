@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ampcompare.base.processes.start import isolated_environment, start_command
+from ampcompare.base.processes.start import isolated_environment, module_command
 
 NAMES = (
     *("json", "typing", "dataclasses", "logging", "random", "queue", "socket", "statistics", "tempfile", "uuid"),
@@ -20,7 +20,7 @@ TINY = [
     *("--batch-size", "8", "--device", "cpu", "--arch", "mlp"),
 ]
 BY_MODULE = [sys.executable, "-m", "ampcompare"]
-BY_SCRIPT = start_command("ampcompare")
+BY_SCRIPT = module_command("ampcompare")
 
 
 def set_traps(folder: Path) -> None:

@@ -119,6 +119,40 @@ def test_a_product_whose_rounding_a_cosine_amplifies_is_the_place() -> None:
     assert linecache.getline(file, int(number)).strip().startswith("angles = positions[:, None] @")
 
 
+class Timed(nn.Module):
+    """Adds sines of timesteps to what it computes; a part of them turns slowly, so that gradients are less wrong."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.inner, self.times, self.scale = nn.Linear(8, 8), nn.Linear(8, 8), scale
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        time = (self.scale * torch.linspace(0.9, 1.0, len(x))).to(x.dtype)
+        angles = time[:, None] * torch.exp(-torch.arange(8) / 2)
+        return self.inner(x) + self.times(angles.sin().to(x.dtype))
+
+
+@pytest.mark.parametrize(("scale", "is_fault"), [(1000.0, True), (50.0, False)])
+def test_a_cast_of_timesteps_that_a_sine_amplifies_is_the_place(scale: float, is_fault: bool) -> None:
+    """The cast is named, on its own line, although no gradient is wrong by nine tenths; smaller ones are no fault."""
+    loop = loop_of(
+        lambda: nn.Sequential(OrderedDict(net=Timed(scale))), lambda m, step: _size_of(m(torch.randn(16, 8)))
+    )
+    found = ampcompare.diagnose(loop, arm="half:bf16", steps=2, device="cpu")
+    rounding = [fault for fault in found.faults if fault.kind == "rounding"]
+    assert bool(rounding) == is_fault
+    if is_fault:
+        place = rounding[0].place
+        assert (place.module, place.operation) == ("net", "_to_copy")
+        assert re.search(r"rounds its result by 0\.\d+ % of its size, which net sin amplifies", rounding[0].text)
+        number = place.where.rpartition(":")[2]
+        assert "time = (self.scale" in linecache.getline(__file__, int(number))
+
+
+def _size_of(result: torch.Tensor) -> torch.Tensor:
+    return result.float().square().mean()
+
+
 class Padded(nn.Module):
     """Adds the least number of a type to scores that are below zero: all -inf in fp16, and rows of NaN."""
 

@@ -41,6 +41,15 @@ def test_lost_updates(arm: str, rest: float, word: str) -> None:
         assert found.cure == fewer.get(arm, "masters=fp32, kahan or rounding=stochastic")
 
 
+@pytest.mark.parametrize(("arm", "part"), [("half:bf16", "weights"), ("native:bf16,state=bf16", "state")])
+def test_what_was_not_measured_is_not_known(arm: str, part: str) -> None:
+    """A training that ended before an update was rounded says nothing of 16-bit weights and state."""
+    found = outlook_of(Arm.parse(arm), Prefix(steps=9), twin=0.0)
+    assert (found.word, found.part) == ("cannot know", part)
+    assert "ended after 9 steps" in found.why
+    assert outlook_of(Arm.parse("O2"), Prefix(steps=9), twin=0.0).word == "no fault in sight"
+
+
 def test_a_chaotic_training_cannot_be_known() -> None:
     """Where a twin goes elsewhere, a gap is a path; what was seen to overflow stays a fault."""
     for arm in ("half:bf16", "native:bf16", "O2"):

@@ -89,6 +89,18 @@ def test_a_collective_runs_once_and_ends_the_wide_run() -> None:
     assert names.count("allreduce") <= 1
 
 
+def test_the_wide_run_writes_nothing_to_the_arms_own_tensors() -> None:
+    """An fp32 result whose elements do not lie in order keeps what was computed from rounded inputs."""
+    exact = torch.tensor([[1 + 2.0**-12, 2.0], [3.0, 4.0]])
+    with OperationWatch(Sites(), Fp32Reference()) as watch:
+        result = exact.bfloat16().float().t() * 2
+    assert not result.is_contiguous()
+    assert result[0, 0] == 2
+    event = watch.drain().events[-1]
+    assert event.key[1] == "mul"
+    assert event.errors[0] == pytest.approx(2.0**-11)
+
+
 def test_a_cast_of_integers_is_counted() -> None:
     """It has no floating input whose counts could be reused."""
     with OperationWatch(Sites(), Fp32Reference()) as watch:

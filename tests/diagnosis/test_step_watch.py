@@ -98,7 +98,7 @@ def test_a_diagnosis_names_modules_as_the_model_does(model: nn.Module) -> None:
     outer = nn.ModuleDict({"module": model})
     sites, marks = Sites(), PhaseMarks()
     sites.name(outer)
-    marks.know([outer])
+    marks.name_new_models([outer])
     for known, name in ((sites, "module"), (marks, "")):
         known.enter(model)
         assert known.module == name

@@ -66,7 +66,7 @@ def tolerates_unused() -> None:
             assert_grads(model.module, expected)
 
 
-def accumulates() -> None:
+def note_accumulation() -> None:
     for by_context in (False, True):
         model = DDP(Net(), message_size=1)
         for repeat in range(2):
@@ -171,7 +171,7 @@ def works_in_pairs() -> list[float]:
     [
         pytest.param(reduces_with_every_option, marks=pytest.mark.slow),
         tolerates_unused,
-        accumulates,
+        note_accumulation,
         reduces_every_backward,
         supports_reentrant_checkpoints,
     ],

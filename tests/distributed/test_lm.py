@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ampcompare.base.tensors.sharded import whole
+from ampcompare.base.tensors.sharded import gather_whole
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.settings.config import RunConfig
 from ampcompare.training.precision.cpu_half import cpu_half
@@ -37,7 +37,7 @@ def outcome(config: RunConfig) -> dict[str, Any]:
     _, arithmetic = cpu_half(config.cpu_half, session.precision.half_dtype, CPU)
     with arithmetic:
         events = list(session.events())
-    weights = [whole(parameter.detach()).flatten() for parameter in session.assembly.replicas[0].parameters()]
+    weights = [gather_whole(parameter.detach()).flatten() for parameter in session.assembly.replicas[0].parameters()]
     return {
         "losses": [step.loss for event in events if not isinstance(event, EpochResult) for step in event],
         "values": [event.values["bits per byte"] for event in events if isinstance(event, EpochResult)],

@@ -7,7 +7,7 @@ import pytest
 
 from ampcompare.base.processes.call import Answer
 from ampcompare.doctor import gpu
-from ampcompare.doctor.gpu import driver_version, examine_gpus, gains, has_nvidia_gpu
+from ampcompare.doctor.gpu import driver_version, examine_gpus, gpu_gains_text, has_nvidia_gpu
 
 DRIVER = ("580.65.06", "from somewhere")
 NO_DRIVER = (None, "there is no nvidia-smi")
@@ -34,7 +34,7 @@ def _answer(*devices: dict[str, Any]) -> Answer:
 )
 def test_gains(name: str, capability: tuple[int, int], words: list[str], without: list[str]) -> None:
     """What a GPU gains follows from its capability, but for one series without tensor cores."""
-    text = gains(name, capability)
+    text = gpu_gains_text(name, capability)
     assert all(word in text for word in words)
     assert not any(word in text for word in without)
 

@@ -8,6 +8,7 @@ import pytest
 
 import ampcompare
 from ampcompare.base.errors import ConfigError, LaunchError
+from ampcompare.results.records.outlook import Prefix, ShareLost
 
 pytestmark = pytest.mark.integration
 
@@ -63,6 +64,24 @@ def test_a_script_that_holds_bf16_weights(look: Any) -> None:
     assert found.prefix.weights == "bf16"
     assert found.arms[0].arm == "script"
     assert [arm.word for arm in found.arms] == ["will not hold", "no fault in sight"]
+
+
+def test_a_script_that_is_shorter_than_the_prefix(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Updates are rounded in the second half of a prefix, so that it runs again with as many steps as there are."""
+    asked = []
+
+    def prefix_of(options: Any, environment: Any, *, is_twin: bool) -> Prefix:
+        asked.append(options.prefix)
+        made = min(options.prefix, 30)
+        shares = {"bf16": ShareLost(now=0.6, rest=0.6)} if options.prefix == made else {}
+        return Prefix(steps=made, shares=shares)
+
+    monkeypatch.setattr("ampcompare.experiment.look_ahead._prefix_of", prefix_of)
+    script = tmp_path / "train.py"
+    script.touch()
+    found = ampcompare.look_ahead(["half:bf16"], script=[str(script)], device="cpu")
+    assert asked == [100, 30, 30]
+    assert found.arms[0].word == "will not hold"
 
 
 def test_a_script_without_a_step(look: Any) -> None:

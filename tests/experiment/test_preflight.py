@@ -8,7 +8,7 @@ import pytest
 
 from ampcompare.base.errors import Advice, UnsupportedCombination
 from ampcompare.base.files.run_files import CellFile
-from ampcompare.experiment.launch.contract import Launcher, failed_record
+from ampcompare.experiment.launch.contract import BY_HAND, Launcher, failed_record
 from ampcompare.experiment.launch.script.rows import read_rows
 from ampcompare.experiment.preflight import try_arms
 from ampcompare.results.records.run import RunRecord, dump_json
@@ -67,6 +67,24 @@ def test_an_error_without_advice_stays_as_it_is(tmp_path: Path) -> None:
     rows = {arm: RunConfig(arm=arm, script=ScriptConfig(name="train.py")) for arm in ("fp32", "half")}
     found = try_arms(rows, ByArm({"fp32"}, Advice()), (0, 1), tmp_path)
     assert found.arms["half"].error == "with all its arms"
+
+
+def test_a_stack_that_cannot_be_started_is_left_to_its_cells(tmp_path: Path) -> None:
+    """Each says in its own folder how it is recorded by hand; a folder of the preflight is gone by then."""
+
+    class ByHand(ByArm):
+        def launch(self, config: RunConfig, folder: Path, on_progress: Any = None) -> RunRecord:
+            record = super().launch(config, folder, on_progress)
+            return (
+                record
+                if config.arm in self.able
+                else failed_record(config, "no python", exit_code=3, **{BY_HAND: True})
+            )
+
+    rows = {arm: RunConfig(arm=arm, script=ScriptConfig(name="train.py")) for arm in ("script", "fp32")}
+    found = try_arms(rows, ByHand({"fp32"}, Advice()), (0, 1), tmp_path)
+    assert found.arms.keys() == {"fp32"}
+    assert not found.untried
 
 
 def test_advice_in_words() -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from ampcompare.experiment.resume_comparison import Answer, Trace, compare_traces, losses_apart, read_trace
-from ampcompare.settings.resume_trace import Row
+from ampcompare.settings.resume_trace import RowKind
 
-SAVE = {"kind": Row.SAVE, "path": "/f/last.pt", "line": "train.py:9", "holds": ["model", "optimizer", "scaler"]}
-LOAD = {"kind": Row.LOAD, "path": "/f/last.pt", "line": "train.py:3"}
+SAVE = {"kind": RowKind.SAVE, "path": "/f/last.pt", "line": "train.py:9", "holds": ["model", "optimizer", "scaler"]}
+LOAD = {"kind": RowKind.LOAD, "path": "/f/last.pt", "line": "train.py:3"}
 
 
 def digests(text: str) -> dict[str, str]:
@@ -34,10 +34,10 @@ def rows(steps: range, *others: dict[str, Any]) -> list[dict[str, Any]]:
     found = [*others]
     for step in steps:
         found += [
-            {"kind": Row.START, "state": start(step), "made": {"optimizer": [0, 1], "scaler": [0]}},
-            {"kind": Row.BATCH, "batch": f"x{step}"},
-            {"kind": Row.LOSS, "loss": 1.0 / (1 + step)},
-            {"kind": Row.STEP},
+            {"kind": RowKind.START, "state": start(step), "made": {"optimizer": [0, 1], "scaler": [0]}},
+            {"kind": RowKind.BATCH, "batch": f"x{step}"},
+            {"kind": RowKind.LOSS, "loss": 1.0 / (1 + step)},
+            {"kind": RowKind.STEP},
         ]
     return [{"step": 0, **row} for row in found]
 
@@ -52,7 +52,7 @@ def trace(folder: Path, *given: list[dict[str, Any]]) -> Trace:
 def traces(tmp_path: Path) -> tuple[Trace, Trace, Trace]:
     """The run without a break, the one that is stopped, and one that resumes exactly."""
     whole = trace(tmp_path, rows(range(5), SAVE))
-    broken = trace(tmp_path, rows(range(2)), [{**SAVE, "step": 2}, {"kind": Row.STOP, "step": 2}])
+    broken = trace(tmp_path, rows(range(2)), [{**SAVE, "step": 2}, {"kind": RowKind.STOP, "step": 2}])
     return whole, broken, trace(tmp_path, rows(range(2, 5), LOAD))
 
 
@@ -290,7 +290,7 @@ def test_statistics_are_in_the_file_or_not(traces: tuple[Trace, Trace, Trace]) -
 
 
 def test_a_count_is_known_by_the_first_batches_or_the_learning_rates(tmp_path: Path) -> None:
-    broken = trace(tmp_path, rows(range(2)), [{**SAVE, "step": 2}, {"kind": Row.STOP, "step": 2}])
+    broken = trace(tmp_path, rows(range(2)), [{**SAVE, "step": 2}, {"kind": RowKind.STOP, "step": 2}])
     for rates in (False, True):
         whole, resumed = trace(tmp_path, rows(range(5), SAVE)), trace(tmp_path, rows(range(2, 6), LOAD))
         for at, step in enumerate(whole.steps):

@@ -58,4 +58,4 @@ def test_a_cell_that_was_stopped_ends_the_plan(running: RunningPlan) -> None:
     """Its record counts, and what is raised says how to resume."""
     with pytest.raises(Ended, match="--resume auto"):
         _finish(running, 0, "2026-01-05T10:00:00.000+00:00", "interrupted")
-    assert running.missing(range(4)) == [1, 2, 3]
+    assert running.indices_to_run(range(4)) == [1, 2, 3]

@@ -119,7 +119,7 @@ Ran = tuple[Path, Comparison, Listener]
 
 
 def _said(folder: Path, config: RunConfig, word: str) -> list[str]:
-    lines = (RunDirectory(folder).cell(config) / "log.txt").read_text().splitlines()
+    lines = (RunDirectory(folder).cell_folder(config) / "log.txt").read_text().splitlines()
     return [line for line in lines if line.startswith(f"{word} ")]
 
 
@@ -179,7 +179,7 @@ def test_reload_gives_the_same_report(ran: Ran, form: str) -> None:
 def test_a_single_record_can_be_read(ran: Ran, plan: Plan) -> None:
     """A record.json alone is a table of one row."""
     cell = next(cell for cell in plan.cells if cell.arm == ARMS[2])
-    record = RunDirectory(ran[0]).cell(cell) / "record.json"
+    record = RunDirectory(ran[0]).cell_folder(cell) / "record.json"
     assert [row.arm for row in reload_comparison(record).arms] == [ARMS[2]]
 
 
@@ -215,7 +215,7 @@ def _again(
 
 
 def _record_of(folder: Path, plan: Plan, arm: str) -> Path:
-    return RunDirectory(folder).cell(next(cell for cell in plan.cells if cell.arm == arm)) / "record.json"
+    return RunDirectory(folder).cell_folder(next(cell for cell in plan.cells if cell.arm == arm)) / "record.json"
 
 
 def test_the_same_plan_again_runs_nothing(launcher: ForkedLauncher, small: Plan, done: Path) -> None:
@@ -321,7 +321,7 @@ def test_timing_rounds_take_turns(launcher: ForkedLauncher, small: Plan, done: P
         assert timing.readings.timed_steps >= short_rounds
     turns = sorted((timing.started or "", timing.number) for each in rounds.values() for timing in each)
     assert [number for _, number in turns] == [1, 1, 2, 2]
-    folder = RunDirectory(done).cell(plan.cells[0])
+    folder = RunDirectory(done).cell_folder(plan.cells[0])
     assert not (folder / "rounds" / "1" / "checkpoints").exists()
     assert {record.arm: record.timing_rounds for record in RunDirectory(done).records()[0]} == rounds
     again = _again(plan, done, launcher)

@@ -20,7 +20,7 @@ from ampcompare.experiment.rewrite_comparison import (
     EQUAL,
     WITHIN,
     compare_runs,
-    differ_more_than_twin,
+    differences_beyond_twin,
 )
 from ampcompare.experiment.script_process import run_script_in_child
 from ampcompare.experiment.script_run import Run
@@ -473,11 +473,11 @@ def test_a_refused_cross_entropy_of_the_original_or_of_the_result_is_known(tmp_p
 def test_a_run_ends_with_its_time_and_with_what_the_script_leaves_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """A child holds the output of the script open."""
     left = "import subprocess, sys; print(subprocess.Popen(['sleep', '300']).pid, file=sys.stderr); sys.exit(5)"
-    code, said = script_process.wait_for([sys.executable, "-c", left], dict(os.environ))
+    code, said = script_process.run_command([sys.executable, "-c", left], dict(os.environ))
     assert code == 5
     assert psutil.wait_procs([psutil.Process(int(said))] if psutil.pid_exists(int(said)) else [], timeout=20)[1] == []
     monkeypatch.setattr(script_process, "TIME_LIMIT", 0.1)
-    assert script_process.wait_for(["sleep", "300"], dict(os.environ)) == (None, "")
+    assert script_process.run_command(["sleep", "300"], dict(os.environ)) == (None, "")
 
 
 @pytest.mark.integration
@@ -560,10 +560,10 @@ def test_another_scale_is_different_where_each_step_has_one_pass() -> None:
 def test_what_is_more_than_a_twin_shows_is_different(change: dict[str, Any], beyond: str) -> None:
     run = dataclasses.replace(RUN, norms={"0": [1.0, 1.0]})
     twin = dataclasses.replace(run, losses=[1.0, 0.5002], norms={"0": [1.0, 1.001]})
-    lines = differ_more_than_twin(run, dataclasses.replace(run, **change), twin)
+    lines = differences_beyond_twin(run, dataclasses.replace(run, **change), twin)
     assert [line.startswith(beyond) for line in lines] == [True] * bool(beyond)
     calm = dataclasses.replace(run, losses=[1.0, 0.6], norms={"0": [1.0, 1.5]})
-    assert not differ_more_than_twin(run, dataclasses.replace(run, **change), calm)
+    assert not differences_beyond_twin(run, dataclasses.replace(run, **change), calm)
 
 
 LOOP = """

@@ -18,7 +18,7 @@ from ampcompare.experiment.rewrite_comparison import (
     compare_runs,
     compare_starts,
     cut_to_common_steps,
-    differ_more_than_twin,
+    differences_beyond_twin,
 )
 from ampcompare.experiment.script_run import Run
 from ampcompare.experiment.verify import verify_script
@@ -203,8 +203,8 @@ def test_a_twin_of_the_rewritten_script_shows_what_roundings_make() -> None:
     base = dataclasses.replace(RUN, norms={"0": [1.0, 1.0]})
     there = dataclasses.replace(base, losses=[1.0, 0.51])
     twin = dataclasses.replace(base, losses=[1.0, 0.5025])
-    assert differ_more_than_twin(there, base, twin, base) == []
-    assert "twin of the rewritten" in differ_more_than_twin(there, base, base, base)[0]
+    assert differences_beyond_twin(there, base, twin, base) == []
+    assert "twin of the rewritten" in differences_beyond_twin(there, base, base, base)[0]
     moved = dataclasses.replace(base, weights={"0.0": np.array([1.0, 2.9])})
     assert compare_runs(moved, base, twin, base)[0] == DIFFERENT
     assert compare_runs(moved, base, moved, base)[0] == WITHIN

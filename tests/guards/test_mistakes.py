@@ -45,6 +45,14 @@ NATIVE_MISTAKES = {
             optimizer.step()
             optimizer.zero_grad()
         """,
+    "step-unscaled": """
+        for x, y in batches:
+            optimizer.zero_grad()
+            scaler.scale(F.cross_entropy(model(x), y)).backward()
+            scaler.step(optimizer)  # right
+            scaler.update()  # right
+            optimizer.step()  # wrong  # here
+        """,
     "scaler-with-bf16": """
         for x, y in batches:
             with torch.autocast("cpu", dtype=torch.bfloat16):  # here

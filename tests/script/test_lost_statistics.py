@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from ampcompare.experiment.launch.script.rows import read_rows
-from ampcompare.script.lost_statistics import lost_statistics
+from ampcompare.script.lost_statistics import layers_with_lost_statistics
 from ampcompare.script.prepare import _add_lost_statistics
 from ampcompare.script.recording.recorder import Recorder
 from ampcompare.script.recording.summary import FORMAT, SCHEMA, read_exec_record
@@ -20,9 +20,9 @@ def test_layers_with_finite_weights_and_other_statistics_are_named() -> None:
         lost[2]["norm"](torch.full((4, 2), torch.inf))
         diverged[1](torch.full((4, 2), torch.inf))
         diverged[1].weight.fill_(torch.nan)
-    assert lost_statistics() == ["2.norm (BatchNorm1d)"]
+    assert layers_with_lost_statistics() == ["2.norm (BatchNorm1d)"]
     lost[2]["norm"].reset_running_stats()
-    assert lost_statistics() == []
+    assert layers_with_lost_statistics() == []
 
 
 def test_they_are_a_row_of_the_record(tmp_path: Path) -> None:
@@ -42,5 +42,5 @@ def test_layers_without_statistics_are_none() -> None:
     kept = nn.BatchNorm1d(2, track_running_stats=False)
     masked = nn.Linear(2, 2)
     masked.register_buffer("mask", torch.full((2, 2), -torch.inf))
-    assert lost_statistics() == []
+    assert layers_with_lost_statistics() == []
     assert kept is not masked

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ampcompare.base import metric_log
-from ampcompare.script.metrics import catch_scalars
+from ampcompare.script.metrics import start_logging_scalars
 
 LIBRARIES = {
     "wandb": """
@@ -31,7 +31,7 @@ def logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tup
         (tmp_path / f"{name}.py").write_text(text)
         monkeypatch.delitem(sys.modules, name, raising=False)
     seen: list[tuple[str, float, str]] = []
-    ends = [metric_log.listen(lambda *values: seen.append(values)), catch_scalars()]
+    ends = [metric_log.listen(lambda *values: seen.append(values)), start_logging_scalars()]
     yield seen
     for end in ends:
         end()

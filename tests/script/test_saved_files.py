@@ -14,7 +14,7 @@ from torch import nn
 
 from ampcompare.base.patches import Layer, Subscriptions
 from ampcompare.script.saved_files import SavedFiles, describe_parts
-from ampcompare.settings.resume_trace import Row, saved_files
+from ampcompare.settings.resume_trace import RowKind, saved_files
 
 Rows = list[dict[str, Any]]
 
@@ -58,7 +58,7 @@ def test_files_of_torch_and_pickle_and_buffers(rows: Rows) -> None:
     torch.load("a.pt")
     with open("b.pkl", "rb") as file:
         pickle.load(file)
-    assert [os.path.basename(row["path"]) for row in rows if row["kind"] == Row.LOAD] == ["a.pt", "b.pkl"]
+    assert [os.path.basename(row["path"]) for row in rows if row["kind"] == RowKind.LOAD] == ["a.pt", "b.pkl"]
 
 
 def test_safetensors_and_folders(rows: Rows, tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_safetensors_and_folders(rows: Rows, tmp_path: Path) -> None:
         folders.load(given, checkpoint_id=tmp_path / "folder")
     of_a_norm = ("of_a_norm.safetensors", ["buffers", "model"])
     assert saves(rows) == [("m.safetensors", ["model"]), of_a_norm, ("folder", ["model"])]
-    assert [os.path.basename(row["path"]) for row in rows if row["kind"] == Row.LOAD] == ["m.safetensors", "folder"]
+    assert [os.path.basename(row["path"]) for row in rows if row["kind"] == RowKind.LOAD] == ["m.safetensors", "folder"]
 
 
 def test_parts_are_known_by_their_form() -> None:

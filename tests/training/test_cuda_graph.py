@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcompare.base.errors import EnvironmentUnfit, UnsupportedCombination
 from ampcompare.settings.config import RunConfig
-from ampcompare.training.build_loop import WARM_UP, StepGraph, rates_on_device, refuse_cuda_graph
+from ampcompare.training.build_loop import WARM_UP, StepGraph, move_rates_to_device, refuse_cuda_graph
 from ampcompare.training.loop import update
 from ampcompare.training.parallel.replication import Single
 from ampcompare.training.precision.base import make_precision
@@ -95,7 +95,7 @@ def train(arm: str, kind: str, *, graph: bool, growth: int = 4) -> tuple[Any, An
     (model,), (optimizer,) = precision.prepare([model], [optimizer])
     for scaler in getattr(precision, "_scalers", ()):
         scaler._scale_seq_len = growth
-    rates_on_device([optimizer], CPU)
+    move_rates_to_device([optimizer], CPU)
     tape = Tape()
     assert precision.why_no_cuda_graph([optimizer]) is None
     make = StepGraph(update, tape) if graph else update
@@ -142,7 +142,7 @@ def test_the_scale_can_be_read_between_repetitions() -> None:
     optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.05, fused=True)
     precision = make_precision("apex:O2,engine=compat")
     (model,), (optimizer,) = precision.prepare([model], [optimizer])
-    rates_on_device([optimizer], CPU)
+    move_rates_to_device([optimizer], CPU)
     precision.why_no_cuda_graph([optimizer])
     graph = StepGraph(update, Tape())
     for step, batch in enumerate(batches(10)[:9]):

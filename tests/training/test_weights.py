@@ -5,15 +5,15 @@ import torch
 from torch import nn
 
 from ampcompare.training.hashes import inputs_sha256, parameters_sha256, weights_sha256
-from ampcompare.training.twin import change_optimized_weights, change_weights
+from ampcompare.training.twin import perturb_optimized_weights, perturb_weights
 
 
 def test_each_weight_moves_by_one_part_in_512() -> None:
     """It goes up or down, the same way in each call, and no random number of the training is used."""
     first, second = torch.ones(64), torch.ones(64)
     state = torch.get_rng_state()
-    change_weights([first])
-    change_weights([second])
+    perturb_weights([first])
+    perturb_weights([second])
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(first, second)
     assert set(first.tolist()) == {1 + 2.0**-9, 1 - 2.0**-9}
@@ -23,7 +23,7 @@ def test_what_an_optimizer_gets_changes_once() -> None:
     """A second optimizer of the same weights finds them changed, and later ones are left as they are."""
     layer, other = torch.nn.Linear(4, 4), torch.nn.Linear(2, 2)
     before, later = layer.weight.detach().clone(), other.weight.detach().clone()
-    end = change_optimized_weights()
+    end = perturb_optimized_weights()
     torch.optim.SGD(layer.parameters(), lr=0.1)
     torch.optim.AdamW(layer.parameters(), lr=0.1)
     end()

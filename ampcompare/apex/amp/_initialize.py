@@ -136,7 +136,7 @@ def _initialize(
         on_cuda = any(param.is_cuda for model in model_list for param in model.parameters())
         amp_init(verbose=_amp_state.verbosity == 2, _cuda_only=on_cuda, _half_dtype=properties.half_dtype)
         for optimizer in optimizer_list:
-            _step_without_casts(optimizer)
+            _wrap_step_without_casts(optimizer)
     for optimizer in optimizer_list:
         device_skip.note_step(optimizer)
 
@@ -168,7 +168,7 @@ def _cast_models(
             cast_state(optimizer, keep_half_params_full=bool(properties.master_weights))
 
 
-def _step_without_casts(optimizer: Any) -> None:
+def _wrap_step_without_casts(optimizer: Any) -> None:
     """Run `optimizer.step` with O1's casts off, and drop cached casts of weights that it changed."""
     inner: Callable[..., Any] = optimizer.step
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ampcompare.base.tensors.lists import by_type
-from ampcompare.base.tensors.loss_scale import FLOAT32_MAX, DeviceLossScale, is_exact_on_device, moved_scale
+from ampcompare.base.tensors.loss_scale import FLOAT32_MAX, DeviceLossScale, is_exact_on_device, next_scale_and_steps
 
 from ._amp_state import _amp_state, maybe_print
 
@@ -119,7 +119,7 @@ class LossScaler:
         self._host_scale, self._host_unskipped = self._on_device.read()
         self._ahead = False
 
-    def goes_on_device(self, device: torch.device) -> bool:
+    def prepare_on_device(self, device: torch.device) -> bool:
         """Return whether backward passes on `device` need no host read, and prepare the device scale if so."""
         if not self.dynamic or self._overflow_buffer is not None or _amp_state.strict:
             return False
@@ -143,7 +143,7 @@ class LossScaler:
         return self._on_device.copy() if self._ahead and self._on_device is not None else self._host_scale
 
     def device_initial_grad(self) -> Tensor:
-        """Return the scale of a scaler that `goes_on_device` for one backward pass to multiply with or start from."""
+        """Return the scale of a scaler on the device, for one backward pass to multiply with or start from."""
         assert self._on_device is not None
         return self._on_device.initial_grad()
 
@@ -163,7 +163,7 @@ class LossScaler:
             self._on_device.update(flag, self._scale_seq_len, self._min_loss_scale, max_scale)
             self._ahead = True
 
-    def record_passes(self) -> None:
+    def prepare_graph_capture(self) -> None:
         """Prepare for a CUDA graph: each update applies all bounds, including those that cannot be reached yet."""
         self._repeated = True
         if self._on_device is not None:
@@ -351,7 +351,7 @@ class LossScaler:
             self._host_overflow = self._has_overflow
         if not self._host_overflow:
             self._host_overflow = self._read_flags()
-        self._host_scale, self._host_unskipped = moved_scale(
+        self._host_scale, self._host_unskipped = next_scale_and_steps(
             self._host_scale,
             self._host_unskipped,
             overflow=self._host_overflow,

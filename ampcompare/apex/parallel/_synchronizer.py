@@ -316,7 +316,7 @@ class Synchronizer:
             plan = plan_by_type(self.params, self.active)
         else:
             local = _plan_by_arrival(self.params, self.active, self._arrivals, self._message_size)
-            plan = _agree(local, self.active, len(self.params), self._group)
+            plan = _broadcast_plan(local, self.active, len(self.params), self._group)
         self._delayed = plan.delayed
         buckets = [Bucket([self.params[i] for i in indices], self._reduction) for indices in plan.buckets]
         self._bucket_of = {i: buckets[place] for place, indices in enumerate(plan.buckets) for i in indices}
@@ -374,7 +374,7 @@ def _plan_by_arrival(
     return _Plan(tuple(closed))
 
 
-def _agree(plan: _Plan, active: Sequence[int], total: int, group: dist.ProcessGroup | None) -> _Plan:
+def _broadcast_plan(plan: _Plan, active: Sequence[int], total: int, group: dist.ProcessGroup | None) -> _Plan:
     """Return rank 0's plan on every rank of `group`; a collective call. `total` is the number of parameters.
 
     Raises:

@@ -78,7 +78,7 @@ def torch_on_path() -> str:
     return named.replace('"', "'").partition("'")[2].partition("'")[0]
 
 
-def missing_package(error: BaseException) -> EnvironmentUnfit | None:
+def missing_package_error(error: BaseException) -> EnvironmentUnfit | None:
     """Return what an error means if this package imported a package of an extra that is not there; else None."""
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return None

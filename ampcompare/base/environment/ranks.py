@@ -74,7 +74,9 @@ def is_rank() -> bool:
     return _names_in(os.environ) is not None
 
 
-def world_of(environment: Mapping[str, str] | None = None, *, url: str | None = None) -> DistributedEnv | None:
+def read_distributed_env(
+    environment: Mapping[str, str] | None = None, *, url: str | None = None
+) -> DistributedEnv | None:
     """Read the variables of torchrun, mpirun or srun.
 
     Args:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from ampcompare.base.environment.packages import versions_since
 from ampcompare.base.files.run_files import CellFile, RunFile
-from ampcompare.base.files.snapshot import files_below, is_of_tools, state_of
+from ampcompare.base.files.snapshot import files_below, is_of_tools, mtime_and_size
 from ampcompare.base.files.temporary import temporary_root
 from ampcompare.base.secrets import is_secret_name, mask
 
@@ -136,7 +136,7 @@ class CodeWatch:
         modules = {os.path.normpath(os.path.join(self._here, file)) for file in files if isinstance(file, str)}
         for path in sorted(filter(self._is_users, modules)):
             if (digest := digest_of(path)) is not None:
-                has_changed = self._start < state_of(path)[0] <= end
+                has_changed = self._start < mtime_and_size(path)[0] <= end
                 rows.append({"file": self._names.of(path), "sha256": CHANGING if has_changed else digest})
                 if path.endswith(".py"):
                     texts[path] = Path(path).read_text(encoding="utf-8", errors="replace")
@@ -155,7 +155,7 @@ class CodeWatch:
         """Return the time in nanoseconds by the clock of the disk, which need not be that of this machine."""
         path = self._folder / CellFile.LOADED
         path.touch()
-        return state_of(str(path))[0]
+        return mtime_and_size(str(path))[0]
 
     def _is_users(self, path: str) -> bool:
         is_temporary = bool(temporary_root(path)) and not self._root_of(path)
@@ -184,7 +184,7 @@ class CodeWatch:
     def _is_input(self, path: str) -> bool:
         root = self._root_of(path)
         is_others = any(map(is_of_tools, path[len(root) :].split(os.sep))) or (not root and path.startswith(SYSTEM))
-        return self._is_users(path) and not is_others and state_of(path)[0] <= self._start
+        return self._is_users(path) and not is_others and mtime_and_size(path)[0] <= self._start
 
     def _variables(self, text: str) -> Iterator[dict[str, str]]:
         """Yield the variables that a text asks for, with the values that they had at the start."""

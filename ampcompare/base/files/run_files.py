@@ -44,6 +44,7 @@ class CellFile:
     SCRIPT = "script.jsonl"
     SCRIPTS = "script*.jsonl"
     RANK_SCRIPTS = "script.rank*.jsonl"
+    SCRIPT_TAILS = "script*.tail"  # of a stack whose process was killed
     RECORDER = "recorder.py"  # of a stack
     BY_HAND = "by-hand.txt"
     WEIGHTS = "first.pt"  # of a stack

@@ -13,10 +13,10 @@ METADATA = (".dist-info", ".egg-info")
 
 def snapshot(folder: str) -> dict[str, tuple[int, int]]:
     """Return the state of each file in a folder, of the first ten thousand, by path."""
-    return {path: state_of(path) for path in itertools.islice(files_below(folder), MAX_LISTED)}
+    return {path: mtime_and_size(path) for path in itertools.islice(files_below(folder), MAX_LISTED)}
 
 
-def state_of(path: str) -> tuple[int, int]:
+def mtime_and_size(path: str) -> tuple[int, int]:
     """Return when a file was written, in nanoseconds, and its size in bytes; zeros where there is none."""
     try:
         found = os.stat(path)

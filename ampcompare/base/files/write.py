@@ -29,7 +29,7 @@ def write_file(
     """
     # Not from `tempfile`, whose files only their owner may read. The process number tells whose leftover it is.
     temporary = path.with_name(f".{unfinished or path.name}.{os.getpid()}.tmp")
-    with _as_unfit(f"cannot write {path}"):
+    with _convert_write_errors(f"cannot write {path}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with temporary.open("wb") as file:
@@ -70,7 +70,7 @@ def append_line(path: Path, line: str) -> None:
     Raises:
         EnvironmentUnfit: the file cannot be written.
     """
-    with _as_unfit(f"cannot write {path}"), path.open("ab") as file:
+    with _convert_write_errors(f"cannot write {path}"), path.open("ab") as file:
         file.write(f"{mask(line)}\n".encode())
         file.flush()
         os.fsync(file.fileno())
@@ -79,13 +79,13 @@ def append_line(path: Path, line: str) -> None:
 
 def flush_to_disk(path: Path) -> None:
     """Make a file that something else has written, and its name, survive a power cut."""
-    with _as_unfit(f"cannot put {path} on the disk"), path.open("rb") as file:
+    with _convert_write_errors(f"cannot put {path} on the disk"), path.open("rb") as file:
         os.fsync(file.fileno())
     _sync_folder(path.parent)
 
 
 @contextlib.contextmanager
-def _as_unfit(failure: str) -> Iterator[None]:
+def _convert_write_errors(failure: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:

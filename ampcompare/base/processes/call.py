@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ampcompare.base.processes.sandbox import open_sandbox
-from ampcompare.base.processes.start import how_ended, isolated_environment, kill_group
+from ampcompare.base.processes.start import exit_code_text, isolated_environment, kill_group
 
 TIME_LIMIT = 60.0
 CHILD = Path(__file__).resolve().parent / "child.py"
@@ -104,7 +104,7 @@ def call_in_child(
         try:
             answer = json.loads(answer_file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            ending = f"the process {how_ended(code)}" + (" and no answer" if code >= 0 else "")
+            ending = f"the process {exit_code_text(code)}" + (" and no answer" if code >= 0 else "")
             return Answer({}, "died", ending + (f" ({last})" if last else ""))
     if "failure" in answer:
         return Answer({}, "raised", answer["failure"], answer["warnings"])

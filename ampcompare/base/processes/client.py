@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import psutil
 
 from ampcompare.base.errors import LaunchError
-from ampcompare.base.processes.start import how_ended, kill_family, kill_group, start_command
+from ampcompare.base.processes.start import exit_code_text, kill_family, kill_group, module_command
 
 MAX_SERVERS = 5  # for one process: if each of them is killed, the next one would be too
 POLL_SECONDS = 0.1
@@ -52,7 +52,7 @@ class ProcessServer:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - a pipe that nobody reads would fill, and stop the server
         self._channel, theirs = socket.socketpair()
         with theirs:
-            python, *start = start_command("ampcompare.base.processes.server", str(theirs.fileno()), *names)
+            python, *start = module_command("ampcompare.base.processes.server", str(theirs.fileno()), *names)
             try:
                 # In a new session, Ctrl-C in the terminal reaches only this process, which then ends the fork.
                 self._process = subprocess.Popen(
@@ -77,7 +77,7 @@ class ProcessServer:
 
     def how_it_ended(self) -> str:
         """Return the end of a sentence about a server that has ended."""
-        return how_ended(self._end())
+        return exit_code_text(self._end())
 
     def wait_until_ready(self, is_asked: Callable[[], bool]) -> bool:
         """Wait until the server can fork; return False if asked to stop before."""

@@ -24,7 +24,7 @@ from typing import Literal
 from ampcompare.base.environment.variables import SANDBOX
 from ampcompare.base.files.temporary import is_bytecode, temporary_root
 from ampcompare.base.processes.overlay import LAYERS, NAMES
-from ampcompare.base.processes.start import start_command
+from ampcompare.base.processes.start import module_command
 from ampcompare.base.processes.working_copy import WorkingCopies
 
 WITHOUT_OVERLAYS = (  # where a sandbox is partial
@@ -121,7 +121,7 @@ def _try(folder: str) -> bool:
     null = subprocess.DEVNULL
     process = None
     try:
-        command = start_command("ampcompare.base.processes.overlay")
+        command = module_command("ampcompare.base.processes.overlay")
         environment = {**os.environ, SANDBOX: json.dumps(request)}
         process = subprocess.Popen(command, env=environment, stdin=null, stdout=null, stderr=null)
         return process.wait(PROBE_SECONDS) == 0

@@ -16,7 +16,7 @@ import psutil
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
-def start_command(module: str, *arguments: str) -> list[str]:
+def module_command(module: str, *arguments: str) -> list[str]:
     """Return the command line that runs `module` with `arguments`."""
     return [sys.executable, os.path.abspath(__file__), "-m", module, *arguments]
 
@@ -34,7 +34,7 @@ def isolated_environment() -> dict[str, str]:
     return isolated
 
 
-def how_ended(code: int) -> str:
+def exit_code_text(code: int) -> str:
     """Return the end of a sentence about a process with an exit code, which is negative for a signal."""
     if code >= 0:
         return f"ended with exit code {code}"

@@ -27,7 +27,7 @@ IMPORT_SYSTEM = "<frozen importlib._bootstrap"
 EXTENSIONS = ("amp_C", "apex_C", "fused_layer_norm_cuda")
 
 
-def lacks(package: Path) -> tuple[str, ...]:
+def missing_submodules(package: Path) -> tuple[str, ...]:
     """Return the submodules of `REMOVED` that an installed Apex lacks."""
     return tuple(name for name in REMOVED if not os.path.isfile(package / name / "__init__.py"))
 
@@ -62,7 +62,7 @@ class ShimFinder(MetaPathFinder):
             self._holds = found.kind != "no_amp"
             return self._engine_spec(fullname, f"{ENGINE}.{fullname}", (), forgets=self._holds)
         if found.kind == "no_amp" and found.path is not None:
-            missing = lacks(found.path)
+            missing = missing_submodules(found.path)
             if fullname == "apex":
                 return self._grafted_spec(path, missing)
             answers = fullname.split(".")[1] in missing and importer != "probe"
@@ -229,5 +229,5 @@ def install(answered: Iterable[str] = ()) -> ShimFinder:
     sys.meta_path.insert(0, finder)
     loaded, found = sys.modules.get("apex"), find_installed_apex()
     if loaded is not None and found.kind == "no_amp" and found.path is not None:
-        graft(loaded, lacks(found.path))
+        graft(loaded, missing_submodules(found.path))
     return finder

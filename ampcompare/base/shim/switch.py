@@ -13,7 +13,7 @@ from ampcompare.base.environment.apex import ApexInstall, find_installed_apex
 from ampcompare.base.environment.extras import require_torch
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit
 from ampcompare.base.files.write import write_atomically
-from ampcompare.base.shim.finder import lacks
+from ampcompare.base.shim.finder import missing_submodules
 
 STARTS = "ampcompare_shim.pth"
 MODULE = "_ampcompare_shim.py"
@@ -71,7 +71,7 @@ def _additions(apex: ApexInstall) -> tuple[str, ...]:
     if apex.kind in ("absent", "namespace"):
         return ("apex",)
     if apex.kind == "no_amp" and apex.path is not None:
-        return tuple(f"apex.{name}" for name in lacks(apex.path))
+        return tuple(f"apex.{name}" for name in missing_submodules(apex.path))
     return ()
 
 

@@ -161,7 +161,7 @@ def _in_new_thread(function: Callable[[], Any]) -> Any:
         return box[0]
 
 
-def _ask(
+def _observe_call(
     device: str, dtype: torch.dtype | None, function: Any, args: Any, kwargs: Any, *, with_casts: bool = False
 ) -> _ObservedCall:
     """Call an operation on tensors without memory, under autocast for a device unless `dtype` is None.
@@ -253,7 +253,7 @@ def find_cast(name: str, device: str = "cuda") -> Cast:
         sample = _sample(function, types)
         if sample is None:
             return Cast.NONE
-        seen.append(_ask(device, half, function, *sample))
+        seen.append(_observe_call(device, half, function, *sample))
     of_half, of_full, of_both = (each.result_type() for each in seen)
     if of_full is half:
         return Cast.LOWER
@@ -262,7 +262,7 @@ def find_cast(name: str, device: str = "cuda") -> Cast:
     if not any(each.casts or each.results for each in seen):
         sample = _sample(function, [full])
         assert sample is not None
-        return Cast.REFUSED if _ask(device, None, function, *sample).error is None else Cast.NONE
+        return Cast.REFUSED if _observe_call(device, None, function, *sample).error is None else Cast.NONE
     return Cast.WIDEST if seen[2].casts or of_both is full else Cast.NONE
 
 
@@ -313,7 +313,7 @@ def _to_fp32(one: Tensor) -> Tensor:
     return one if one.dtype is torch.float32 else one.float()
 
 
-def _in_fp32(function: Any) -> _Rule:
+def _fp32_rule(function: Any) -> _Rule:
     def rule(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if _has_type(args, kwargs):
             return _plainly(function, args, kwargs)
@@ -322,7 +322,7 @@ def _in_fp32(function: Any) -> _Rule:
     return rule
 
 
-def _in_lower(function: Any, *, cached: bool = True) -> _Rule:
+def _lower_rule(function: Any, *, cached: bool = True) -> _Rule:
     def rule(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         dtype = _type_now("cpu")
         return _call_with(function, args, kwargs, lambda one: _cached_cast(one, dtype) if cached else one.to(dtype))
@@ -330,7 +330,7 @@ def _in_lower(function: Any, *, cached: bool = True) -> _Rule:
     return rule
 
 
-def _in_widest(function: Any, *, must_round: bool = False) -> _Rule:
+def _widest_rule(function: Any, *, must_round: bool = False) -> _Rule:
     def rule(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         lower = _type_now("cpu")
         types = {one.dtype for one in _tensors((args, kwargs)) if one.is_floating_point()} - {torch.float64}
@@ -348,7 +348,7 @@ def _in_widest(function: Any, *, must_round: bool = False) -> _Rule:
     return rule
 
 
-def _raise_refusal(function: Any) -> _Rule:
+def _refusal_rule(function: Any) -> _Rule:
     def rule(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         _refuse(function, _type_now("cpu"), args, kwargs)
         return _plainly(function, args, kwargs)
@@ -358,7 +358,7 @@ def _raise_refusal(function: Any) -> _Rule:
 
 def _refuse(function: Any, lower: torch.dtype, args: Any, kwargs: Any) -> None:
     """Raise what torch raises for such arguments on a GPU, if it does."""
-    error = _ask("cuda", lower, function, *_metas((args, kwargs))).error
+    error = _observe_call("cuda", lower, function, *_metas((args, kwargs))).error
     if error is not None:
         raise error
 
@@ -415,7 +415,7 @@ def _same(value: Tensor) -> Tensor:
     return value
 
 
-def _without_cast(name: str, function: Any) -> _Rule:
+def _uncast_rule(name: str, function: Any) -> _Rule:
     """Return the rule of an operation that the CPU casts and CUDA does not: in fp32, each result rounded once.
 
     Not every kernel of a CPU knows 16-bit types, or adds in fp32. What a function is composed of may have casts of its
@@ -460,7 +460,7 @@ def _without_cast(name: str, function: Any) -> _Rule:
 def _are_parts_alike(compose: Callable[..., Any], lower: torch.dtype, args: tuple[Any, ...]) -> bool:
     """Return whether torch's own casts for the CPU, of the parts of a function, are those for CUDA."""
     metas, _ = _metas((args, {}))
-    cast, left = (_ask("cpu", lower, compose, metas, {}, with_casts=on) for on in (True, False))
+    cast, left = (_observe_call("cpu", lower, compose, metas, {}, with_casts=on) for on in (True, False))
     return cast.error is left.error is None and cast.calls == left.calls
 
 
@@ -491,12 +491,12 @@ def _types_on_cuda(function: Any, lower: torch.dtype, args: Any, kwargs: Any) ->
         RuntimeError: torch refuses 16-bit types there.
     """
     metas = _metas((args, kwargs))
-    seen = _ask("cuda", lower, function, *metas)
+    seen = _observe_call("cuda", lower, function, *metas)
     if seen.error is None:
         # A function may convert by itself: numbers to complex ones.
-        is_cast = bool(seen.casts) and seen.calls != _ask("cuda", None, function, *metas).calls
+        is_cast = bool(seen.casts) and seen.calls != _observe_call("cuda", None, function, *metas).calls
         return None if is_cast else seen.results
-    if _ask("cuda", lower, function, *_metas((args, kwargs), widen=True)).error is None:
+    if _observe_call("cuda", lower, function, *_metas((args, kwargs), widen=True)).error is None:
         raise seen.error
     return None
 
@@ -510,27 +510,27 @@ def _fused_rms_norm(function: Any) -> _Rule:
     return rule
 
 
-_RULES = {Cast.FP32: _in_fp32, Cast.LOWER: _in_lower, Cast.WIDEST: _in_widest, Cast.REFUSED: _raise_refusal}
+_RULES = {Cast.FP32: _fp32_rule, Cast.LOWER: _lower_rule, Cast.WIDEST: _widest_rule, Cast.REFUSED: _refusal_rule}
 
 
 def _rule_of(name: str, function: Any) -> _Rule | None:
     """Return how an operation is cast; None where torch's own kernel for the CPU casts it so."""
     if name.removeprefix("aten::") in RECURRENT:
-        return _in_lower(function, cached=False)
+        return _lower_rule(function, cached=False)
     if name == "aten::rms_norm" and name not in operations_cast_on("CUDA"):
         return _fused_rms_norm(function)
     if name.startswith(OF_LISTS):
         return functools.partial(_plainly, function)
     if name not in operations_cast_on("CUDA"):
-        return _without_cast(name, function)
+        return _uncast_rule(name, function)
     cast = find_cast(name)
     if name in operations_cast_on("CPU"):
         of_cpu = find_cast(name, "cpu")
         if cast is of_cpu:
             return None
         if cast is Cast.WIDEST and of_cpu is Cast.FP32:
-            return _in_widest(function, must_round=True)
-    return _RULES[cast](function) if cast in _RULES else _without_cast(name, function)
+            return _widest_rule(function, must_round=True)
+    return _RULES[cast](function) if cast in _RULES else _uncast_rule(name, function)
 
 
 def _kernel(name: str, function: Any) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ _MIN_EXACT = 2.0**-126
 _SEVERAL_WINDOWS = -1  # several windows since the last `load`: doublings cannot be bounded by a division
 
 
-def moved_scale(
+def next_scale_and_steps(
     scale: float,
     good_steps: int,
     *,
@@ -97,7 +97,7 @@ class DeviceLossScale:
     def update(
         self, flag: Tensor, growth_interval: int, min_scale: float | None = None, max_scale: float = math.inf
     ) -> None:
-        """Move the scale by the rule of `moved_scale`: by the factor 2, down if `flag` is not 0."""
+        """Move the scale by the rule of `next_scale_and_steps`: by the factor 2, down if `flag` is not 0."""
         torch._amp_update_scale_(self.scale, self.tracker, flag, 2.0, 0.5, growth_interval)
         self._count(growth_interval)
         if min_scale or self.repeated or self._may_exceed(max_scale, growth_interval):

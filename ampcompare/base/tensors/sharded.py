@@ -16,30 +16,30 @@ def is_sharded(tensor: Tensor) -> bool:
     return module is not None and isinstance(tensor, module.DTensor)
 
 
-def local(tensor: Tensor) -> Tensor:
+def local_part(tensor: Tensor) -> Tensor:
     """Return the part that this rank holds, which may be empty; all of a tensor that is not sharded."""
     sharded: Any = tensor
     part: Tensor = sharded.to_local() if is_sharded(tensor) else tensor
     return part
 
 
-def whole(tensor: Tensor) -> Tensor:
+def gather_whole(tensor: Tensor) -> Tensor:
     """Return all of a tensor. Every rank calls it with its part of the same one."""
     sharded: Any = tensor
     gathered: Tensor = sharded.full_tensor() if is_sharded(tensor) else tensor
     return gathered
 
 
-def whole_tree(value: Any) -> Any:
+def gather_tree(value: Any) -> Any:
     """Return nested dictionaries with all of each sharded tensor, gathered to the host one after the other.
 
     Every rank calls it with its parts of the same tensors. Tensors that are not sharded are passed on, and so is a
     dictionary without sharded ones.
     """
     if isinstance(value, Tensor):
-        return whole(value.detach()).cpu() if is_sharded(value) else value
+        return gather_whole(value.detach()).cpu() if is_sharded(value) else value
     if isinstance(value, dict):
-        gathered = {name: whole_tree(item) for name, item in value.items()}
+        gathered = {name: gather_tree(item) for name, item in value.items()}
         return value if all(gathered[name] is item for name, item in value.items()) else gathered
     return value
 

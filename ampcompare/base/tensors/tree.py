@@ -89,7 +89,7 @@ def first_difference(one: Any, other: Any, *, apart: Collection[str] = (), place
         The place and the kind of the first difference; "" if there is none. A NaN equals a NaN.
     """
     if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return _of_tensors(one.detach().cpu(), other.detach().cpu(), place)
+        return _tensor_difference(one.detach().cpu(), other.detach().cpu(), place)
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         for key in {**one, **other}:
             inner = f"{place}.{key}" if place else str(key)
@@ -112,7 +112,7 @@ def first_difference(one: Any, other: Any, *, apart: Collection[str] = (), place
     return f"{place} is {one!r}, then {other!r}"
 
 
-def _of_tensors(one: Tensor, other: Tensor, place: str) -> str:
+def _tensor_difference(one: Tensor, other: Tensor, place: str) -> str:
     for what in ("dtype", "shape"):
         first, second = getattr(one, what), getattr(other, what)
         if first != second:

@@ -65,7 +65,7 @@ class PhaseMarks(Sites):
         for handle in self._handles:
             handle.remove()
 
-    def know(self, models: Iterable[nn.Module]) -> None:
+    def name_new_models(self, models: Iterable[nn.Module]) -> None:
         """Name the modules of some models; with several, names begin with the class of the model."""
         given = list(models)
         for model in given:
@@ -172,7 +172,7 @@ class PhaseMarks(Sites):
         if not self.is_inside and torch.is_grad_enabled():
             self.begin_phase("forward")
             if self.learns_models and not self.knows(module) and any(True for _ in module.parameters()):
-                self.know([module])
+                self.name_new_models([module])
         outer = self.module
         self.enter(module)
         is_range = self.ranges and self.module != outer

@@ -18,11 +18,11 @@ from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.tensors.products import dtype_name
 from ampcompare.base.tensors.tf32 import Tf32
-from ampcompare.diagnosis.loops import Conditions, trained_under
+from ampcompare.diagnosis.loops import Conditions, isolated_precision
 from ampcompare.diagnosis.profiling.operation_counter import Counts, missed_sizes, repeated_casts
 from ampcompare.diagnosis.profiling.step_profiler import Measured, StepProfiler, Steps
 from ampcompare.diagnosis.profiling.trace import Account
-from ampcompare.diagnosis.watched_precision import Enough, WatchedPrecision
+from ampcompare.diagnosis.watched_precision import StepsDone, WatchedPrecision
 from ampcompare.results.records.profile import (
     ArmProfile,
     Layer,
@@ -77,7 +77,7 @@ class ProfiledPrecision(WatchedPrecision):
     def _end_step(self) -> None:
         self._profiler.end_step()
         if self._profiler.is_over:
-            raise Enough
+            raise StepsDone
 
 
 Loop = Callable[[ProfiledPrecision], Any]
@@ -97,9 +97,9 @@ def measure_loop(
     profiler = StepProfiler(steps, device)
     conditions = Conditions(device=str(device), half=half, lists=lists, seed=seed)
     with (
-        trained_under(arm, conditions, profiler.beneath) as precision,
+        isolated_precision(arm, conditions, profiler.beneath) as precision,
         closing(profiler),
-        suppress(Enough),
+        suppress(StepsDone),
     ):
         loop(ProfiledPrecision(precision, profiler))
     mode, _ = cpu_half(half, precision.half_dtype, device)
@@ -142,8 +142,12 @@ def device_name(device: torch.device) -> str:
 def optimizer_name(optimizer: Any) -> str:
     """Return the class of an optimizer and how it steps, as in "Adam (for-loop)"."""
     defaults = getattr(optimizer, "defaults", {})
-    how = "fused" if defaults.get("fused") else "foreach" if defaults.get("foreach") else ""
-    if not how and "foreach" in defaults:
+    how = ""
+    if defaults.get("fused"):
+        how = "fused"
+    elif defaults.get("foreach"):
+        how = "foreach"
+    elif "foreach" in defaults:
         params = owned_params(optimizer)
         on_gpu = bool(params) and all(param.device.type in ("cuda", "xpu") for param in params)
         how = "foreach" if on_gpu and defaults.get("foreach") is None else "for-loop"
@@ -322,7 +326,9 @@ def measured_peak(device: torch.device, dtype: str) -> _Peak:
     kind = TYPES.get(dtype)
     if kind is None:
         return _Peak(None, None, "")
-    size = GPU_SIZE if device.type != "cpu" else SIZE if kind is torch.float32 else SIZE // 2
+    size = SIZE if kind is torch.float32 else SIZE // 2
+    if device.type != "cpu":
+        size = GPU_SIZE
     left = torch.ones(size, size, dtype=kind, device=device)
     source = torch.ones(COPY_BYTES // 4, device=device)
     target = torch.empty_like(source)

@@ -17,13 +17,17 @@ from ampcompare.base.tensors.cuda_casts import TO_COPY
 from ampcompare.base.tensors.products import OperationMode, dtype_name
 from ampcompare.base.tensors.tree import tensors_in
 from ampcompare.diagnosis.profiling.marks import PhaseMarks
-from ampcompare.results.records.profile import Held, Memory
+from ampcompare.results.records.profile import HeldMemory, Memory
 from ampcompare.training.precision.base import owned_params
 
 MAX_LAYERS = 8
 ACTIVATIONS = "activations"
 CACHED_CASTS = "casts cached by autocast"
-WEIGHTS, MASTERS, STATE, GRADIENTS, BATCH = "weights", "master weights", "optimizer state", "gradients", "batch"
+WEIGHTS = "weights"
+MASTERS = "master weights"
+STATE = "optimizer state"
+GRADIENTS = "gradients"
+BATCH = "batch"
 TEMPORARY = "results in use"
 
 
@@ -151,15 +155,16 @@ class MemoryLedger(OperationMode):
                     twice[one.module, one.dtype] += min(one.bytes, one.source.bytes)
         return Memory(
             measured_bytes=measured,
-            held=[Held(kind=kind, dtype=dtype, bytes=size) for (kind, dtype), size in _largest_holders(held)],
+            held=[HeldMemory(kind=kind, dtype=dtype, bytes=size) for (kind, dtype), size in _largest_holders(held)],
             rest_bytes=measured - sum(held.values()),
             layers=[
-                Held(kind=name, dtype=dtype, bytes=size)
+                HeldMemory(kind=name, dtype=dtype, bytes=size)
                 for (name, dtype), size in _largest_holders(layers)[:MAX_LAYERS]
             ],
             kept_twice_bytes=sum(twice.values()),
             kept_twice=[
-                Held(kind=name, dtype=dtype, bytes=size) for (name, dtype), size in _largest_holders(twice)[:MAX_LAYERS]
+                HeldMemory(kind=name, dtype=dtype, bytes=size)
+                for (name, dtype), size in _largest_holders(twice)[:MAX_LAYERS]
             ],
             reserved_bytes=reserved,
         )

@@ -125,7 +125,7 @@ class OperationCounter(OperationMode):
         moved = sum(map(size_of, inputs)) + sum(map(size_of, outputs))
         counts.bytes += moved
         if func in CASTS and inputs and outputs and inputs[0].dtype != outputs[0].dtype:
-            self._cast(inputs[0], outputs[0], moved)
+            self._count_cast(inputs[0], outputs[0], moved)
             return
         flops = product_flops(func, args, kwargs, result) or 0
         counts.flops += flops
@@ -146,7 +146,7 @@ class OperationCounter(OperationMode):
         is_copy = name in ("_to_copy", "copy_") and bool(outputs) and outputs[0].device.type == "cpu"
         return "copy to the host" if is_copy else ""
 
-    def _cast(self, source: Tensor, result: Tensor, moved: int) -> None:
+    def _count_cast(self, source: Tensor, result: Tensor, moved: int) -> None:
         counts = self.counts
         if not (source.dtype.is_floating_point and result.dtype.is_floating_point):
             return
@@ -210,11 +210,12 @@ def missed_sizes(shape: ProductShape) -> list[str]:
     """
     if not is_half(shape.dtype):
         return []
-    return [
-        f"{name} {size}"
-        for name, size in shape.sizes
-        if size % 8 and size > 1 and name != "rows" and not (name == "in channels" and size <= 4)
-    ]
+    missed: list[str] = []
+    for name, size in shape.sizes:
+        is_padded = name == "in channels" and size <= 4
+        if size % 8 and size > 1 and name != "rows" and not is_padded:
+            missed.append(f"{name} {size}")
+    return missed
 
 
 def repeated_casts(counts: Counts) -> list[tuple[str, str, int, int]]:

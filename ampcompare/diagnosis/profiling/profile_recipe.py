@@ -13,7 +13,7 @@ import torch
 from ampcompare.base.errors import AmpCompareError, UnsupportedCombination
 from ampcompare.diagnosis.loops import recipe_loop
 from ampcompare.diagnosis.profiling.measure import Loop, ProfiledPrecision, measure_loop, profile_of
-from ampcompare.diagnosis.profiling.reasons import BATCH, work_of
+from ampcompare.diagnosis.profiling.reasons import BATCH, seconds_without_emulation
 from ampcompare.diagnosis.profiling.step_profiler import Steps
 from ampcompare.results.records.profile import ArmProfile, TimedChange
 from ampcompare.settings.config import RunConfig
@@ -21,7 +21,7 @@ from ampcompare.settings.examination import answering_errors
 from ampcompare.settings.layers import set_path
 from ampcompare.settings.validation import validate
 from ampcompare.training.assemble import cpu_half_of
-from ampcompare.training.process import enter_process
+from ampcompare.training.process import configure_process, enter_process
 
 NEVER = 1_000_000  # steps between two reads of losses: none in a profile
 TRIAL_STEPS = Steps(warmup=2, timed=4, profiled=0, watched=0)
@@ -66,13 +66,13 @@ def profile_config(
     if trials and "emulated" not in (mode or ""):  # times of an emulation are no measure
 
         def measure_step(tried: RunConfig) -> float:
-            torch.backends.cudnn.benchmark = tried.recipe.cudnn_benchmark
+            configure_process(tried, device)
             profiler, *_ = measure_loop(
                 _loop(tried, device), tried.parsed_arm, TRIAL_STEPS, device, half=half, lists=lists, seed=seed
             )
             return profiler.measured.step_seconds
 
-        found = found.model_copy(update={"trials": run_trials(config, time_variants(config, found), measure_step)})
+        found = found.model_copy(update={"trials": run_trials(config, variants_to_time(config, found), measure_step)})
     return found, profiler.measured.trace
 
 
@@ -103,16 +103,16 @@ class _Variant:
     work: float = 1.0
 
 
-def time_variants(config: RunConfig, found: ArmProfile) -> Iterator[_Variant]:
+def variants_to_time(config: RunConfig, found: ArmProfile) -> Iterator[_Variant]:
     """Yield the changes that what was measured suggests."""
-    recipe, whole = config.recipe, work_of(found)
-    if found.of_phase("optimizer") / whole >= MIN_OPTIMIZER and "fused" not in found.optimizer:
+    recipe, whole = config.recipe, seconds_without_emulation(found)
+    if found.phase_seconds("optimizer") / whole >= MIN_OPTIMIZER and "fused" not in found.optimizer:
         names = ["foreach"] if "foreach" not in found.optimizer else []
         for name in [*(["fused"] if recipe.optimizer.name in FUSED else []), *names]:
             yield from _variant(config, f"--optimizer-implementation {name}", "recipe.optimizer.implementation", name)
-    if found.of_phase("data") / whole >= MIN_DATA and not config.workers:
+    if found.phase_seconds("data") / whole >= MIN_DATA and not config.workers:
         yield from _variant(config, "--workers 2", "workers", 2)
-    overhead = found.of_kind("host") + found.of_kind("other") + found.of_phase("optimizer")
+    overhead = found.of_kind("host") + found.of_kind("other") + found.phase_seconds("optimizer")
     if overhead / whole >= MIN_OVERHEAD and recipe.compile == "none":  # refused by the data if they have no such batch
         size = MORE * recipe.batch_size
         yield from _variant(config, f"{BATCH} {size}", "recipe.batch_size", size, work=MORE)

@@ -36,7 +36,7 @@ def find_reasons(arm: ArmProfile, reference: ArmProfile) -> list[Reason]:
     return sorted(found, key=lambda one: (one.kind == "emulation", one.on_gpu, -one.share))
 
 
-def work_of(arm: ArmProfile) -> float:
+def seconds_without_emulation(arm: ArmProfile) -> float:
     """Return the seconds of a step without what emulates 16 bits on a CPU."""
     return max(1e-12, arm.seconds - arm.of_kind("emulation"))
 
@@ -50,7 +50,7 @@ def _mib(size: float) -> str:
 
 
 def _of_step(seconds: float, arm: ArmProfile) -> float:
-    return seconds / work_of(arm)
+    return seconds / seconds_without_emulation(arm)
 
 
 def _phase_share(arm: ArmProfile, phase: str) -> float:

@@ -105,7 +105,7 @@ class StepProfiler(StepObserver):
 
     def begin(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
         """Name the modules, and begin with the first step."""
-        self.marks.know(models)
+        self.marks.name_new_models(models)
         self.open()
 
     def open(self) -> None:

@@ -112,14 +112,11 @@ def read_trace(events: Iterable[Mapping[str, Any]]) -> Account:
     host = _nest_events(_host_events(known, marks[0].thread))
     modules = _modules_of_nodes(host)
     if any(event.category in DEVICE_WORK for event in known):
-        _account_of_device(account, known, host, steps, modules, marks[0].thread)
+        _add_device_times(account, known, host, steps, modules, marks[0].thread)
     else:
-        collectives = _merge_spans(
-            (one.start, one.end)
-            for one in known
-            if _is_gloo(one) and any(begin <= one.start < end for begin, end in steps)
-        )
-        _account_of_host(account, host, modules, collectives)
+        spans = [(one.start, one.end) for one in known if _is_gloo(one)]
+        in_steps = [span for span in spans if any(begin <= span[0] < end for begin, end in steps)]
+        _add_host_times(account, host, modules, _merge_spans(in_steps))
     return account
 
 
@@ -185,7 +182,9 @@ class _Place:
 
     def inside(self, event: Event, modules: Mapping[int, str]) -> _Place:
         name = event.name
-        phase, module, emulated = self.phase, self.module, self.emulated
+        phase = self.phase
+        module = self.module
+        emulated = self.emulated
         if name.startswith(PHASE):
             given = name.removeprefix(PHASE)
             phase = given if given in PHASES else "other"
@@ -215,7 +214,7 @@ def _calls_of(event: Event) -> Iterator[Event]:
             yield one
 
 
-def _account_of_host(
+def _add_host_times(
     account: Account, roots: Sequence[Event], modules: Mapping[int, str], collectives: Sequence[Span]
 ) -> None:
     """Add the own time of every event of the host inside the steps."""
@@ -232,7 +231,9 @@ def _account_of_host(
             is_product = kind_of(name) == "product" and dtype != product
             kind, dtype = ("product" if is_product else "emulation"), product
         elif is_range and name != MODE:
-            kind, name, dtype = "host", "outside of operations", ""
+            kind = "host"
+            name = "outside of operations"
+            dtype = ""
         else:
             kind = "emulation" if name == MODE else kind_of(name)
         account.add(here.phase, kind, name, dtype, here.module, max(0.0, own))
@@ -250,7 +251,7 @@ def _account_of_host(
             visit(root, _Place(), "")
 
 
-def _account_of_device(
+def _add_device_times(
     account: Account,
     known: Sequence[Event],
     roots: Sequence[Event],

@@ -7,25 +7,24 @@ exit code is 3 where the cell failed, and 143 where it was asked to stop and has
 """
 
 import contextlib
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from ampcompare.base.environment.ranks import world_of
+from ampcompare.base.environment.ranks import read_distributed_env
 from ampcompare.base.errors import AmpCompareError, Ended, LaunchError
 from ampcompare.base.files.run_files import CellFile
-from ampcompare.base.processes.start import start_command
+from ampcompare.base.processes.start import module_command
 from ampcompare.experiment.launch.cell_files import progress_writer, read_config
 from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.launch.local import ExternalLauncher, LocalLauncher
-from ampcompare.experiment.launch.stop_signal import end_signals, hold_stop_signals
+from ampcompare.experiment.launch.stop_signal import end_signals_handled, hold_stop_signals
 from ampcompare.results.records.run import RunRecord, read_record
 
 
 def command_of(folder: Path) -> list[str]:
     """Return the command line that trains the cell of a folder."""
-    return start_command(__spec__.name, str(folder))
+    return module_command(__spec__.name, str(folder))
 
 
 def train_cell(folder: Path, launcher: Launcher, where: str = "") -> RunRecord:
@@ -41,7 +40,7 @@ def train_cell(folder: Path, launcher: Launcher, where: str = "") -> RunRecord:
 
 def train_here(folder: Path, where: str = "") -> None:
     """Train the cell of a folder on this machine, or as one of ranks that were started together; SIGTERM stops it."""
-    world = world_of()
+    world = read_distributed_env()
     launcher = LocalLauncher() if world is None else ExternalLauncher(world)
     with launcher, _terminated_by_signal(launcher) if world is None else hold_stop_signals():
         record = train_cell(folder, launcher, where)
@@ -61,12 +60,8 @@ def _terminated_by_signal(launcher: Launcher) -> Iterator[None]:
         launcher.terminate()
 
     launcher.may_start = lambda: not stopped
-    before = [(number, signal.signal(number, stop)) for number in end_signals()]
-    try:
+    with end_signals_handled(stop):
         yield
-    finally:
-        for number, handler in before:
-            signal.signal(number, handler)
 
 
 def main(arguments: list[str]) -> int:

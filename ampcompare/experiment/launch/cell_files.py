@@ -33,7 +33,7 @@ MAX_AGE_SECONDS = 3600.0
 COMPILERS = {"TORCHINDUCTOR_CACHE_DIR": "torchinductor_cache", "TRITON_CACHE_DIR": ".triton"}
 OWN = re.compile(
     r"(config|record|steps|epochs|script|log|loaded|progress|launcher)\b.*\.(json|jsonl|txt|log)|script\w*\.jsonl|"
-    r"recorder\.py|by-hand\.txt"
+    r"recorder\.py|by-hand\.txt|script\b.*\.tail"
 )
 
 
@@ -173,7 +173,7 @@ def record_with_code(record: RunRecord, folder: Path) -> RunRecord:
     return record.model_copy(update={"code": loaded.files, "packages": {**record.packages, **loaded.packages}})
 
 
-def continue_steps(folder: Path, others: Sequence[Path], step: int) -> bool:
+def copy_first_steps(folder: Path, others: Sequence[Path], step: int) -> bool:
     """Write `steps.jsonl` in `folder` with the first `step` steps, from the first file that has them all.
 
     Returns:

@@ -119,6 +119,9 @@ class Launcher(abc.ABC):
         self.close()
 
 
+BY_HAND = "by_hand"  # a fact of a failed record: its cell cannot be started from here, and its folder says what to do
+
+
 def failed_record(config: RunConfig, error: str, **environment: Any) -> RunRecord:
     """Return the record of a cell that could not write one itself, with facts such as the exit code of the command."""
     shown = {} if config.script is None else {"metrics": metrics_of(config.script)}

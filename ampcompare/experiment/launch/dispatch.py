@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ampcompare.base.environment.ranks import world_of
+from ampcompare.base.environment.ranks import read_distributed_env
 from ampcompare.base.errors import ConfigError, UnsupportedCombination
 from ampcompare.experiment.launch.contract import Launcher, Progress, interrupted_record
 from ampcompare.experiment.launch.local import ExternalLauncher, LocalLauncher
@@ -119,7 +119,7 @@ def make_launcher(
         EnvironmentUnfit: the launcher is slurm and this machine has no Slurm.
         UnsupportedCombination: several cells, in one of several processes that were started together.
     """
-    world = world_of(url=dist_url)
+    world = read_distributed_env(url=dist_url)
     if world is not None and several_cells:
         raise UnsupportedCombination(
             f"this is rank {world.rank} of {world.size} that {world.launcher} started, but a comparison starts the "

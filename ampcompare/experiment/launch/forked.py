@@ -11,7 +11,7 @@ from ampcompare.base.environment.variables import PLACE
 from ampcompare.base.errors import LaunchError
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.processes.client import MAX_SERVERS, Fork, ProcessServer, ServerLost
-from ampcompare.base.processes.start import how_ended, isolated_environment
+from ampcompare.base.processes.start import exit_code_text, isolated_environment
 from ampcompare.experiment.launch.cell_files import (
     fresh_progress_reader,
     log_tail,
@@ -153,7 +153,7 @@ class ForkedLauncher(ForkServerLauncher):
         if self._is_asked() and -code in (signal.SIGTERM, signal.SIGKILL):
             record = interrupted_record(config)
         else:
-            how, tail = how_ended(code) + (" and left no record" if code == 0 else ""), log_tail(folder)
+            how, tail = exit_code_text(code) + (" and left no record" if code == 0 else ""), log_tail(folder)
             record = failed_record(config, f"the process of the cell {how}" + (f": {tail}" if tail else ""))
         write_record(record, folder)
         return record

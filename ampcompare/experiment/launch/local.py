@@ -97,7 +97,7 @@ class LocalLauncher(Launcher):
 
             weights = self._launcher("weights", lambda: WeightsLauncher(self._place))
             assert isinstance(weights, WeightsLauncher)
-            if (record := weights.record_for(config, folder)) is not None:
+            if (record := weights.record_first_weights(config, folder)) is not None:
                 return record
         return launcher.launch(config, folder, on_progress)
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.processes.sandbox import Sandbox
-from ampcompare.base.processes.start import how_ended, start_command
+from ampcompare.base.processes.start import exit_code_text, module_command
 from ampcompare.experiment.launch.cell_files import (
     fresh_progress_reader,
     last_lines,
@@ -76,7 +76,7 @@ class MultiProcessLauncher(StoppableLauncher["subprocess.Popen[bytes]"]):
             # In a new session, Ctrl-C in the terminal reaches only this process, which then ends the ranks.
             agent = self._process.start(
                 lambda: subprocess.Popen(
-                    start_command("ampcompare.experiment.launch.start_ranks", json.dumps(request)),
+                    module_command("ampcompare.experiment.launch.start_ranks", json.dumps(request)),
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,
@@ -135,7 +135,7 @@ def _failures(folder: Path) -> list[dict[str, int]]:
 def _describe_failure(folder: Path, code: int, failures: list[dict[str, int]]) -> str:
     if not failures:
         tail = " | ".join(line.strip() for line in last_lines(folder / CellFile.LAUNCHER_LOG, TAIL_LINES))
-        return f"the launcher of the ranks {how_ended(code)}" + (f": {tail}" if tail else "")
-    rank, how = failures[0]["rank"], how_ended(failures[0]["code"])
+        return f"the launcher of the ranks {exit_code_text(code)}" + (f": {tail}" if tail else "")
+    rank, how = failures[0]["rank"], exit_code_text(failures[0]["code"])
     tail = " | ".join(log_tail(folder, TAIL_LINES, rank).splitlines())
     return f"rank {rank} {how}" + (f"; last lines of its log: {tail}" if tail else "; its log is empty")

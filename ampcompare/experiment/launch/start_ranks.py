@@ -21,7 +21,7 @@ from ampcompare.base.environment.variables import STARTED_BY
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.files.write import write_atomically
 from ampcompare.base.processes.start import __file__ as START
-from ampcompare.base.processes.start import start_command
+from ampcompare.base.processes.start import module_command
 from ampcompare.experiment.launch.cell_files import private_folder
 from ampcompare.experiment.launch.stop_signal import end_signals
 
@@ -95,7 +95,7 @@ def _keep_to_loopback() -> None:
 
 def _start_rank(folder: str, url: str, rank_env: Mapping[str, int]) -> subprocess.Popen[bytes]:
     environment = {**os.environ, **{name: str(value) for name, value in rank_env.items()}}
-    return subprocess.Popen(start_command(RANK_MODULE, folder, url), env=environment, start_new_session=True)
+    return subprocess.Popen(module_command(RANK_MODULE, folder, url), env=environment, start_new_session=True)
 
 
 def _watch_ranks(ranks: Sequence[subprocess.Popen[bytes]]) -> list[dict[str, int]]:

@@ -6,7 +6,8 @@ Slurm sends SIGTERM before it takes a machine away, and a terminal that is close
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from ampcompare.training.stop_request import StopRequest
 
@@ -17,6 +18,20 @@ def end_signals() -> list[signal.Signals]:
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         numbers.append(signal.SIGHUP)
     return numbers
+
+
+@contextlib.contextmanager
+def end_signals_handled(handler: Callable[[int, Any], object]) -> Iterator[list[Any]]:
+    """Call a handler at `end_signals` in a block, and put the handlers before it in place again behind it.
+
+    Only in the main thread. The block gets those handlers.
+    """
+    before = {number: signal.signal(number, handler) for number in end_signals()}
+    try:
+        yield list(before.values())
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 class _Ask:
@@ -31,26 +46,22 @@ class _Ask:
 
 @contextlib.contextmanager
 def hold_stop_signals() -> Iterator[None]:
-    """Let `end_signals` that come before `stopped_by_signal` ask that run to stop: while it loads torch and its data.
+    """Let `end_signals` that come before `request_stop_at_signals` ask that run to stop: while torch loads.
 
     Only in the main thread.
     """
-    with stopped_by_signal(StopRequest()):
+    with request_stop_at_signals(StopRequest()):
         yield
 
 
 @contextlib.contextmanager
-def stopped_by_signal(stop: StopRequest) -> Iterator[None]:
+def request_stop_at_signals(stop: StopRequest) -> Iterator[None]:
     """Let `end_signals` set `stop.asked`; only in the main thread, as no other can handle signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     ask = _Ask(stop)
-    before = [(number, signal.signal(number, ask)) for number in end_signals()]
-    if any(isinstance(handler, _Ask) and handler.stop.asked for _, handler in before):
-        stop.asked = True
-    try:
+    with end_signals_handled(ask) as before:
+        if any(isinstance(handler, _Ask) and handler.stop.asked for handler in before):
+            stop.asked = True
         yield
-    finally:
-        for number, handler in before:
-            signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""Guards of the order of steps: the double step, gradients that are kept."""
+"""Guards of the order of steps: the double step, the step by scaled gradients, gradients that are kept."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ampcompare.base.location import Location, user_location
 from ampcompare.guards.detector import Detector, guard_of
-from ampcompare.guards.script_state import parameters_of, will_skip
+from ampcompare.guards.script_state import first_with_gradient, parameters_of, will_skip
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,6 +36,41 @@ class StepTwice(Detector):
                 again, first = first, again
             self.report(f"{again} again after {first}, on the same gradients")
         this_way[optimizer] = now
+
+
+class StepUnscaled(Detector):
+    """A step of an optimizer by itself, with gradients that a scaler has scaled and nothing has written to since.
+
+    A backward pass writes to a gradient once at most, and the first one makes it. It is reported when the next pass
+    begins: a step by the scaler on the same gradients makes it a double step.
+    """
+
+    guard = guard_of("step-unscaled")
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._stepped: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # passes at its last step
+        self._waiting: weakref.WeakKeyDictionary[Any, Location] = weakref.WeakKeyDictionary()  # lines of such steps
+
+    def backward(self, losses: Any, grad_outputs: Any) -> None:
+        self.end()
+
+    def end(self) -> None:
+        for line in self._waiting.values():
+            self.report("optimizer.step() by gradients that the GradScaler has scaled", line)
+        self._waiting.clear()
+
+    def attempt(self, optimizer: Any, scaler: Any) -> None:
+        facts = self.facts
+        passes = facts.backwards - self._stepped.get(optimizer, 0)
+        if scaler is None and not facts.scaler_stepping and passes and facts.holds_scaled_gradients():
+            parameter = first_with_gradient(parameters_of(optimizer))
+            is_written = parameter is None or parameter.grad is None or parameter.grad._version >= passes
+            if not is_written and optimizer not in facts.unscaled:
+                self._waiting[optimizer] = user_location()
+        elif scaler is not None:
+            self._waiting.pop(optimizer, None)
+        self._stepped[optimizer] = facts.backwards
 
 
 class GradientsKept(Detector):

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from ampcompare.backends.arm import same_arm
+from ampcompare.backends.arm import find_same_arm
 from ampcompare.base.errors import ConfigError, RecordError
 from ampcompare.base.formatting import few
 from ampcompare.results.analysis.inference.terms import Terms
-from ampcompare.results.analysis.pairing.scores import common_metric, step_of
+from ampcompare.results.analysis.pairing.scores import common_metric, value_spacing
 from ampcompare.results.analysis.results_table import Quantity, ResultsTable, Run, judge
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.verdict import KEPT, Verdict
@@ -78,7 +78,7 @@ def table_of_records(records: Sequence[RunRecord], name: str) -> ResultsTable:
     if not ended:
         raise RecordError(f"{name} holds no run that was completed or diverged")
     metric = common_metric(ended).model_copy(update={"difference": "points"})
-    step = step_of(ended) or FINEST
+    step = value_spacing(ended) or FINEST
     runs: list[Run] = []
     for record in ended:
         seed, value = str(record.config.recipe.seed), record.summary.metric_final
@@ -156,7 +156,7 @@ def _runs_of(table: ResultsTable, arm: str | None, which: str) -> list[Run]:
     """Return the runs of an arm; where there is one arm only, that one."""
     names = list(dict.fromkeys(run.arm for run in table.runs))
     if len({name.casefold() for name in names}) > 1:
-        wanted = same_arm(arm, names) if arm is not None else None
+        wanted = find_same_arm(arm, names) if arm is not None else None
         if arm is None:
             raise ConfigError(f"the {which} results have several arms; name one with --arm: {few(names)}")
         found = [run for run in table.runs if run.arm.casefold() == (wanted or arm).casefold()]

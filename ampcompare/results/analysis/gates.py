@@ -13,13 +13,18 @@ from ampcompare.results.analysis.effects.step_time import invalid_reason
 from ampcompare.results.analysis.inference.terms import terms_of
 from ampcompare.results.analysis.inference.verdict import SequentialDesign
 from ampcompare.results.analysis.pairing.comparability import (
-    incomparable_accuracy,
-    incomparable_memory,
-    incomparable_time,
+    incomparable_accuracy_verdict,
+    incomparable_memory_verdict,
+    incomparable_time_verdict,
 )
 from ampcompare.results.analysis.pairing.learning import idle_verdict
-from ampcompare.results.analysis.pairing.pairs import Pairing, pairs_by_seed, pairs_of_counterparts, surviving_seeds
-from ampcompare.results.analysis.pairing.scores import value_of
+from ampcompare.results.analysis.pairing.pairs import (
+    Pairing,
+    count_surviving_seeds,
+    pairs_by_seed,
+    pairs_of_counterparts,
+)
+from ampcompare.results.analysis.pairing.scores import metric_value
 from ampcompare.results.records.comparison import ArmSummary, Comparison, Quantity
 from ampcompare.results.records.metric import TOP1, TOP5, Metric
 from ampcompare.results.records.run import RunRecord
@@ -53,7 +58,7 @@ Runs = Sequence[RunRecord]
 
 
 @dataclass(frozen=True)
-class Check:
+class GateOutcome:
     """The outcome of a gate for one arm: what was seen where it failed, or why it could not be checked."""
 
     arm: str
@@ -146,7 +151,7 @@ def _find_metric(measure: str, text: str, metrics: Sequence[Metric]) -> Metric:
 
 def check_gates(
     gates: Sequence[Gate | VerdictGate], comparison: Comparison, baseline: Comparison | None = None
-) -> list[Check]:
+) -> list[GateOutcome]:
     """Check every gate for every arm: against the same arm of a baseline, or else against the reference.
 
     A limit is compared with means. What is not known because runs of the arm failed or diverged, or did other work,
@@ -181,9 +186,9 @@ def check_gates(
         for gate in gates:
             if gate.measure not in COUNTS and (is_itself or base is None):
                 if is_itself:
-                    checks.append(Check(row.arm, gate.text, failure=f"{gate.measure} is unknown: {SAME_RUNS}"))
+                    checks.append(GateOutcome(row.arm, gate.text, failure=f"{gate.measure} is unknown: {SAME_RUNS}"))
                 elif baseline is not None:  # else the arm is the reference itself
-                    checks.append(Check(row.arm, gate.text, skipped="the baseline has no such arm"))
+                    checks.append(GateOutcome(row.arm, gate.text, skipped="the baseline has no such arm"))
             elif isinstance(gate, VerdictGate):
                 checks.append(_check_verdict(gate, row.arm, judged[gate.measure].get(row.arm, Verdict())))
             else:
@@ -237,26 +242,26 @@ def _verdicts(measure: str, comparison: Comparison, baseline: Comparison | None)
     }
 
 
-def _check_verdict(gate: VerdictGate, arm: str, verdict: Verdict) -> Check:
+def _check_verdict(gate: VerdictGate, arm: str, verdict: Verdict) -> GateOutcome:
     words = f"{gate.measure} {verdict or 'has no verdict'}"
     if gate.fails(verdict):
-        return Check(arm, gate.text, failure=f"{words}, and {gate.text} fails")
-    return Check(arm, gate.text, skipped=words if gate.word == "worse" and verdict.kind in UNKNOWN else "")
+        return GateOutcome(arm, gate.text, failure=f"{words}, and {gate.text} fails")
+    return GateOutcome(arm, gate.text, skipped=words if gate.word == "worse" and verdict.kind in UNKNOWN else "")
 
 
 def _check_limit(
     gate: Gate, metric: Metric | None, row: ArmSummary, runs: Runs, base: Runs, *, same_software: bool
-) -> Check:
+) -> GateOutcome:
     value: float | None = row.diverged if gate.measure == "diverged" else row.failed
     why, may_skip = "", False
     if gate.measure not in COUNTS:
         value, why, may_skip = _measure_arm(gate.measure, metric, runs, base, same_software=same_software)
     if value is not None:
         exceeded = f"{_value_text(gate, metric, value)}, and {gate.text} fails"
-        return Check(row.arm, gate.text, failure=exceeded if gate.fails(value) else "")
+        return GateOutcome(row.arm, gate.text, failure=exceeded if gate.fails(value) else "")
     if may_skip:
-        return Check(row.arm, gate.text, skipped=why)
-    return Check(row.arm, gate.text, failure=f"{gate.measure} is unknown: {why}")
+        return GateOutcome(row.arm, gate.text, skipped=why)
+    return GateOutcome(row.arm, gate.text, failure=f"{gate.measure} is unknown: {why}")
 
 
 def _measure_arm(
@@ -268,20 +273,20 @@ def _measure_arm(
         return None, f"no run of {'the arm' if not here else 'the baseline'} was completed", False
     if metric and len(here) < len(runs):
         return None, f"it is conditional on the {len(here)} of {len(runs)} runs that were completed", False
-    if metric and (survivors := surviving_seeds(runs, base)):
+    if metric and (survivors := count_surviving_seeds(runs, base)):
         share = "{} of {} seeds".format(*survivors)
         return None, f"it is conditional on {share}, of which the others were not completed on the other side", False
     pairs = pairs_of_counterparts(here, there)  # by seed where possible; a baseline of other seeds is still a baseline
     if pairs_by_seed(here, there):
         here, there = [arm for arm, _ in pairs], [other for _, other in pairs]
     pairing = Pairing(here, there, pairs, same_software)
-    work = incomparable_accuracy(pairing)
+    work = incomparable_accuracy_verdict(pairing)
     if work and measure != "time":
         return None, str(work), False
     if metric:
         idle = idle_verdict(here) or idle_verdict(there)
         return (None, str(idle), False) if idle else (*_measure_metric_difference(metric, here, there), False)
-    incomparable = incomparable_time if measure == "time" else incomparable_memory
+    incomparable = incomparable_time_verdict if measure == "time" else incomparable_memory_verdict
     if verdict := incomparable(pairing):
         return None, str(verdict), True
     return (
@@ -295,9 +300,11 @@ def _run_key(record: RunRecord) -> tuple[str, str | None, float | None]:
 
 
 def _measure_metric_difference(metric: Metric, runs: Sequence[RunRecord], base_runs: Sequence[RunRecord]) -> Measured:
-    here, there = (
-        [value for run in side if (value := value_of(run, metric.name)) is not None] for side in (runs, base_runs)
-    )
+
+    def values(side: Sequence[RunRecord]) -> list[float]:
+        return [value for value in (metric_value(run, metric.name) for run in side) if value is not None]
+
+    here, there = values(runs), values(base_runs)
     if not here or not there:
         return None, "it was not evaluated"
     difference = metric.shown_difference(metric.differ(statistics.fmean(here), statistics.fmean(there)))
@@ -305,10 +312,12 @@ def _measure_metric_difference(metric: Metric, runs: Sequence[RunRecord], base_r
 
 
 def _measure_time_ratio(runs: Sequence[RunRecord], base_runs: Sequence[RunRecord]) -> Measured:
-    here, there = (
-        [seconds for run in side if not invalid_reason(run) and (seconds := run.summary.step_seconds_median)]
-        for side in (runs, base_runs)
-    )
+
+    def seconds(side: Sequence[RunRecord]) -> list[float]:
+        valid = [run.summary.step_seconds_median for run in side if not invalid_reason(run)]
+        return [value for value in valid if value]
+
+    here, there = seconds(runs), seconds(base_runs)
     if here and there:
         return statistics.geometric_mean(here) / statistics.geometric_mean(there), ""
     invalid = next(filter(None, map(invalid_reason, [*runs, *base_runs])), "no times")

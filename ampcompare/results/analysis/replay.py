@@ -29,7 +29,9 @@ LOSS, GRADIENTS = "(loss)", "(gradients)"
 FP64 = 2.0**-53
 SAME, OF_FP64 = 1e-9, 2.0**10  # fp64 answers of one function differ by no more, or by so many units that inputs move
 # Units by which one function is off: sums of fp32 in any order, and 16-bit results, whose sums are in fp32.
-OF_FP32, OF_HALF, HALF = 128.0, 8.0, 2.0**-20
+OF_FP32 = 128.0
+OF_HALF = 8.0
+HALF = 2.0**-20
 OF_BASE = 4.0
 OF_ROUNDING = 4.0  # units of a weight that hold its update
 OF_LOSS, OF_GRADIENTS = 2.0**-12, 2.0**-10  # of what is compared without fp64
@@ -202,10 +204,12 @@ def _findings(row: Mapping[str, Any], known: Mapping[str, Any] | None) -> Iterat
         if row["module"] in (LOSS, GRADIENTS):
             line = OF_LOSS if row["module"] == LOSS else OF_GRADIENTS
             answer, apart = "another function", _number(entry["error"])
-        elif _number(entry.get("same", 0.0)) > (line := _line_of_function(entry, first)):
+        elif _number(entry.get("same", 0.0)) > (line := _function_threshold(entry, first)):
             answer, apart = "another function", _number(entry["same"])
         else:
-            line, answer, apart = _line_of_error(entry, first), "less exact", _number(entry["error"])
+            line = _error_threshold(entry, first)
+            answer = "less exact"
+            apart = _number(entry["error"])
         if not apart > line:
             continue
         finding = Finding(row["module"], row["kind"], answer, part, name, apart, first and _number(first["error"]))
@@ -229,14 +233,14 @@ def _movement(entry: Mapping[str, Any], first: Mapping[str, Any] | None) -> floa
     return max(_number(entry["moved"]), _number(first["moved"]) if first else 0.0)
 
 
-def _line_of_function(entry: Mapping[str, Any], first: Mapping[str, Any] | None) -> float:
+def _function_threshold(entry: Mapping[str, Any], first: Mapping[str, Any] | None) -> float:
     condition = _number(entry["moved"]) / float(entry["unit"])
     if math.isinf(_number(entry.get("same", 0.0))) and math.isfinite(condition):
         return SAME
     return max(SAME, OF_FP64 * FP64 * condition)
 
 
-def _line_of_error(entry: Mapping[str, Any], first: Mapping[str, Any] | None) -> float:
+def _error_threshold(entry: Mapping[str, Any], first: Mapping[str, Any] | None) -> float:
     unit = _unit(entry, first)
     of_unit = OF_FP32 if unit < HALF else OF_HALF
     # Of the base alone: what the change computes in is what is judged.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TextIO
 
-from ampcompare.backends.arm import same_arm
+from ampcompare.backends.arm import find_same_arm
 from ampcompare.base.environment.extras import require_stats
 from ampcompare.base.errors import ConfigError, RecordError
 from ampcompare.base.files.read import read_text
@@ -32,7 +32,7 @@ from ampcompare.results.analysis.inference.effect import (
 from ampcompare.results.analysis.inference.terms import AccuracyMargin, Terms, resolve_margin
 from ampcompare.results.analysis.inference.verdict import EMPTY, Evidence, SequentialDesign
 from ampcompare.results.analysis.pairing.scores import effect_in_steps, grid_step, rounding_spread
-from ampcompare.results.analysis.summary import Line, conclude, decided_rows
+from ampcompare.results.analysis.summary import UndecidedRow, conclude, decided_rows
 from ampcompare.results.records.comparison import ArmSummary, Comparison, JudgedTable
 from ampcompare.results.records.metric import MAX_NAME, TOP1, Metric
 from ampcompare.results.records.verdict import Verdict
@@ -122,7 +122,9 @@ def read_table(source: Path | TextIO | str, *, metric: str | None = None, better
         seen.add((run.arm.casefold(), run.seed))
         runs.append(run)
     values = [run.value.mean for run in runs if run.value is not None]
-    low, high, scale = min(values, default=0.0), max(values, default=100.0), 1 / found.factor
+    low = min(values, default=0.0)
+    high = max(values, default=100.0)
+    scale = 1 / found.factor
     if found.name == TOP1.name:  # a share of 1 or a percentage
         if low < 0 or high > 100 or (high > 1 > low and values):
             raise RecordError(f"{name}: values of {column} go from {low:g} to {high:g}; give percentages")
@@ -155,11 +157,12 @@ def _metric_of(
     head: Mapping[str, str], lines: Sequence[tuple[int, list[str]]], wanted: str | None, better: Better | None
 ) -> tuple[str, Metric]:
     """Return the column of the results and its metric; `head` has the names in lower case, each as it is written."""
-    numeric = [
-        name
-        for at, name in enumerate(head)
-        if name not in KNOWN and not name.endswith(" sd") and any(_parse_number(cells[at]) for _, cells in lines)
-    ]
+    numeric: list[str] = []
+    for at, name in enumerate(head):
+        if name in KNOWN or name.endswith(" sd"):
+            continue
+        if any(_parse_number(cells[at]) for _, cells in lines):
+            numeric.append(name)
     chosen = [wanted.lower()] if wanted else [name for name in numeric if name in ACCURACIES] or numeric
     if not chosen and "seconds" in head:
         return "", TOP1  # times alone
@@ -378,7 +381,7 @@ def _runs_of_reference(arms: Mapping[str, Sequence[Run]], reference: str | None)
         ConfigError: there is no such arm.
     """
     names = [run.arm for runs in arms.values() for run in runs]
-    wanted = same_arm(reference, names)
+    wanted = find_same_arm(reference, names)
     if wanted is None:
         return arms.get("fp32") or next(iter(arms.values()))
     if wanted.casefold() not in arms:
@@ -408,7 +411,7 @@ def _margin_of_table(terms: Terms, metric: Metric, reference: Sequence[Run], sd:
     return resolve_margin(rule, means, metric=metric, resolution=step, reference=reference[0].arm, sd=sd, least=True)
 
 
-def _line_of_arm(runs: Sequence[Run], base: Sequence[Run], metric: Metric, value: _Difference | None) -> Line:
+def _line_of_arm(runs: Sequence[Run], base: Sequence[Run], metric: Metric, value: _Difference | None) -> UndecidedRow:
     """Return the line of an arm before its verdicts."""
     count = sum(run.runs or 1 for run in runs)
     diverged = sum(run.runs or 1 for run in runs if run.diverged)
@@ -432,9 +435,9 @@ def _line_of_arm(runs: Sequence[Run], base: Sequence[Run], metric: Metric, value
         status=str(divergence or "ok"),
     )
     if runs is base:
-        return Line(row, {"quality": Evidence(untested=divergence)})
+        return UndecidedRow(row, {"quality": Evidence(untested=divergence)})
     time = _difference_of_arms(runs, base, lambda run: run.speed, TIME_FLOOR)
-    return Line(
+    return UndecidedRow(
         row,
         {"quality": _evidence_of_difference(value, divergence), "time": _evidence_of_difference(time, EMPTY)},
         _survivors(runs, base),

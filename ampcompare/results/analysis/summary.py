@@ -35,7 +35,7 @@ from ampcompare.results.analysis.inference.verdict import (
 from ampcompare.results.analysis.pairing.comparability import (
     circumstance_lines,
     foreign_steps_text,
-    incomparable_memory,
+    incomparable_memory_verdict,
     script_sentences,
 )
 from ampcompare.results.analysis.pairing.declared import ineffective_option_sentences, not_as_declared_verdict
@@ -138,7 +138,7 @@ def summarize(
 
 
 @dataclass(frozen=True)
-class Line:
+class UndecidedRow:
     """A line of the result before any verdict.
 
     Attributes:
@@ -156,7 +156,7 @@ class Line:
 
 
 def decided_rows(
-    lines: Sequence[Line], margin: AccuracyMargin, terms: Terms, design: SequentialDesign
+    lines: Sequence[UndecidedRow], margin: AccuracyMargin, terms: Terms, design: SequentialDesign
 ) -> list[ArmSummary]:
     """Return a row for each line; the tests of all lines on one quantity are a family, with one error rate."""
     decided: list[dict[str, Any]] = [{} for _ in lines]
@@ -210,21 +210,23 @@ def conclude(
     return comparison.model_copy(update={"headline": headline(about)})
 
 
-def _line_of_reference(arm: str, records: Sequence[RunRecord]) -> Line:
+def _line_of_reference(arm: str, records: Sequence[RunRecord]) -> UndecidedRow:
     itself = Pairing.by_seed(records, records)
     effect = accuracy_effect(itself.pairs)
     verdict = not_as_declared_verdict(records) or failure_verdict(records)
     quality = Evidence(untested=verdict, mean=None if effect is None else effect.mean)
-    return Line(_untested_row(arm, itself), {"quality": quality, "time": Evidence(mean=time_evidence(itself).mean)})
+    return UndecidedRow(
+        _untested_row(arm, itself), {"quality": quality, "time": Evidence(mean=time_evidence(itself).mean)}
+    )
 
 
 def _line_of_arm(
     arm: str, pairing: Pairing, evidence: Mapping[Quantity, Callable[[Pairing], Evidence]], margin: AccuracyMargin
-) -> Line:
+) -> UndecidedRow:
     row, pairs = _untested_row(arm, pairing), pairing.pairs
     if other := not_as_declared_verdict(pairing.arm):
-        return Line(row, dict.fromkeys(evidence, Evidence(untested=other)))
-    return Line(
+        return UndecidedRow(row, dict.fromkeys(evidence, Evidence(untested=other)))
+    return UndecidedRow(
         row.model_copy(update={"memory": _memory_verdict(pairing)}),
         {name: evidence_of(pairing) for name, evidence_of in evidence.items()},
         pairing.survivors,
@@ -253,7 +255,7 @@ def _memory_verdict(pairing: Pairing) -> Verdict:
     """Return the difference of the largest peaks, or why there is none."""
     pairs = pairs_of_counterparts(finished_runs(pairing.arm), finished_runs(pairing.reference))
     here, there = _largest_peak(arm for arm, _ in pairs), _largest_peak(other for _, other in pairs)
-    verdict = incomparable_memory(replace(pairing, pairs=pairs))
+    verdict = incomparable_memory_verdict(replace(pairing, pairs=pairs))
     return verdict if verdict or here is None or there is None else Verdict(effect=here - there)
 
 
@@ -348,14 +350,13 @@ def _status_text(records: Sequence[RunRecord]) -> str:
 
 def _ineffective_option_lines(by_arm: Mapping[str, Sequence[RunRecord]]) -> list[str]:
     """Return a line for each option of an arm that had no effect in one of its runs."""
-    found = {
-        f"{label}: {text}.": None
-        for label, records in by_arm.items()
-        for record in records
-        if record.ledger is not None
-        for text in ineffective_option_sentences(record.config.parsed_arm, record.ledger)
-    }
-    return list(found)
+    found: list[str] = []
+    for label, records in by_arm.items():
+        for record in records:
+            if record.ledger is not None:
+                sentences = ineffective_option_sentences(record.config.parsed_arm, record.ledger)
+                found += [f"{label}: {text}." for text in sentences]
+    return list(dict.fromkeys(found))
 
 
 def _floor_sentence(

@@ -49,7 +49,9 @@ SchemaNumber = Annotated[int, AfterValidator(lambda read: SCHEMA)]  # what is re
 
 def _strict_value(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
-        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+        if math.isnan(value):
+            return "nan"
+        return "inf" if value > 0 else "-inf"
     if isinstance(value, dict):
         return {str(key): _strict_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

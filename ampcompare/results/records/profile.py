@@ -92,7 +92,7 @@ class Repeated(FrozenRecord):
     bytes: int
 
 
-class Held(FrozenRecord):
+class HeldMemory(FrozenRecord):
     """Bytes of a kind at the peak of memory."""
 
     kind: str
@@ -104,11 +104,13 @@ class Memory(FrozenRecord):
     """What holds memory at the peak of a step."""
 
     measured_bytes: int = Field(description="the peak, from the allocator")
-    held: list[Held]
+    held: list[HeldMemory]
     rest_bytes: int = Field(description="not counted; negative by what the allocator did not count")
-    layers: list[Held] = Field([], description="activations kept for the backward pass by module, the largest first")
+    layers: list[HeldMemory] = Field(
+        [], description="activations kept for the backward pass by module, the largest first"
+    )
     kept_twice_bytes: int = Field(0, description="activations in one type and again in another, the smaller of both")
-    kept_twice: list[Held] = Field([])
+    kept_twice: list[HeldMemory] = Field([])
     reserved_bytes: int | None = Field(None, description="held by the caching allocator of a GPU")
 
 
@@ -186,7 +188,7 @@ class ArmProfile(FrozenRecord):
     notes: list[str] = Field([])
     failure: str = Field("", description="why the arm has no profile")
 
-    def of_phase(self, phase: str) -> float:
+    def phase_seconds(self, phase: str) -> float:
         """Return the seconds of a phase."""
         return sum(part.seconds for part in self.parts if part.phase == phase)
 

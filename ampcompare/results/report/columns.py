@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from ampcompare.base.formatting import MIB, format_decimal, format_mebibytes, format_percent, format_seconds, printable
-from ampcompare.results.analysis.pairing.scores import value_of
+from ampcompare.results.analysis.pairing.scores import metric_value
 from ampcompare.results.records.comparison import ArmSummary, Comparison, Quantity
 from ampcompare.results.records.evaluation import emulated_type
 from ampcompare.results.records.metric import TOP5, Metric
@@ -208,7 +208,7 @@ def _other_metrics(comparison: Comparison) -> dict[str, ArmColumn]:
     """Return the final values of the other metrics; the CSV alone has top-5."""
     others = comparison.records[0].metrics[1:] if comparison.records else []
     means = {
-        one.head: column_of_run_means(partial(value_of, name=one.name), partial(metric_text, one)) for one in others
+        one.head: column_of_run_means(partial(metric_value, name=one.name), partial(metric_text, one)) for one in others
     }
     return {head: replace(column, of_run=None) for head, column in means.items() if head != TOP5.head}
 

@@ -264,7 +264,9 @@ def _new_samples(row: ArmSummary, its: SampleComparison, comparison: Comparison)
 
 def precision_table(comparison: Comparison) -> Table | None:
     """Return the table: a line for each arm and precision; None where nothing was evaluated so."""
-    rows, metric, form = comparison.precisions, comparison.metric, effect_format("quality", comparison)
+    rows = comparison.precisions
+    metric = comparison.metric
+    form = effect_format("quality", comparison)
     if not rows:
         return None
     moved = any(row.sample_difference is not None for row in rows)

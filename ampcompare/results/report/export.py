@@ -31,7 +31,9 @@ class Exporter(abc.ABC):
     destination: str = ""
 
     def __init__(self, folder: Path, note: Callable[[str], None], project: str = "") -> None:
-        self._folder, self._note, self._project = folder, note, project
+        self._folder = folder
+        self._note = note
+        self._project = project
 
     @abc.abstractmethod
     def write(self, comparison: Comparison, folder: Path) -> None:
@@ -96,7 +98,9 @@ def points_of(record: RunRecord, folder: Path) -> Iterator[Point]:
     if not steps.exists():
         return
     epochs = {epoch.epoch: epoch for epoch in record.summary.epochs}
-    skipped, elapsed, last = 0, 0.0, None
+    skipped = 0
+    elapsed = 0.0
+    last = None
     for step in iter_steps(steps):
         if last is not None and last.epoch != step.epoch and last.epoch in epochs:
             yield elapsed, last.step, _epoch_values(epochs.pop(last.epoch), record)

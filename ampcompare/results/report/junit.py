@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from xml.etree import ElementTree
 
 from ampcompare.base.formatting import printable
-from ampcompare.results.analysis.gates import Check
+from ampcompare.results.analysis.gates import GateOutcome
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.report.base import MAX_LINE
 
 
-def junit_xml(comparison: Comparison, checks: Sequence[Check]) -> str:
+def junit_xml(comparison: Comparison, checks: Sequence[GateOutcome]) -> str:
     """Return one test case per arm, which fails with its runs, one per gate and arm, and the headline as output.
 
     Args:

@@ -7,7 +7,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.backends.roles import Roles
 from ampcompare.base.formatting import format_count, printable
 from ampcompare.results.analysis.pairing.declared import (
-    Role,
+    RoleComparison,
     compare_roles,
     ineffective_option_sentences,
     observed_text,
@@ -35,7 +35,7 @@ FIGURES = {
 
 def ledger_blocks(comparison: Comparison) -> list[Block]:
     """Return a row of observed types for each arm, those that are not as declared first, and the figure of them."""
-    seen: dict[str, tuple[list[Role], Ledger]] = {}
+    seen: dict[str, tuple[list[RoleComparison], Ledger]] = {}
     for record in comparison.records:
         if record.ledger is None:
             continue
@@ -49,7 +49,7 @@ def ledger_blocks(comparison: Comparison) -> list[Block]:
     return [_table({arm: seen[arm][0] for arm in order}), figure]
 
 
-def _bars(seen: Mapping[str, tuple[Sequence[Role], Ledger]]) -> dict[str, Any]:
+def _bars(seen: Mapping[str, tuple[Sequence[RoleComparison], Ledger]]) -> dict[str, Any]:
     """Return a bar for each part of a step: the share of elements, or of multiply-adds, by type."""
     names = sorted({name for _, ledger in seen.values() for _, _, types in _figure_parts(ledger) for name in types})
     bars: list[dict[str, Any]] = []
@@ -80,7 +80,7 @@ def _figure_parts(ledger: Ledger) -> list[tuple[str, str, Types]]:
     return [one for one in [*held, *((name, name, types) for name, types in passes)] if one[2]]
 
 
-def _table(rows: Mapping[str, Sequence[Role]]) -> Table:
+def _table(rows: Mapping[str, Sequence[RoleComparison]]) -> Table:
     heads = [role.name for roles in rows.values() for role in sorted(roles, key=lambda role: role.place)]
     seen = {role.name for roles in rows.values() for role in roles if role.observed}
     shown = [head for head in dict.fromkeys(heads) if head in seen]
@@ -97,7 +97,7 @@ def _table(rows: Mapping[str, Sequence[Role]]) -> Table:
     )
 
 
-def _cells(roles: Sequence[Role], shown: Sequence[str]) -> list[Cell]:
+def _cells(roles: Sequence[RoleComparison], shown: Sequence[str]) -> list[Cell]:
     by_name = {role.name: role for role in roles}
     cells = []
     for name in shown:

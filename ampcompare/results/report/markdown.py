@@ -65,7 +65,9 @@ def _bullets(items: Items) -> Iterator[str]:
 
 
 def _table(table: Table) -> str:
-    heads, rows, numeric = table.heads, table.texts, [column.numeric for column in table.columns]
+    heads = table.heads
+    rows = table.texts
+    numeric = [column.numeric for column in table.columns]
     if table.notes:
         rows = [[*row, "; ".join(notes)] for row, notes in zip(rows, table.notes, strict=True)]
         heads, numeric = [*heads, "notes"], [*numeric, False]

@@ -33,7 +33,7 @@ LONGEST = 120
 Value = Callable[[ArmSummary], str]
 
 
-def is_number(text: str) -> bool:
+def begins_with_number(text: str) -> bool:
     """Return whether a text begins with a number."""
     return text.lstrip("+-")[:1].isdigit()
 
@@ -168,7 +168,7 @@ def _is_informative(column: ArmColumn, cells: Sequence[Cell], comparison: Compar
         return column is ARM or any(cell.text not in ("-", "reference") for cell in cells)
     judged = zip(comparison.arms, cells, strict=True)
     looked_at = [cell for row, cell in judged if not (column.needs_others and is_reference(row, comparison))]
-    return any(is_number(cell.text) for cell in looked_at)
+    return any(begins_with_number(cell.text) for cell in looked_at)
 
 
 def row_notes(comparison: Comparison) -> list[list[str]]:
@@ -195,12 +195,10 @@ def _notes_of_row(row: ArmSummary, comparison: Comparison) -> list[str]:
     # The cell of an open verdict has its reason.
     reason = "" if row.quality.kind in OPEN else printable(verdict_detail(row.quality), LONGEST)
     memory = f"memory {printable(str(row.memory), LONGEST)}" if row.memory else ""
-    ran = [
-        note
-        for record in comparison.records
-        if record.arm == row.arm and record.ledger is not None
-        for note in own_type_sentences(record.config.parsed_arm.roles, record.ledger)
-    ]
+    ran: list[str] = []
+    for record in comparison.records:
+        if record.arm == row.arm and record.ledger is not None:
+            ran += own_type_sentences(record.config.parsed_arm.roles, record.ledger)
     return [_status_text(row), reason, time, *its, memory, *ran]
 
 

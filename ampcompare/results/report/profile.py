@@ -49,7 +49,7 @@ def _tables(profile: Profile) -> list[Table]:
         [arm.arm, str(rank), _milliseconds(seconds)] for arm in arms for rank, seconds in enumerate(arm.rank_seconds)
     ]
     tables = [
-        Table.of(["phase", *names], _step_rows(arms, PHASES, ArmProfile.of_phase), "One step, ms"),
+        Table.of(["phase", *names], _step_rows(arms, PHASES, ArmProfile.phase_seconds), "One step, ms"),
         Table.of(["kind", *names], _step_rows(arms, KINDS, ArmProfile.of_kind), "The same by kind of work, ms"),
         Table.of(["", *names], _limit_rows(arms), "Limits"),
         Table.of(["", *names], _memory_rows(arms), "Memory at the peak of a step, MiB"),
@@ -173,7 +173,7 @@ def profile_document(profile: Profile) -> Document:
         Section("tables", _tables(profile)),
         Section("notes", [Items([f"note: {note}" for note in notes])] if (notes := _notes(profile)) else []),
         Section("further", [Text([sentence]) for sentence in rest]),
-        Section("step", lambda: _step_bars("One step by phase", arms, PHASES, ArmProfile.of_phase)),
+        Section("step", lambda: _step_bars("One step by phase", arms, PHASES, ArmProfile.phase_seconds)),
         Section("work", lambda: _step_bars("One step by kind of work", arms, KINDS, ArmProfile.of_kind)),
         Section("memory", lambda: _memory_bars(arms)),
     ]

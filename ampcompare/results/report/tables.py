@@ -11,7 +11,7 @@ GAP = 2
 MIN_WIDTH = 20
 
 
-def room() -> int | None:
+def terminal_width() -> int | None:
     """Return the width of the terminal that stdout is, in characters; None if lines may have any length.
 
     A file or a pipe gets whole lines, which programs can search.
@@ -36,9 +36,11 @@ def grid_table(rows: Sequence[Sequence[str]], headers: Iterable[str], width: int
             used = widths[0]
         parts[-1].append(index)
         used += GAP + widths[index]
-    return "\n\n".join(
-        _simple([[row[index] for index in part] for row in rows], [names[index] for index in part]) for part in parts
-    )
+    tables: list[str] = []
+    for part in parts:
+        cells = [[row[index] for index in part] for row in rows]
+        tables.append(_simple(cells, [names[index] for index in part]))
+    return "\n\n".join(tables)
 
 
 def listing_table(rows: Sequence[Sequence[str]], headers: Iterable[str], width: int | None = None) -> str:

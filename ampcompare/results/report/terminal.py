@@ -67,7 +67,7 @@ class Terminal(Reporter):
             case Table():
                 return self._table(block)
             case Step(why, command):
-                commands = (f"  {self._paint(line, 'strong')}" for line in pasteable(command, self.width))
+                commands = (f"  {self._paint(line, 'strong')}" for line in command_lines(command, self.width))
                 return "\n".join([paragraph(f"Next: {why}", self.width), *commands])
             case Code(text, title):
                 lines = (printable(line.expandtabs(4), MAX_LINE, keep_spaces=True) for line in text.splitlines())
@@ -108,7 +108,7 @@ class Terminal(Reporter):
             text = "\n".join(found.lines)
             legend = [*found.below, *legend]
             if self.width is not None and not self.details:
-                legend.append(_more(found.hidden))
+                legend.append(_hidden_columns_line(found.hidden))
         else:
             text = grid_table(table.texts, table.heads, self.width)
         named = f"{table.title}\n{text}" if table.title else text
@@ -118,7 +118,7 @@ class Terminal(Reporter):
         return paint(text, tone) if self.color else text
 
 
-def _more(hidden: Sequence[str]) -> str:
+def _hidden_columns_line(hidden: Sequence[str]) -> str:
     if hidden:
         return f"Not shown at this width: {', '.join(hidden)}. --details has them, and all other measurements."
     return "All measurements and conclusions: --details."
@@ -133,7 +133,7 @@ def paragraph(text: str, width: int | None, first: str = "", rest: str | None = 
     return filled.replace("\u00a0", " ")
 
 
-def pasteable(command: str, width: int | None) -> list[str]:
+def command_lines(command: str, width: int | None) -> list[str]:
     """Return a command as lines that a shell takes for one, each indented by two by the caller, cut before options."""
     text = printable(command, MAX_LINE, keep_spaces=True)
     if width is None or len(text) + 2 <= width:

@@ -17,7 +17,7 @@ from ampcompare.script.torch_amp.half_weights import ApexScaling, HalfWeights
 from ampcompare.script.torch_amp.o1 import O1BehindTorch
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
 from ampcompare.training.precision.base import half_dtype_of
-from ampcompare.training.precision.keep_fp32 import kept_in_fp32, without_casts
+from ampcompare.training.precision.keep_fp32 import casts_off_factory, kept_in_fp32
 
 
 def stand_behind(arm: Arm, side: ScriptSide) -> TorchAmpStandIn:
@@ -45,14 +45,13 @@ def _initialize(
 ) -> Any:
     """Call Apex's own, once the first weights are recorded, with the modules that the arm keeps in fp32."""
     side.record_weights(as_list(models), as_list(optimizers))
-    keep = str(arm.options.get("keep_fp32", ""))
-    if not keep:
+    if not arm.keep_fp32:
         return original(models, optimizers, *args, **kwargs)
     patches = LEVELS[arm.options["opt_level"]].patch_torch_functions
     with kept_in_fp32(
         as_list(models),
-        keep,
+        arm.keep_fp32,
         None if patches else half_dtype_of(arm),
-        without_casts(sys.modules["apex.amp"]) if patches else None,
+        casts_off_factory(sys.modules["apex.amp"]) if patches else None,
     ):
         return original(models, optimizers, *args, **kwargs)

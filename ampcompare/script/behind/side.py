@@ -18,6 +18,7 @@ class ScriptSide:
         rows: of the record; None if nothing is recorded.
         wrappers: what the script wraps for several processes.
         engine: what the script imports as `apex`, "nvidia" or "compat".
+        device_type: "cpu" or "cuda", where it really computes: "cpu" also where a CPU is in the place of CUDA.
         record_weights: called with the models and the optimizers that `amp.initialize` gets, before it changes them.
         has_initialized: whether the script has called the `amp.initialize` of an Apex.
     """
@@ -26,6 +27,7 @@ class ScriptSide:
     rows: Rows | None
     wrappers: ParallelWrappers
     engine: str
+    device_type: str
     record_weights: Callable[[list[Any], list[Any]], None]
     has_initialized: Callable[[], bool]
 

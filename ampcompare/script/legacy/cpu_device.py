@@ -65,7 +65,7 @@ def is_cuda(device: Any) -> bool:
     return isinstance(device, int) and not isinstance(device, bool)
 
 
-def run_on_cpu(*, quiet: bool = False, autocast_lists: str = "cuda") -> None:
+def redirect_cuda_to_cpu(*, quiet: bool = False, autocast_lists: str = "cuda") -> None:
     """Replace the functions, for the life of this process, with a line on stderr unless `quiet`.
 
     Args:
@@ -229,7 +229,9 @@ def _replace_module_methods() -> None:
 
     def init_dp(self: Any, module: Any, device_ids: Any = None, output_device: Any = None, dim: int = 0) -> None:
         nn.Module.__init__(self)
-        self.module, self.device_ids, self.dim = module, [], dim
+        self.module = module
+        self.device_ids = []
+        self.dim = dim
 
     nn.DataParallel.__init__ = init_dp  # type: ignore[method-assign]
     loader_init = torch.utils.data.DataLoader.__init__
@@ -243,7 +245,9 @@ def _replace_module_methods() -> None:
 
 
 def _replace_loading() -> None:
-    load, set_type, made = torch.load, torch.set_default_tensor_type, _device.DeviceContext.__init__
+    load = torch.load
+    set_type = torch.set_default_tensor_type
+    made = _device.DeviceContext.__init__
 
     @functools.wraps(load)
     def load_on_cpu(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:

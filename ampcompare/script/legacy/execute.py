@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ampcompare.apex._install import ApexFinder
 from ampcompare.base.environment import first_path
-from ampcompare.base.environment.torch_names import missing_torch_name
+from ampcompare.base.environment.torch_names import missing_torch_name_error
 from ampcompare.base.errors import AmpCompareError, EnvironmentUnfit, GuardError
 from ampcompare.base.location import is_users, raised_at
 from ampcompare.script.banned_loss import find_banned_loss
@@ -30,6 +30,7 @@ from ampcompare.script.legacy.stderr import point_at_migrate, say
 from ampcompare.script.legacy.target import (
     NEEDED_LATER,
     Target,
+    add_first_entry,
     forget_shadowed_modules,
     import_without_first_entry,
     search_first_entry_last,
@@ -69,8 +70,8 @@ def execute(
     interrupted: list[bool] = []
     # Registered first, so that it runs last: after the script's own handlers.
     atexit.register(_die_if_interrupted, interrupted)
-    if first_path.IS_GONE:  # what follows replaces it, and must not take one of PYTHONPATH for it
-        sys.path.insert(0, os.getcwd())
+    if first_path.IS_GONE:  # what follows must not take one of PYTHONPATH for it
+        add_first_entry()
     if settings.imports_torch:
         import_without_first_entry(NEEDED_LATER)
     target.set_paths()
@@ -140,7 +141,7 @@ def _explain(
     """Print an uncaught exception and what is known of it, and set the ending accordingly."""
     ending.status = 130 if isinstance(error, KeyboardInterrupt) else 1
     is_refusal = settings.arm is not None and isinstance(error, AmpCompareError)  # of what the script does
-    meaning = error if is_refusal else explain(error) or missing_torch_name(error)
+    meaning = error if is_refusal else explain(error) or missing_torch_name_error(error)
     if meaning is not error:
         _print_traceback(error, code)
     if isinstance(meaning, AmpCompareError):

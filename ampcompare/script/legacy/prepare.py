@@ -75,9 +75,9 @@ def prepare_process(
     child_processes.pass_on_to_ranks(settings)
     child_processes.count_starts()
     if settings.device == "cpu":
-        from ampcompare.script.legacy.cpu_device import run_on_cpu
+        from ampcompare.script.legacy.cpu_device import redirect_cuda_to_cpu
 
-        run_on_cpu(quiet=child is not None, autocast_lists=settings.autocast_lists)
+        redirect_cuda_to_cpu(quiet=child is not None, autocast_lists=settings.autocast_lists)
     if settings.compat_torch:
         from ampcompare.script.legacy.torch_functions import patch_torch
 
@@ -123,7 +123,7 @@ def _provide_apex(settings: ExecSettings, *, quiet: bool) -> ApexFinder | None:
         assert probe.path is not None
         shim.install()
         if not quiet:
-            added = ", ".join(shim.lacks(probe.path))
+            added = ", ".join(shim.missing_submodules(probe.path))
             note(f"{probe.path} has no {added}: these are ampcompare's, and the rest of apex is NVIDIA's")
         return None
     finder = install()

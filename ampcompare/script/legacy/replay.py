@@ -11,7 +11,6 @@ import hashlib
 import importlib.abc
 import importlib.machinery
 import json
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -23,7 +22,7 @@ from ampcompare.apex._install import KERNELS, STANDALONE, ApexFinder
 from ampcompare.script.legacy.execute import execute
 from ampcompare.script.legacy.prepare import Prepared, prepare_process
 from ampcompare.script.legacy.settings import ExecSettings
-from ampcompare.script.legacy.target import Target, files_with_apex
+from ampcompare.script.legacy.target import Target, add_first_entry, files_with_apex
 from ampcompare.source.migrate.adapter.imports import ADAPTER, TEMPLATE, adapt_text, adapter_text
 from ampcompare.source.migrate.project import migrate_file
 
@@ -43,8 +42,7 @@ MAX_READS = 10_000
 def main() -> int:
     """Run what `sys.argv[1]`, a JSON object, says; write the rows and weights into its folder."""
     request: dict[str, Any] = json.loads(sys.argv[1])
-    if not sys.flags.safe_path:
-        sys.path.insert(0, os.getcwd())  # as `python -m` does; the folder of the script takes its place
+    add_first_entry()
     folder = Path(request["folder"])
     trace = _Trace(request["steps"], twin=request["twin"], first_weights=request["first_weights"])
 
@@ -415,7 +413,9 @@ def _state_of_amp() -> str:
     """Return what the script did with `amp.initialize` on the engine: "called", "disabled", or "" for nothing."""
     state = sys.modules.get("ampcompare.apex.amp")
     properties = None if state is None else state._amp_state.__dict__.get("opt_properties")
-    return "" if properties is None else "called" if properties.enabled else "disabled"
+    if properties is None:
+        return ""
+    return "called" if properties.enabled else "disabled"
 
 
 def _policy_of_amp() -> list[float]:

@@ -257,7 +257,9 @@ def _as_bytes(operand: Any, idiom: str) -> Any:
 
 
 def _patch_arithmetic() -> None:
-    sub, rsub, invert = Tensor.__sub__, Tensor.__rsub__, Tensor.__invert__
+    sub = Tensor.__sub__
+    rsub = Tensor.__rsub__
+    invert = Tensor.__invert__
 
     @functools.wraps(sub)
     def subtract(self: Tensor, other: Any) -> Any:

@@ -1,8 +1,10 @@
 """Write what every backward pass and step of a script did, as JSON lines, at little cost to the script.
 
-Losses on a device stay there until a block of rows is written, so that recording does not make the script wait.
+A step is written when it ends, so that nothing of it is lost where the script is killed. Losses on a device stay there
+until a block of rows is written, so that recording does not make the script wait.
 """
 
+import functools
 import multiprocessing.util
 import os
 import re
@@ -21,7 +23,7 @@ from ampcompare.base.environment.fingerprint import fingerprint
 from ampcompare.base.environment.ranks import rank_of
 from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.base.secret_files import note_secrets_in_files
-from ampcompare.base.secrets import hide, mask
+from ampcompare.base.secrets import hide_words, mask
 from ampcompare.results.records.run import dump_json
 from ampcompare.script.legacy.settings import ExecSettings
 from ampcompare.script.legacy.stderr import note
@@ -31,6 +33,7 @@ MAX_ROWS_HELD = 256
 MAX_SECONDS_HELD = 1.0
 # What may wait for a device, by the kind of row.
 UNREAD = {"backward": ("loss", "scale_before", "scale_after"), "plain_backward": ("loss",), "step": ("applied",)}
+NUMBERS = (*UNREAD, "metric")  # kinds of rows that hold no text but the name of a metric
 KNOWN = (float, bool, type(None), int)  # types of values that wait for nothing
 
 
@@ -45,13 +48,13 @@ def header(settings: ExecSettings) -> dict[str, Any]:
         "engine_version": apex.__version__ if settings.engine == "compat" else "unknown",
         "opt_level": settings.opt_level,
         "device": settings.device,
-        "arguments": hide(settings.arguments),
+        "arguments": hide_words(settings.arguments),
         "environment": fingerprint(),
     }
 
 
 class Recorder:
-    """Holds rows and writes them in blocks: at most 256 of them, or those of a second.
+    """Writes rows at each step; those that wait for a device in blocks: at most 256 of them, or those of a second.
 
     Rank n > 0 of a distributed run writes `NAME.rankN.SUFFIX`; processes that the script spawns or forks write their
     own files as soon as they train.
@@ -70,6 +73,7 @@ class Recorder:
         self._first = first
         self._started_in = Path.cwd()
         self._rows: list[dict[str, Any]] = []
+        self._waits = False  # some row has a value that a device may not have computed yet
         self._due = time.perf_counter() + MAX_SECONDS_HELD
         self._descriptor: int | None = None
         self._is_child = child is not None
@@ -81,11 +85,13 @@ class Recorder:
             os.register_at_fork(after_in_child=self._disown)
 
     def add(self, row: dict[str, Any]) -> None:
-        """Keep a row, whose `loss` may be a tensor of one element; write the block when it is due."""
+        """Keep a row, whose `loss` may be a tensor of one element; write what is kept when it is due."""
         if self._descriptor is None:
             self._open()
         self._rows.append(row)
-        if len(self._rows) >= MAX_ROWS_HELD or time.perf_counter() > self._due:
+        self._waits = self._waits or any(type(row[name]) not in KNOWN for name in UNREAD.get(row["kind"], ()))
+        ends_step = row["kind"] == "step" and not self._waits
+        if ends_step or len(self._rows) >= MAX_ROWS_HELD or time.perf_counter() > self._due:
             self.flush()
         for function in self._after_row:
             function(row)
@@ -112,7 +118,7 @@ class Recorder:
     def flush(self) -> None:
         """Write the rows that are held."""
         self._due = time.perf_counter() + MAX_SECONDS_HELD
-        rows, self._rows = self._rows, []
+        rows, self._rows, self._waits = self._rows, [], False
         if rows and self._descriptor is not None:
             self._read_tensors(rows)
             self._write(rows)
@@ -152,7 +158,9 @@ class Recorder:
 
     def _write(self, rows: list[dict[str, Any]]) -> None:
         assert self._descriptor is not None
-        text = mask("".join(map(_line, rows)), of_script=any(row.get("error") for row in rows))
+        text = "".join(_line(_with_masked_name(row) if row.get("kind") == "metric" else row) for row in rows)
+        if any(row.get("kind") not in NUMBERS for row in rows):  # to mask a text takes longer than to record a step
+            text = mask(text, of_script=any(row.get("error") for row in rows))
         try:
             os.write(self._descriptor, text.encode("utf-8"))
         except OSError as error:  # a full disk must not end the training
@@ -178,11 +186,18 @@ class Recorder:
 
     def _disown(self) -> None:
         """Leave the file to the parent, in a forked child."""
-        self._rows = []
+        self._rows, self._waits = [], False
         self._descriptor = None
         self._is_child = True
         if self._path is not None:
             self._path = self._path.with_name(f"{self._path.stem}.pid{os.getpid()}{self._path.suffix}")
+
+
+def _with_masked_name(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row, "name": _masked(row["name"])}
+
+
+_masked = functools.lru_cache(1024)(mask)
 
 
 def _line(row: dict[str, Any]) -> str:
@@ -335,7 +350,7 @@ class Rows:
         self.recorder.add(self.step_row(number, applied))
 
 
-def value_of(loss: Any) -> Any:
+def detached_value(loss: Any) -> Any:
     """Return a loss or scale as a number if that does not wait for a device, else as a separate tensor."""
     if not isinstance(loss, torch.Tensor):
         return float(loss) if isinstance(loss, (int, float)) else None

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ampcompare.base.patches import Layer, Subscriptions
 from ampcompare.script.fp16_optimizers import fp16_optimizer_classes
-from ampcompare.script.recording.recorder import Rows, value_of
+from ampcompare.script.recording.recorder import Rows, detached_value
 
 
 def record_steps(rows: Rows, *, amp: bool) -> None:
@@ -122,7 +123,7 @@ class _AmpHooks:
     ) -> Iterator[Any]:
         with block as scaled:
             self.rows.blocks += 1
-            before, value = scale(), value_of(loss)
+            before, value = scale(), detached_value(loss)
             try:
                 yield scaled
             finally:
@@ -214,7 +215,7 @@ class _OptimizerHooks:
         if optimizer in self._rows.ignored:
             return original(optimizer, loss, *args, **kwargs)
         self._numbers_of(optimizer)
-        self._losses.setdefault(optimizer, []).append(value_of(loss))
+        self._losses.setdefault(optimizer, []).append(detached_value(loss))
         return original(optimizer, loss, *args, **kwargs)
 
     def update_master_grads(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -285,6 +286,8 @@ def record_grad_scalers(rows: Rows, events: Subscriptions) -> None:
     events.wrap(torch.amp.GradScaler, "scale", hooks.scale)
     events.wrap(torch.amp.GradScaler, "step", hooks.step)
     events.wrap(torch.amp.GradScaler, "update", hooks.update)
+    events.at_end(register_optimizer_step_pre_hook(hooks.before_own_step).remove)
+    events.at_end(register_optimizer_step_post_hook(hooks.after_own_step).remove)
     rows.recorder.before_close(hooks.close)
 
 
@@ -294,6 +297,8 @@ class _ScalerHooks:
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
         self._windows: dict[Any, _Window] = {}  # of scalers that are gone, too: they are written at the end
+        self._in_scaler_step = False
+        self._stepping: list[Any] = []  # optimizers that step by themselves, outermost first
 
     def _window(self, scaler: Any) -> _Window:
         if scaler not in self._windows:
@@ -307,12 +312,12 @@ class _ScalerHooks:
             return result
         losses = outputs if isinstance(outputs, (list, tuple)) else [outputs]
         if self._rows.is_outside_of_blocks:
-            self._rows.add_plain_backward(value_of(losses[0]))
+            self._rows.add_plain_backward(detached_value(losses[0]))
             return result
         window = self._window(scaler)
         if not window.losses:
             window.scale = _scale_of(scaler)
-        window.losses += map(value_of, losses)
+        window.losses += map(detached_value, losses)
         return result
 
     def step(self, original: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -323,9 +328,11 @@ class _ScalerHooks:
         hook = None
         if isinstance(optimizer, torch.optim.Optimizer):
             hook = optimizer.register_step_post_hook(lambda *_: called.append(True))
+        self._in_scaler_step = True
         try:
             result = original(scaler, optimizer, *args, **kwargs)
         finally:
+            self._in_scaler_step = False
             if hook is not None:
                 hook.remove()
         number, _ = self._rows.number(optimizer)
@@ -334,6 +341,24 @@ class _ScalerHooks:
         applied = bool(called) if certain else not any(map(bool, _found_infs(scaler, optimizer)))
         self._window(scaler).steps.append(self._rows.step_row(number, applied))
         return result
+
+    def before_own_step(self, optimizer: Any, *_: Any) -> None:
+        self._stepping.append(optimizer)
+
+    def after_own_step(self, optimizer: Any, *_: Any) -> None:
+        """Note the step of an optimizer by itself, where the only loss since its last step is one that was scaled."""
+        is_inner = len(self._stepping) > 1
+        if optimizer in self._stepping:
+            del self._stepping[self._stepping.index(optimizer) :]  # and what has raised in its step
+        open_windows = [(scaler, window) for scaler, window in self._windows.items() if window.losses]
+        if is_inner or self._in_scaler_step or len(open_windows) != 1 or self._rows.has_initialized:
+            return
+        ((scaler, window),) = open_windows
+        number = self._rows.number(optimizer)[0]
+        if any(row["optimizer"] == number for row in window.steps):
+            return
+        window.steps.append(self._rows.step_row(number, True))
+        self._close(scaler, window, ended=False)
 
     def update(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
         """Write what the scaler did since the last update."""
@@ -372,7 +397,7 @@ def _scale_of(scaler: Any) -> Any:
     if not scaler.is_enabled():
         return None
     scale = getattr(scaler, "_scale", None)
-    return value_of(scaler.get_scale() if scale is None else scale)
+    return detached_value(scaler.get_scale() if scale is None else scale)
 
 
 def _found_infs(scaler: Any, optimizer: Any) -> list[Any]:

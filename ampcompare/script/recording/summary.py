@@ -11,6 +11,7 @@ from ampcompare.base.files.read import FileFault, open_regular, parse_json, read
 from ampcompare.base.formatting import format_count, printable
 from ampcompare.results.records.document import to_float
 from ampcompare.results.report.document import Document, Section, Table, Text
+from ampcompare.script.recording.tail import rows_in_tail
 
 FORMAT = "ampcompare-exec"
 SCHEMA = 1
@@ -90,13 +91,17 @@ def read_exec_record(path: Path) -> ExecSummary:
         raise RecordError(
             f"{path} has schema {summary.header.get('schema')}, and this version reads {SCHEMA}; upgrade ampcompare"
         )
+    rows = [summary.header]
     for number, line in enumerate(lines[1:], 2):
         try:
-            add_row(summary, parse_json(line))
+            rows.append(parse_json(line))
+            add_row(summary, rows[-1])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             if number == len(lines):
                 break
             raise RecordError(f"{path}, line {number}, is not a row of a record: {error!r}") from None
+    for row in rows_in_tail(path, rows):
+        add_row(summary, row)
     return summary
 
 

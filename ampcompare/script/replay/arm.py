@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 
 from ampcompare.script.legacy.settings import ExecSettings
-from ampcompare.script.prepare import prepare_arm_process, present_stand_in
+from ampcompare.script.prepare import current_stand_in, prepare_arm_process
 from ampcompare.script.replay.one_step import Arm
 from ampcompare.script.stand_in import StandIn
 from ampcompare.training.precision.base import half_dtype_of
@@ -37,4 +37,4 @@ class ReplayedArm(Arm):
 def prepare_arm(settings: ExecSettings) -> Arm:
     """Prepare this process for the arm of some settings, and return that as a replay uses it."""
     prepare_arm_process(settings)
-    return ReplayedArm(present_stand_in())
+    return ReplayedArm(current_stand_in())

@@ -119,7 +119,7 @@ def set_generators(states: Dict[str, Any]) -> None:
         torch.cuda.set_rng_state_all(states["cuda"])
 
 
-def all_generators() -> Dict[str, Any]:
+def all_generator_states() -> Dict[str, Any]:
     """Return the states of the generators of torch, Python and NumPy."""
     states = {**generators(), "python": random.getstate()}
     if "numpy" in sys.modules:
@@ -429,7 +429,7 @@ def rows_of(
 # The optimizer.
 
 
-def update_answer(
+def answer_of_update(
     optimizer: Any, step: Callable[[], Any], gradients: List[Optional[Tensor]], names: List[str],
     *, double: bool = False, nudge: float = 0.0,
 ) -> Dict[str, Named]:  # fmt: skip
@@ -491,7 +491,7 @@ class Watch:
     def __init__(self, step: int) -> None:
         self.target, self.step = step, 0
         self.is_inside = self.is_started = self.is_over = self.has_trained = self.is_stepping = False
-        self.depth = 0
+        self.depth = self.passes = 0  # calls and backward passes that are running
         self.tops: List[nn.Module] = []
         self.optimizers: List[Any] = []
         self.batches: List[Any] = []
@@ -604,7 +604,11 @@ class Watch:
     def _backward(self, inner: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if self.is_started and not self.is_over:
             self.see_loss(tensors if isinstance(tensors, Tensor) else next(iter(tensors)))
-        return inner(tensors, *args, **kwargs)
+        self.passes += 1
+        try:
+            return inner(tensors, *args, **kwargs)
+        finally:
+            self.passes -= 1
 
     def names_of(self, optimizer: Any) -> List[str]:
         """Return the names of what an optimizer trains."""
@@ -656,7 +660,7 @@ class Keeper(Watch):
 
     def start_step(self) -> None:
         self.capsule.update(
-            torch=str(torch.__version__), models=[], calls=[], generators=all_generators(),
+            torch=str(torch.__version__), models=[], calls=[], generators=all_generator_states(),
             optimizers=[_state_of(one) for one in self.optimizers],
         )  # fmt: skip
 
@@ -744,7 +748,7 @@ class Replay(Watch):
         self.modules: Dict[str, nn.Module] = {}
         self.counts: Dict[str, int] = {}
         self.entered = self.loaded = 0
-        self.loss: Optional[float] = None
+        self.losses: List[float] = []  # of the backward passes, without those inside of one
         self.loss_gradients: Dict[str, Tensor] = {}
         self.groups: List[Any] = []
         self.rows: Rows = []
@@ -908,8 +912,8 @@ class Replay(Watch):
                 self.loss_gradients["%s#%d.%d" % (call.name, call.number, place)] = copy_to_cpu(gradient)
 
     def see_loss(self, loss: Tensor) -> None:
-        if self.loss is None and loss.numel() == 1:
-            self.loss = float(loss.detach())
+        if not self.passes and loss.numel() == 1:
+            self.losses.append(float(loss.detach()))
         if self.arm is not None and loss.numel() == 1 and loss.grad_fn is not None:
             loss.grad_fn.register_hook(self._see_scale)
 
@@ -936,7 +940,7 @@ class Replay(Watch):
         self._judge_rest(optimizer, gradients)
         if self.known is None:
             self.answers.update(
-                groups=self.groups, loss=self.loss, loss_gradients=self.loss_gradients,
+                groups=self.groups, losses=self.losses, loss_gradients=self.loss_gradients,
                 gradients=gradients, optimizer=type(optimizer).__name__,
             )  # fmt: skip
         self.is_judged = True
@@ -1053,9 +1057,9 @@ class Replay(Watch):
             self.rows.append(row)
             return
         try:
-            native = update_answer(optimizer, step, gradients, names)
-            exact = update_answer(optimizer, step, gradients, names, double=True)
-            nudged = update_answer(optimizer, step, gradients, names, double=True, nudge=2.0**-24)
+            native = answer_of_update(optimizer, step, gradients, names)
+            exact = answer_of_update(optimizer, step, gradients, names, double=True)
+            nudged = answer_of_update(optimizer, step, gradients, names, double=True, nudge=2.0**-24)
             row["parts"] = rows_of(native, exact, nudged, known)
             for name, param in zip(names, params):
                 entry = row["parts"].get("update", {}).get(name)
@@ -1081,8 +1085,8 @@ class Replay(Watch):
             return
         unit = 2.0**-24
         parts: Dict[str, Dict[str, Entry]] = {"fwd": {}, "dgrad": {}}
-        if self.loss is not None and self.known["loss"] is not None:
-            apart = distance(torch.tensor([self.loss]), torch.tensor([self.known["loss"]]))
+        if self.losses and self.known["losses"]:
+            apart = _losses_apart(self.losses, self.known["losses"])
             parts["fwd"]["loss"] = {"error": apart, "moved": 0.0, "unit": unit}
         for name, one in self.known["loss_gradients"].items():
             now = self.loss_gradients.get(name)
@@ -1097,6 +1101,16 @@ class Replay(Watch):
             apart = math.inf if missing else distance(now, then)
             self.rows.append({"module": GRADIENTS, "kind": "", "call": 0,
                               "parts": {"wgrad": {"all": {"error": apart, "moved": 0.0, "unit": unit}}}})  # fmt: skip
+
+
+def _losses_apart(one: List[float], other: List[float]) -> float:
+    """Return how far the losses of a step are apart; of other backward passes their sums, by the size of all losses."""
+    if len(one) == len(other):
+        return distance(torch.tensor(one), torch.tensor(other))
+    apart, size = abs(sum(one) - sum(other)), sum(map(abs, other))
+    if size > 0 and math.isfinite(apart):
+        return apart / size
+    return distance(torch.tensor([sum(one)]), torch.tensor([sum(other)]))
 
 
 def _replace(tensor: Tensor, value: Tensor) -> Tensor:
@@ -1121,6 +1135,10 @@ class _Replaced(torch.autograd.Function):
 
 def change_setting(name: str, value: str) -> None:
     """Change a setting of this process.
+
+    Args:
+        name: one of `threads`, `onednn`, `deterministic`, `denormals`, `tf32`, `sdpa`; `compile` changes no setting.
+        value: as `replay --change NAME=VALUE` has it.
 
     Raises:
         Refusal: there is no such setting, or it does nothing here.
@@ -1214,7 +1232,7 @@ def repeat(
             watch.remove()
     if watch is not None and watch.is_judged:
         found.pop("fault", None)
-        found.update(rows=watch.rows, notes=sorted(set(watch.notes)), loss=watch.loss)
+        found.update(rows=watch.rows, notes=sorted(set(watch.notes)), losses=watch.losses)
         if mode == "base":
             torch.save(watch.answers, answers)
     with open(rows, "w") as file:

@@ -18,10 +18,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ScalingError, UnsupportedCombination
-from ampcompare.base.location import here
+from ampcompare.base.location import at_line
 from ampcompare.base.patches import Points, Subscriptions, calling_frame
-from ampcompare.script.recording.recorder import Rows, value_of
+from ampcompare.script.recording.recorder import Rows, detached_value
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
+from ampcompare.training.precision import keep_fp32
 from ampcompare.training.precision.base import NO_CONTEXT, half_dtype_of
 from ampcompare.training.precision.half import hold_state_in
 
@@ -137,12 +138,16 @@ class TorchAmp(TorchAmpStandIn):
     def casts_now(self) -> bool:
         return self.script.calls_apex() or torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
 
+    def context_without_casts(self) -> Callable[[], Any] | None:
+        return keep_fp32.autocast_off_factory("cuda" if torch.cuda.is_available() else "cpu")
+
     def use(self) -> None:
         """Note that the arm acts on the script."""
         if not self.script.acts:
             if self._dtype is None and self._arm.half:
                 raise UnsupportedCombination.advising(
-                    here(f"{self._arm} needs a script that calls apex.amp, and this one does not"), "native:bf16"
+                    at_line(f"{self._arm} needs a script that calls apex.amp, and this one does not"),
+                    "native:bf16",
                 )
             self.script.acts = True
 
@@ -160,7 +165,7 @@ class TorchAmp(TorchAmpStandIn):
             if enabled:
                 dtype, enabled = self._dtype, self._dtype is not None
                 self._casts = True
-        original(block, present(device_type), dtype, enabled, cache_enabled)
+        original(block, available_device_type(device_type), dtype, enabled, cache_enabled)
 
     def _make_scaler(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
         if not is_own():
@@ -214,7 +219,7 @@ class TorchAmp(TorchAmpStandIn):
     def _backward(self, original: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if self._is_plain() and self._rows is not None:
             loss = tensors if isinstance(tensors, torch.Tensor) else tensors[0]
-            self._rows.add_backward(value_of(loss), 0, (None, None), None, [], [])
+            self._rows.add_backward(detached_value(loss), 0, (None, None), None, [], [])
         return original(tensors, *args, **kwargs)
 
     def _after_step(self, optimizer: Any, *_arguments: Any) -> None:
@@ -229,7 +234,7 @@ class TorchAmp(TorchAmpStandIn):
         if self.script.steps_on_behalf:
             return
         if self.script.acts and not self._casts:
-            raise without_autocast(self._arm)
+            raise missing_autocast_error(self._arm)
         if self.script.acts and not self._scales and self._dtype is torch.float16:
             raise missing_scale_error(self._arm)
 
@@ -239,7 +244,7 @@ def acts_if_off(arm: Arm) -> bool:
     return arm.spec.in_script is not None and arm.spec.in_script.acts_if_off
 
 
-def present(device_type: str) -> str:
+def available_device_type(device_type: str) -> str:
     """Return the type of the device that is there: without a GPU, casts and a scale for CUDA would be off."""
     return "cpu" if device_type == "cuda" and not torch.cuda.is_available() else device_type
 
@@ -248,15 +253,26 @@ def scaler_settings(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str,
     """Return all settings of a GradScaler from the arguments of its constructor, for a device that is there."""
     settings = {name: one.default for name, one in SCALER.parameters.items()}
     settings |= dict(zip(settings, args, strict=False)) | dict(kwargs)
-    return {**settings, "device": present(settings["device"])}
+    return {**settings, "device": available_device_type(settings["device"])}
 
 
 def missing_scale_error(arm: Arm | str) -> ScalingError:
     """Return the error for a script that steps in fp16 without a scaled loss."""
     return ScalingError.advising(
-        here(f"the script uses autocast without a GradScaler, and {arm} needs a scaled loss"),
+        at_line(f"the script uses autocast without a GradScaler, and {arm} needs a scaled loss"),
         "native:bf16",
         remedy="add `scaler = torch.amp.GradScaler()` and use it to scale, step and update",
+    )
+
+
+def scaled_step_error(arm: Arm | str) -> ScalingError:
+    """Return the error for a script whose optimizer steps by itself, with gradients that its GradScaler has scaled."""
+    return ScalingError.advising(
+        at_line(
+            f"the script's GradScaler scales the loss, and the optimizer steps without it, which {arm} cannot train"
+        ),
+        "native:bf16",
+        remedy="call `scaler.step(optimizer)` and `scaler.update()` instead of `optimizer.step()`",
     )
 
 
@@ -268,7 +284,7 @@ def forget_steps(scaler: Any) -> None:
 def not_scaled_error(arm: Arm | str) -> ScalingError:
     """Return the error for a scaler that is to unscale gradients of a loss that it has not scaled."""
     return ScalingError(
-        here(
+        at_line(
             f"the scaler divides gradients by its scale, but has scaled no loss since its last update, so under {arm} "
             f"they would vanish: call scaler.scale(loss).backward() instead of loss.backward()"
         )
@@ -279,17 +295,17 @@ def refuse_closure(arm: Arm | str, args: Sequence[Any], kwargs: Mapping[str, Any
     """Refuse a closure that a script passes to `scaler.step`, as GradScaler does."""
     if any(map(callable, args)) or callable(kwargs.get("closure")):
         raise UnsupportedCombination(
-            here(
+            at_line(
                 f"scaler.step is called with a closure, which {arm} does not support, since a step "
                 f"may have to be skipped; call it without one"
             )
         )
 
 
-def without_autocast(arm: Arm | str) -> ScalingError:
+def missing_autocast_error(arm: Arm | str) -> ScalingError:
     """Return the error for a script whose GradScaler works without any autocast block."""
     return ScalingError(
-        here(
+        at_line(
             f"the script has a GradScaler, but has entered no enabled autocast block, so {arm} casts nothing. If the "
             "script has an option that turns mixed precision on, give it"
         )

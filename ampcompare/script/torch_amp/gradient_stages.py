@@ -33,12 +33,12 @@ from torch.amp.grad_scaler import OptState
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ScalingError
-from ampcompare.base.location import call_site, here
+from ampcompare.base.location import at_line, call_site
 from ampcompare.base.patches import GRADIENT_READS, Subscriptions
 from ampcompare.base.tensors.lists import copy_by_dtype
 from ampcompare.script.recording.recorder import Rows
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
-from ampcompare.script.torch_amp.undoable_step import StateBefore
+from ampcompare.script.torch_amp.undoable_step import StepSnapshot
 from ampcompare.training.precision.base import owned_params
 
 NORMS = {"clip_grad_norm_": 3, "get_total_norm": 2}  # and the place of their argument error_if_nonfinite
@@ -310,8 +310,11 @@ class GradientStages:
         """Multiply the gradients of an optimizer; `but` those with these ids, or `only` those."""
         # A weight and its master may show the same one.
         weights = self._optimizers.weights(optimizer)
-        held = {id(grad): (param, grad) for param in weights if (grad := param.grad) is not None}
-        held = {key: one for key, one in held.items() if key not in but and (only is None or key in only)}
+        held: dict[int, tuple[Any, Tensor]] = {}
+        for param in weights:
+            grad = param.grad
+            if grad is not None and id(grad) not in but and (only is None or id(grad) in only):
+                held[id(grad)] = (param, grad)
         if not held:
             return
         grads = [grad.detach() for _, grad in held.values()]
@@ -398,7 +401,7 @@ class GradientStages:
         if stage in (_Stage.FOREIGN, _Stage.STEPPED):
             if self._stand_in.steps_copies and (stage is _Stage.FOREIGN or not self._stand_in.steps_again):
                 raise ScalingError.advising(
-                    here(
+                    at_line(
                         f"the script sets gradients itself, as with torch.autograd.grad, and {self._arm} steps fp32 "
                         "copies of the weights, which lack them"
                     ),
@@ -483,7 +486,7 @@ class GradientStages:
     def _run_undoable(self, optimizer: Any, run: Callable[[], Any]) -> Any:
         before = None
         if self._skips_overflows:
-            before = StateBefore([optimizer, *self._optimizers.inside_of(optimizer)])
+            before = StepSnapshot([optimizer, *self._optimizers.inside_of(optimizer)])
         self._run_inside = None
         try:
             result = run()

@@ -41,7 +41,7 @@ from ampcompare.apex.amp.scaler import LossScaler
 from ampcompare.backends.apex_levels import apex_level
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError, PreparationError, ScalingError, UnsupportedCombination
-from ampcompare.base.location import here
+from ampcompare.base.location import at_line
 from ampcompare.base.patches import GRADIENT_READS, Points, Subscriptions, without_subscribers
 from ampcompare.base.tensors.bits import bit_sum
 from ampcompare.base.tensors.data_access import DataAccess
@@ -49,10 +49,15 @@ from ampcompare.base.tensors.lists import copy_by_dtype
 from ampcompare.base.tensors.tree import map_tree, tensors_in
 from ampcompare.script.gradient_mirror import GradientMirror, Pairs
 from ampcompare.script.keep_fp32 import WRAPPERS, bare_model
-from ampcompare.script.lifted_weights import HALF, follow_averages, live_modules
-from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmp, missing_scale_error, without_autocast
+from ampcompare.script.lifted_weights import HALF, allow_mixed_averages, live_modules
+from ampcompare.script.torch_amp.autocast_and_scaler import (
+    TorchAmp,
+    missing_autocast_error,
+    missing_scale_error,
+    scaled_step_error,
+)
 from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers
-from ampcompare.script.torch_amp.protocol import refuse_losses_on_copies
+from ampcompare.script.torch_amp.protocol import losses_on_copies_refusal
 from ampcompare.script.torch_amp.script_scaler import ScriptScaler
 from ampcompare.training.precision.base import make_precision, owned_params
 from ampcompare.training.precision.half import Half
@@ -187,13 +192,17 @@ class HalfWeights(TorchAmp):
         events.wrap(*Points.BACKWARD, self._backward)
         events.wrap(torch.optim.Optimizer, "zero_grad", self._zero_grad)
         events.wrap(swa_utils.AveragedModel, "update_parameters", self._average)
-        follow_averages(events)
+        allow_mixed_averages(events)
         self._found.install(events)
         for name in ("state_dict", "named_parameters"):
             events.wrap(nn.Module, name, self._use_weights)
         events.at_end(self._gradients.end)
         events.at_end(self._data.end)
         self._watch_steps(events)
+
+    def context_without_casts(self) -> None:
+        """Return None: `_prepare` leaves the weights of such modules in fp32, and casts what goes in and out."""
+        return
 
     @property
     def _optimizers(self) -> list[Any]:
@@ -238,7 +247,7 @@ class HalfWeights(TorchAmp):
             with GRADIENT_READS.pause():  # those of earlier steps
                 self._scaling.prepare(models, optimizers)
         except AmpCompareError as error:
-            raise PreparationError(here(str(error))) from None
+            raise PreparationError(at_line(str(error))) from None
         self._is_prepared = True
         for optimizer in optimizers:
             optimizer.zero_grad = types.MethodType(
@@ -253,7 +262,7 @@ class HalfWeights(TorchAmp):
             own = set(map(id, owned_params(optimizer)))
             if own & seen:
                 raise PreparationError.advising(
-                    here(f"two optimizers hold the same weights, and {self._arm} {self._own_part}"),
+                    at_line(f"two optimizers hold the same weights, and {self._arm} {self._own_part}"),
                     "native:bf16",
                     remedy="take another arm that keeps the script's weights",
                 )
@@ -300,21 +309,23 @@ class HalfWeights(TorchAmp):
     def scaler_made(self, scaler: Any, enabled: bool) -> None:
         self._note(enabled, scaler)
 
-    def is_left_alone(self) -> bool:
+    def leaves_scaler_alone(self) -> bool:
         return self.trains_through_apex()
 
     def before_scale(self, *, unscaled: bool) -> None:
         self._scales = True
         if not self._is_prepared:
             raise PreparationError(
-                here(
+                at_line(
                     f"scaler.scale before the script has called a model whose weights an optimizer has, so {self._arm} "
                     "has none to cast; make the optimizer before the forward pass"
                 )
             )
         if unscaled:
             raise ScalingError(
-                here(f"a loss is scaled between scaler.unscale_ and scaler.step; {self._arm} needs all losses before")
+                at_line(
+                    f"a loss is scaled between scaler.unscale_ and scaler.step; {self._arm} needs all losses before"
+                )
             )
         for optimizer in self._optimizers:
             self._gradients.hide(master for _, master in self.masters(optimizer))
@@ -329,14 +340,16 @@ class HalfWeights(TorchAmp):
             raise self._missing_autocast_error()
         if all(optimizer is not one for one in self._optimizers):
             raise PreparationError(
-                here(
+                at_line(
                     f"the script has called no model with weights of this optimizer since it made it, so {self._arm} "
                     "has not prepared it"
                 )
             )
         if self._gradients.are_shown(self._weights_of(optimizer)):
             raise ScalingError(
-                here("the gradients of the last step were not cleared, and new ones were added; call zero_grad first")
+                at_line(
+                    "the gradients of the last step were not cleared, and new ones were added; call zero_grad first"
+                )
             )
 
     def unscale(self, optimizer: Any, scaler: LossScaler) -> bool:
@@ -372,9 +385,9 @@ class HalfWeights(TorchAmp):
             with self._own_gradients(optimizer):
                 self._scaling.apply(optimizer, good=False)
 
-    def step_as_written(self, optimizer: Any, step: Any) -> Any:
+    def unwrapped_step(self, optimizer: Any, step: Any) -> Any:
         if self.copies_in_steps:
-            raise refuse_losses_on_copies(optimizer, self._arm)
+            raise losses_on_copies_refusal(optimizer, self._arm)
         # Before the weights are kept, so that nothing that the arm makes is undone.
         self._found.look_for_all()
         if any(optimizer is one for one in self._optimizers):
@@ -475,7 +488,7 @@ class HalfWeights(TorchAmp):
     def _missing_autocast_error(self) -> AmpCompareError:
         if self.script.why_off is not None:
             return UnsupportedCombination(self.script.why_off)
-        return without_autocast(self._arm)
+        return missing_autocast_error(self._arm)
 
     def _before_step(self, optimizer: Any, *_arguments: Any) -> None:
         if optimizer is self._stepping:
@@ -489,7 +502,7 @@ class HalfWeights(TorchAmp):
         if not self.script.steps_on_behalf and not self._casts:
             raise self._missing_autocast_error()
         if not self.script.steps_on_behalf and self._scaling.needs_scaler:
-            raise missing_scale_error(self._arm)
+            raise scaled_step_error(self._arm) if self._scaler.scales else missing_scale_error(self._arm)
         self._follow_writes(optimizer)
         self._gradients.hide(master for _, master in self.masters(optimizer))  # a second step has none, as in Apex
 
@@ -590,7 +603,7 @@ class _FoundModels:
         for one in models:
             if tree.is_sharded(one):
                 raise PreparationError(
-                    here(
+                    at_line(
                         f"the weights of {type(one).__name__} are sharded, so {self._name} cannot cast them; use an "
                         "arm that keeps fp32 weights"
                     )
@@ -598,7 +611,7 @@ class _FoundModels:
             parts = {id(part) for part in one.modules() if part is not one}
             if not parts.isdisjoint(map(id, _alive_objects(self.models))):  # which would give it outputs in fp32
                 raise PreparationError(
-                    here(
+                    at_line(
                         f"an optimizer that was made after the first forward pass has weights of {type(one).__name__} "
                         f"outside of a part of it that {self._name} has cast before; make it before that pass"
                     )

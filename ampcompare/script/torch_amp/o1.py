@@ -16,10 +16,16 @@ from ampcompare.apex.amp.scaler import LossScaler
 from ampcompare.backends.apex_levels import apex_level
 from ampcompare.backends.arm import Arm
 from ampcompare.base.patches import Points, Subscriptions
-from ampcompare.script.torch_amp.autocast_and_scaler import is_own, missing_scale_error, present, without_autocast
+from ampcompare.script.torch_amp.autocast_and_scaler import (
+    available_device_type,
+    is_own,
+    missing_autocast_error,
+    missing_scale_error,
+)
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
 from ampcompare.script.torch_amp.script_scaler import ScriptScaler
 from ampcompare.training.precision.base import owned_params
+from ampcompare.training.precision.keep_fp32 import casts_off_factory
 
 
 class O1BehindTorch(TorchAmpStandIn):
@@ -53,7 +59,7 @@ class O1BehindTorch(TorchAmpStandIn):
             self._handle._deactivate()
 
     def _make_autocast(self, original: Any, block: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-        original(block, present(device_type), *args, **kwargs)
+        original(block, available_device_type(device_type), *args, **kwargs)
         if not is_own():  # a checkpoint makes one to compute again what the arm has cast
             self.script.note_autocast(self._name, block._enabled)
 
@@ -81,6 +87,9 @@ class O1BehindTorch(TorchAmpStandIn):
         finally:
             self._handle._is_active = before
             self._handle._clear_cache()
+
+    def context_without_casts(self) -> Callable[[], Any]:
+        return casts_off_factory(importlib.import_module("ampcompare.apex.amp"))
 
     def forget_casts(self) -> None:
         if self._handle is not None:
@@ -120,7 +129,7 @@ class O1BehindTorch(TorchAmpStandIn):
 
     def check_unscale(self, optimizer: Any) -> None:
         if not self.script.acts:
-            raise without_autocast(self._name)
+            raise missing_autocast_error(self._name)
 
     @torch.no_grad()
     def unscale(self, optimizer: Any, scaler: LossScaler) -> bool:

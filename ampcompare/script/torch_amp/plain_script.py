@@ -34,15 +34,15 @@ from torch.utils.data import dataloader
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import PreparationError, UnsupportedCombination
-from ampcompare.base.location import here, is_installed, is_users
+from ampcompare.base.location import at_line, is_installed, is_users
 from ampcompare.base.patches import GRADIENT_READS, Points, Subscriptions, follow_own_calls
 from ampcompare.base.tensors.bits import bit_sum
 from ampcompare.base.tensors.tree import cast_floating, map_tree
 from ampcompare.script.lifted_weights import HALF, LiftedWeights
-from ampcompare.script.recording.recorder import Rows, value_of
+from ampcompare.script.recording.recorder import Rows, detached_value
 from ampcompare.script.torch_amp.autocast_and_scaler import OpenCasts
 from ampcompare.script.torch_amp.gradient_stages import GradientStages, ScriptOptimizers
-from ampcompare.script.torch_amp.protocol import TorchAmpStandIn, refuse_losses_on_copies
+from ampcompare.script.torch_amp.protocol import TorchAmpStandIn, losses_on_copies_refusal
 from ampcompare.training.precision.base import owned_params, refuse_wrapped
 
 GRADIENTS_ONLY = ("torch.", "ampcompare.", "apex.")  # modules of steps that compute with gradients, and of what
@@ -236,7 +236,7 @@ class PlainScript:
         try:
             refuse_wrapped(models)
         except PreparationError as error:
-            raise PreparationError(here(str(error))) from None
+            raise PreparationError(at_line(str(error))) from None
         self._stand_in.initialize(models, optimizers)
         if self._stand_in.widens is not None:
             params = [param for model in models for param in model.parameters()]
@@ -255,7 +255,7 @@ class PlainScript:
         types = {param.dtype for optimizer in self._optimizers.live() for param in owned_params(optimizer)}
         if self._casts and types == {torch.float64}:
             raise UnsupportedCombination.advising(
-                here(
+                at_line(
                     f"the script holds its weights in float64, which {self._arm} is not made for: autocast leaves them "
                     "alone, and Apex refuses them"
                 ),
@@ -275,7 +275,7 @@ class PlainScript:
                 torch.cat(copies), torch.cat(halves).float()
             ):
                 raise UnsupportedCombination.advising(
-                    here(
+                    at_line(
                         f"the script holds the weights of {type(module).__name__} in 16 bits and steps fp32 masters of "
                         f"its own, which {self._arm} cannot replace"
                     ),
@@ -311,7 +311,7 @@ class PlainScript:
             return original(module, *args, **kwargs)
         mode = self._decide()
         if self._stepping and self._copied is not None and not self._backwards:
-            raise refuse_losses_on_copies(self._copied, self._arm)
+            raise losses_on_copies_refusal(self._copied, self._arm)
         if self._lifted.types:  # by now
             args, kwargs = self._fitting(module, args, kwargs)
         if self._backwards:  # a checkpoint computes again what it did in the forward pass
@@ -385,7 +385,7 @@ class PlainScript:
         self._has_cast = self._casts and (mode is _Mode.PLAIN or self._stand_in.casts_now())
         if self._has_cast and self._stand_in.casts_loss and isinstance(module, torch.jit.ScriptModule):
             raise UnsupportedCombination.advising(
-                here(
+                at_line(
                     f"{self._arm} casts what functions of torch get in Python, and TorchScript calls them past Python, "
                     f"so it has no effect on {module.original_name}"
                 ),
@@ -497,7 +497,7 @@ class PlainScript:
         self._passes_in_step += 1
         if self._stand_in.script.in_step is None:
             raise UnsupportedCombination(
-                here(
+                at_line(
                     "a backward pass runs inside of the step of an optimizer whose step was taken for one by gradients "
                     f"alone, as its first one was, so that {self._arm} has not prepared for it. Let the first step "
                     "have one too, or pass a closure"
@@ -537,9 +537,9 @@ class PlainScript:
         if self._rows is None or self._repeats:
             return
         if self._rows.is_outside_of_blocks:
-            self._rows.add_plain_backward(value_of(loss))
+            self._rows.add_plain_backward(detached_value(loss))
         else:
-            self._rows.add_backward(value_of(loss), 0, (None, None), None, [], [])
+            self._rows.add_backward(detached_value(loss), 0, (None, None), None, [], [])
             self._has_loss = True
 
     # The step.
@@ -594,7 +594,7 @@ class PlainScript:
             name = "LBFGS" if kind is torch.optim.LBFGS else f"{kind.__name__}, a subclass of LBFGS,"
             why = "scales the loss" if self._arm.skips_overflows else "gives the model weights after a step"
             raise UnsupportedCombination.advising(
-                here(f"{name} runs its closure several times in one step, and {self._arm} {why}"),
+                at_line(f"{name} runs its closure several times in one step, and {self._arm} {why}"),
                 "native:bf16",
                 remedy="take another arm that scales no loss and has no master weights",
             )
@@ -645,7 +645,7 @@ class PlainScript:
 
     def _step_with_passes(self, optimizer: Any, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a step that may evaluate losses by itself as it is written, each of its passes scaled and unscaled."""
-        step = self._stand_in.step_as_written(optimizer, step)
+        step = self._stand_in.unwrapped_step(optimizer, step)
         for one in self._optimizers.live():  # an arm that has prepared it has replaced its step
             self._take_over(one)
         has_arguments = bool(args or kwargs)
@@ -702,7 +702,7 @@ class PlainScript:
         """Refuse a step after no forward pass that the arm casts: it would have no effect."""
         if self._mode is _Mode.PLAIN and self._casts and not self._acts():
             raise UnsupportedCombination.advising(
-                here(
+                at_line(
                     f"the first step comes before any forward pass that {self._arm} could cast: no nn.Module was "
                     "called whose weights an optimizer has, and no autocast block was entered"
                 ),
@@ -758,7 +758,9 @@ class _EvaluatedClosure:
     """
 
     def __init__(self, optimizer: Any, arm: Arm, loss: Any) -> None:
-        self._optimizer, self._arm, self._loss = optimizer, arm, loss
+        self._optimizer = optimizer
+        self._arm = arm
+        self._loss = loss
         self._is_called = False
         self._at_start: tuple[Any, Any] = (None, None)
 
@@ -769,7 +771,7 @@ class _EvaluatedClosure:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         weights, gradients = self._sums()
         if self._is_called or args or kwargs or weights != self._at_start[0]:
-            raise refuse_losses_on_copies(self._optimizer, self._arm)
+            raise losses_on_copies_refusal(self._optimizer, self._arm)
         if gradients != self._at_start[1]:
             raise self._refusal("changes gradients before it calls its closure")
         self._is_called = True
@@ -782,7 +784,7 @@ class _EvaluatedClosure:
 
     def _refusal(self, what: str) -> UnsupportedCombination:
         return UnsupportedCombination(
-            here(
+            at_line(
                 f"the step of {type(self._optimizer).__name__} {what}, and {self._arm}, which steps fp32 copies of the "
                 "weights, runs that before the step"
             )

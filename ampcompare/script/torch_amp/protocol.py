@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.base.location import here
+from ampcompare.base.location import at_line
 from ampcompare.base.patches import Subscriptions
 from ampcompare.script.torch_amp.amp_use import AmpUse
 
@@ -66,6 +66,13 @@ class TorchAmpStandIn:
         """Return a block in which they are, or are not."""
         return nullcontext()
 
+    def context_without_casts(self) -> Callable[[], Any] | None:
+        """Return what makes a block in which nothing is cast, for modules that stay in fp32.
+
+        None where nothing is cast, or where the arm keeps them in fp32 by itself.
+        """
+        return None
+
     def forget_casts(self) -> None:
         """Cast weights again at their next use: a backward pass has freed the graph of their casts."""
 
@@ -97,7 +104,7 @@ class TorchAmpStandIn:
     def scaler_made(self, scaler: Any, enabled: bool) -> None:
         """Note that the script has made a scaler, or that it was made on its behalf."""
 
-    def is_left_alone(self) -> bool:
+    def leaves_scaler_alone(self) -> bool:
         """Return whether GradScaler is torch's own by now: the script trains through `apex.amp`."""
         return False
 
@@ -115,7 +122,7 @@ class TorchAmpStandIn:
         """Step an optimizer whose gradients are true."""
         return optimizer.step(*args, **kwargs)
 
-    def step_as_written(self, optimizer: Any, step: Any) -> Any:
+    def unwrapped_step(self, optimizer: Any, step: Any) -> Any:
         """Return the step of an optimizer that evaluates losses by itself, without what the arm has put around it."""
         return step
 
@@ -123,10 +130,10 @@ class TorchAmpStandIn:
         """End an update of an optimizer without a step."""
 
 
-def refuse_losses_on_copies(optimizer: Any, arm: Arm) -> UnsupportedCombination:
+def losses_on_copies_refusal(optimizer: Any, arm: Arm) -> UnsupportedCombination:
     """Return the refusal of a step that evaluates losses by itself under an arm that makes copies for each step."""
     return UnsupportedCombination(
-        here(
+        at_line(
             f"the step of {type(optimizer).__name__} evaluates losses by itself, and {arm} steps fp32 copies of the "
             "weights that it makes for each step, so that the model would not see what the step writes before it ends"
         )

@@ -54,7 +54,7 @@ class ScriptScaler:
         original(scaler, **{**settings, "enabled": True})  # a script in bf16 has one that is off
 
     def _call(self, method: Any, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._gradients.is_left_alone() or not scaler.is_enabled():
+        if self._gradients.leaves_scaler_alone() or not scaler.is_enabled():
             return original(scaler, *args, **kwargs)
         return method(scaler, self._scale_of(scaler), *args, **kwargs)
 

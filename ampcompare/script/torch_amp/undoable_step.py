@@ -13,7 +13,7 @@ from ampcompare.training.precision.base import owned_params
 SIMPLE = (int, float, bool, str, bytes, complex, type(None))
 
 
-class StateBefore:
+class StepSnapshot:
     """Weights, and what optimizers hold, at the start of a step; tensors and containers stay the same objects.
 
     It costs a copy of the weights and of the optimizers' state.

@@ -15,7 +15,7 @@ from typing import Any
 
 from ampcompare.base.import_hook import ImportHook
 from ampcompare.base.patches import Subscriptions
-from ampcompare.settings.resume_trace import Row
+from ampcompare.settings.resume_trace import RowKind
 
 Note = Callable[..., None]
 LIGHTNING = ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
@@ -28,7 +28,7 @@ def follow_saved_states(note: Note, events: Subscriptions) -> None:
     def follow() -> None:
         def save(inner: Any, accelerator: Any, *args: Any, **options: Any) -> Any:
             folder = inner(accelerator, *args, **options)
-            note(Row.STATES, path=os.path.abspath(os.fspath(folder)))
+            note(RowKind.STATES, path=os.path.abspath(os.fspath(folder)))
             return folder
 
         events.wrap(sys.modules[ACCELERATOR].Accelerator, "save_state", save)
@@ -52,7 +52,7 @@ def start_trainers_again(checkpoint: str, states: str, note: Note, events: Subsc
                 folder = trainer.args.output_dir
                 if os.path.isdir(folder) and get_last_checkpoint(folder) is not None:
                     resume_from_checkpoint = True
-                    note(Row.TRAINER, by="Trainer.train(resume_from_checkpoint=True)")
+                    note(RowKind.TRAINER, by="Trainer.train(resume_from_checkpoint=True)")
             return inner(trainer, resume_from_checkpoint, *args, **options)
 
         events.wrap(sys.modules["transformers.trainer"].Trainer, "train", train)
@@ -65,7 +65,7 @@ def start_trainers_again(checkpoint: str, states: str, note: Note, events: Subsc
             if checkpoint and options.get("ckpt_path") is None and (len(args) <= place or args[place] is None):
                 args = args[:place]
                 options["ckpt_path"] = checkpoint
-                note(Row.TRAINER, by=f"Trainer.fit(ckpt_path={os.path.basename(checkpoint)!r})")
+                note(RowKind.TRAINER, by=f"Trainer.fit(ckpt_path={os.path.basename(checkpoint)!r})")
             return inner(trainer, *args, **options)
 
         events.wrap(kind, "fit", fit)
@@ -84,7 +84,7 @@ def start_trainers_again(checkpoint: str, states: str, note: Note, events: Subsc
                 # It would save to the folder of the first checkpoint, and refuses one that is there.
                 accelerator.project_configuration.iteration = int(saved) + 1
                 by += f", and project_configuration.iteration = {int(saved) + 1}"
-            note(Row.TRAINER, by=by)
+            note(RowKind.TRAINER, by=by)
 
     def follow_accelerate() -> None:
         def init(inner: Any, accelerator: Any, *args: Any, **options: Any) -> None:

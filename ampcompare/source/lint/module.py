@@ -232,7 +232,7 @@ class LintModule(Module):
 
     # What fixes are made of.
 
-    def insert_text(self, place: int, text: str) -> tuple[Edit, ...]:
+    def insertion_edits(self, place: int, text: str) -> tuple[Edit, ...]:
         """Return the edit that puts text in at a place."""
         return (Edit(place, place, text),)
 

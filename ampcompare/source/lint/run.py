@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ampcompare.base.errors import ConfigError, EnvironmentUnfit, did_you_mean
+from ampcompare.base.errors import ConfigError, EnvironmentUnfit, suggestion_text
 from ampcompare.base.files.read import FileFault, read_text
 from ampcompare.source.document import read_document, write_document
 from ampcompare.source.edits import apply_edits
@@ -48,7 +48,7 @@ class Selection:
     def __post_init__(self) -> None:
         for prefix in (*self.select, *self.ignore):
             if not any(code.startswith(prefix) for code in CODES):
-                raise ConfigError(f"no lint code begins with {prefix!r}; {did_you_mean(prefix, CODES)}")
+                raise ConfigError(f"no lint code begins with {prefix!r}; {suggestion_text(prefix, CODES)}")
 
     def reports(self, code: str) -> bool:
         """Return whether findings of a code are reported."""

@@ -169,6 +169,7 @@ METHODS_OF_ROLES = {
     ("optimizer", "step"): Kind.STEP,
     ("scheduler", "step"): Kind.SCHEDULE,
 }
+SCHEDULERS = ("torch.optim.lr_scheduler.", "transformers.get_")
 WITH_ARGUMENT = (Kind.SCALE, Kind.SCALER_STEP)  # that are no events without what they scale or step
 QUIET_METHODS = ("state_dict", "add_param_group", "train", "eval")  # of an optimizer, that are no events
 METHODS = {
@@ -230,7 +231,7 @@ class Tracer(CallFollower):
         full = self.module.resolve(call.func, frame.scope) or ""
         add = functools.partial(self._add, call, statement, frame)
         if full in FUNCTIONS:
-            self._function(call, FUNCTIONS[full], statement, frame)
+            self._add_function_event(call, FUNCTIONS[full], statement, frame)
         elif self._kinds.is_new("scaler", call, frame.scope):
             add(Kind.NEW_SCALER, self._bound_name(statement, frame))
         elif self._kinds.is_new("optimizer", call, frame.scope):
@@ -241,10 +242,12 @@ class Tracer(CallFollower):
             add(Kind.CROSS_ENTROPY, call.func)
         elif full in NORMS and any(isinstance(node, ast.Attribute) and node.attr == "grad" for node in ast.walk(call)):
             add(Kind.GRADIENT, call.args[0] if call.args else None)
-        elif not isinstance(call.func, ast.Attribute) or not self._method(call, call.func, statement, frame, add):
-            self._unknown(call, full, frame, add)
+        elif not isinstance(call.func, ast.Attribute) or not self._add_method_event(
+            call, call.func, statement, frame, add
+        ):
+            self._add_unknown_event(call, full, frame, add)
 
-    def _function(self, call: ast.Call, event: FunctionEvent, statement: ast.stmt, frame: Frame) -> None:
+    def _add_function_event(self, call: ast.Call, event: FunctionEvent, statement: ast.stmt, frame: Frame) -> None:
         """Record the call of a function that is an event."""
         subject = call.args[0] if call.args else argument(call, event.keyword)
         if event.kind is Kind.CLIP and isinstance(subject, ast.IfExp):
@@ -259,9 +262,11 @@ class Tracer(CallFollower):
         scaler = self._scaler_of(subject, frame) if event.kind is Kind.BACKWARD else ""
         self._add(call, statement, frame, event.kind, subject, target, scaler)
 
-    def _unknown(self, call: ast.Call, full: str, frame: Frame, add: Callable[..., None]) -> None:
+    def _add_unknown_event(self, call: ast.Call, full: str, frame: Frame, add: Callable[..., None]) -> None:
         """Record what a call of something else gets: a scaler, an optimizer, or parameters in another file."""
         for value in argument_values(call):
+            if full.startswith(SCHEDULERS):  # which read the optimizer, and step nothing as they are made
+                break
             if self._kinds.of(value, frame.scope) in ("scaler", "optimizer"):
                 add(Kind.OPAQUE, value)
         if full and OF_GRADIENTS.search(full) and not full.startswith(("torch.", "apex.")):
@@ -283,13 +288,13 @@ class Tracer(CallFollower):
         where = frame.facts, frame.loops, frame.contexts, frame.scope
         self._events.append(Event(kind, call, statement, subject, *where, target, scaler, sources))
 
-    def _method(
+    def _add_method_event(
         self, call: ast.Call, function: ast.Attribute, statement: ast.stmt, frame: Frame, add: Callable[..., None]
     ) -> bool:
         """Record the call of a method that is an event; return whether it is one."""
         receiver, name = function.value, function.attr
         if name == "backward":
-            self._backward(call, receiver, frame, add)
+            self._add_backward_event(call, receiver, frame, add)
             return True
         role = self._kinds.of(receiver, frame.scope)
         kind = METHODS_OF_ROLES.get((role, name))
@@ -310,7 +315,7 @@ class Tracer(CallFollower):
             return False
         return True
 
-    def _backward(self, call: ast.Call, receiver: ast.expr, frame: Frame, add: Callable[..., None]) -> None:
+    def _add_backward_event(self, call: ast.Call, receiver: ast.expr, frame: Frame, add: Callable[..., None]) -> None:
         """Record a backward pass: of a loss, or by a library, which may scale it."""
         scaler = self._scaler_of(receiver, frame)
         owner = (dotted_name(receiver) or "").rpartition(".")[2].lower()

@@ -2,7 +2,7 @@
 
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from difflib import unified_diff
 from pathlib import Path
@@ -111,7 +111,12 @@ class FileMigration(Shown):
 
 
 def migrate_file(
-    path: Path, *, must_parse: bool = False, examine: Examine = lambda text: [], versions: Versions | None = None
+    path: Path,
+    *,
+    must_parse: bool = False,
+    examine: Examine = lambda text: [],
+    versions: Versions | None = None,
+    within: Iterable[str | Path] = (),
 ) -> FileMigration:
     """Return what becomes of a file; nothing is written.
 
@@ -119,6 +124,7 @@ def migrate_file(
         must_parse: whether it must be Python even if it does not use Apex.
         examine: returns the mistakes of a module, each with line, code and message; it sees the text and its result.
         versions: of the libraries that the result is for; by default those that are installed.
+        within: folders and files that were named together, as those of one project.
     """
     try:
         content = read_bytes(path)
@@ -130,7 +136,7 @@ def migrate_file(
     try:
         migration = None
         if may_use_apex(document.text):
-            migration = migrate_text(document.text, look_around(path), versions or known_versions())
+            migration = migrate_text(document.text, look_around(path, within), versions or known_versions())
             migration = _add_mistakes(document.text, migration, examine)
         elif must_parse:
             parse_tree(document.text)

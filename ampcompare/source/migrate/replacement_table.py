@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Optimizer:
+class OptimizerReplacement:
     """The twin of a fused optimizer.
 
     Attributes:
@@ -40,16 +40,16 @@ REMOVED = ("apex.amp", "apex.parallel", "apex.fp16_utils", "apex.RNN", "apex.rep
 
 ADAM = ("params", "lr", "bias_correction", "betas", "eps", "adam_w_mode", "weight_decay", "amsgrad", "set_grad_none")
 OPTIMIZERS = {
-    "FusedAdam": Optimizer(
+    "FusedAdam": OptimizerReplacement(
         "torch.optim.AdamW", ADAM, ("bias_correction", "adam_w_mode", "set_grad_none"), (("weight_decay", "0.0"),)
     ),
-    "FusedSGD": Optimizer(
+    "FusedSGD": OptimizerReplacement(
         "torch.optim.SGD",
         ("params", "lr", "momentum", "dampening", "weight_decay", "nesterov", "wd_after_momentum",
          "materialize_master_grads", "set_grad_none"),
         ("wd_after_momentum", "materialize_master_grads", "set_grad_none"),
     ),
-    "FusedAdagrad": Optimizer(
+    "FusedAdagrad": OptimizerReplacement(
         "torch.optim.Adagrad",
         ("params", "lr", "eps", "weight_decay", "set_grad_none", "adagrad_w_mode"),
         ("set_grad_none", "adagrad_w_mode"),

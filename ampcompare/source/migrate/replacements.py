@@ -2,7 +2,9 @@
 
 import ast
 from collections.abc import Callable
+from itertools import pairwise
 
+from ampcompare.source.amp_names import is_of_no_apex
 from ampcompare.source.edits import Edits
 from ampcompare.source.migrate.apex_guards import PASSED_ON, SWITCHED, answer, find_switches, is_asked
 from ampcompare.source.migrate.finding import NOTE, Finding, Unsure
@@ -14,7 +16,7 @@ from ampcompare.source.migrate.replacement_table import (
     LAYER_OPTIONS,
     OPTIMIZERS,
     STAYS,
-    Optimizer,
+    OptimizerReplacement,
 )
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import HIDDEN, argument, arguments, dotted_name, is_literal, last_name, walk
@@ -51,6 +53,7 @@ OLD_API = (
     "{0} is of the API before amp.initialize, with an fp16 model; it has no equivalent in torch.amp: keep the model in "
     "fp32, use autocast and GradScaler"
 )
+NEVER_THERE = "no version of Apex has {0}: its import fails with Apex too, and stays"
 MODULES = frozenset({"apex", "apex.optimizers", "apex.parallel", "apex.normalization", "apex.amp"})
 DDP = "torch.nn.parallel.DistributedDataParallel"
 DDP_ARGUMENTS = (
@@ -114,6 +117,9 @@ class Replacements:
             return True
         if (reason := _why_left(meaning)) is not None:
             raise Unsure(node, reason)
+        if is_of_no_apex(meaning):
+            self._note(node, NEVER_THERE.format(meaning))
+            return False
         if meaning.startswith(STAYS):
             return self._stays(node, meaning)
         raise Unsure(node, PASSED_ON.format(meaning) if meaning in MODULES else f"{meaning} has no equivalent in torch")
@@ -171,7 +177,7 @@ class Replacements:
 
     def _rename(self, node: ast.Name | ast.Attribute, twin: str) -> bool:
         call = self._call(node)
-        if twin == DDP:
+        if twin == DDP and not is_type(self._module, node):
             self._ddp(call) if call is not None else self._note(node, BUFFERS)
             if may_lack_gradients(call):
                 self._note(call or node, UNUSED.format(UNUSED_OPTION))
@@ -320,7 +326,7 @@ class Replacements:
             return f"{name} stays, as FP16_Optimizer does"
         return ""
 
-    def _replace_call(self, call: ast.Call, twin: Optimizer, target: str, fused: list[str]) -> None:
+    def _replace_call(self, call: ast.Call, twin: OptimizerReplacement, target: str, fused: list[str]) -> None:
         """Let a call of a fused optimizer make that of torch, with the defaults of Apex."""
         module = self._module
         given = {each.arg for each in call.keywords if each.arg is not None}
@@ -436,7 +442,21 @@ def _why_left(meaning: str) -> str | None:
 def may_lack_gradients(ddp: ast.Call | None) -> bool:
     """Return whether Apex's DistributedDataParallel, or what is not called here, may not look for unused parameters."""
     given = {} if ddp is None else arguments(ddp, DDP_ARGUMENTS)
+    if ddp is not None and not given.keys() <= {*DDP_ARGUMENTS, *HIDDEN}:
+        return False  # one that Apex would refuse: torch's, which the script takes where there is no Apex
     return not any(is_literal(given.get(each), True) for each in ("delay_allreduce", "find_unused_parameters"))
+
+
+def is_type(module: Module, node: ast.AST) -> bool:
+    """Return whether a class only stands for a type: in an annotation, or in a question for one."""
+    for below, outer in pairwise([node, *module.ancestors(node)]):
+        if below in (getattr(outer, "annotation", None), getattr(outer, "returns", None)):
+            return True
+        if isinstance(outer, ast.Call):
+            return last_name(outer.func) in ("isinstance", "issubclass") and below in outer.args[1:]
+        if isinstance(outer, (ast.Compare, ast.stmt)):
+            return isinstance(outer, ast.Compare)
+    return False
 
 
 def _is_off(value: ast.expr | None) -> bool:

@@ -123,7 +123,8 @@ def migrate_text(
     names = Names(module)
     apart = _with_own_lines(text, module, names)
     if apart != text:
-        return _of_other_lines(text, apart, around, versions, alone=alone)
+        result = _migrate_split_text(text, apart, around, versions, alone=alone)
+        return result if result.whole else _keep_lines(module, names, around, result)
     if not names.imports and not names.uses:
         return _migrate_unnamed(text, module, around, alone=alone)
     rewrite = _Rewrite(module, names, around, alone=alone)
@@ -131,12 +132,13 @@ def migrate_text(
     rewrite.replace_uses()
     rewrite.rewrite_imports()
     probes = _probes(module, names, rewrite.edits)
-    if probes and not alone and (asking := _left_around(around, module)):
+    if probes and not alone and (asking := _file_left_by_hand(around, module)):
         return _keep_probe(module, names, replace(probes[0], kind=BY_HAND, message=PROBE_KEPT.format(asking)))
     rewrite.complete(probes)
     if rewrite.edits.shared:
-        return _of_other_lines(text, on_own_lines(module, rewrite.edits.shared), around, versions, alone=alone)
-    return _in_last_form(text, rewrite, versions, refused)
+        result = _migrate_split_text(text, on_own_lines(module, rewrite.edits.shared), around, versions, alone=alone)
+        return result if result.whole else _keep_lines(module, names, around, result)
+    return _finish_rewrite(text, rewrite, versions, refused)
 
 
 def _with_own_lines(text: str, module: Module, names: Names) -> str:
@@ -158,7 +160,7 @@ def _migrate_unnamed(text: str, module: Module, around: Around, *, alone: bool) 
     if any(full.partition(".")[0] == "ampcompare" for _, _, full in module.imports):
         return Migration(text, [])
     edits = Edits(module)
-    findings = [Finding.at(node, BY_HAND, NO_EQUIVALENT.format(name)) for node, name in find_internals(module)]
+    findings = _find_internals(module, around)
     for call, _ in module.methods("scale_loss"):  # mxnet has one too
         if not (module.resolve(call.func) or "").startswith("mxnet."):
             findings.append(Finding.at(call, BY_HAND, MAY_BE_APEX.format("scale_loss")))
@@ -167,6 +169,14 @@ def _migrate_unnamed(text: str, module: Module, around: Around, *, alone: bool) 
     whole = all(each.kind == NOTE for each in findings)
     _mark(module, edits, findings)
     return Migration(simplify_constant_conditions(edits.result()) if edits else text, findings, whole=whole)
+
+
+def _find_internals(module: Module, around: Around) -> list[Finding]:
+    """Return what a module without a core has of Apex's private state."""
+    if INTERNALS.search(module.text) is None:  # before the project is looked at
+        return []
+    internals = find_internals(around.index(module))
+    return [Finding.at(node, BY_HAND, NO_EQUIVALENT.format(name)) for node, name in internals]
 
 
 def _keep_probe(module: Module, names: Names, finding: Finding) -> Migration:
@@ -215,8 +225,7 @@ class _Rewrite:
             self.edits = Edits(self.module)
             self.findings.append(Finding.at(error.node, BY_HAND, str(error)))
         if self.core is None and self.is_whole:
-            internals = find_internals(self.module)
-            self.findings += [Finding.at(node, BY_HAND, NO_EQUIVALENT.format(name)) for node, name in internals]
+            self.findings += _find_internals(self.module, self._around)
 
     def replace_uses(self) -> None:
         """Replace what lies outside of the core: layers, optimizers and the like; they stay where the core stays."""
@@ -267,7 +276,7 @@ class _Rewrite:
         return migrate_text(text, self._around, versions, alone=self._alone, refused=refused)
 
 
-def _in_last_form(text: str, rewrite: _Rewrite, versions: Versions, refused: str) -> Migration:
+def _finish_rewrite(text: str, rewrite: _Rewrite, versions: Versions, refused: str) -> Migration:
     """Return the result of a rewrite, without equal branches, with lazy imports, and for the versions of torch."""
     new = _join_branches(simplify_constant_conditions(rewrite.edits.result())) if rewrite.edits else text
     if new != text and _is_lazy(rewrite.module):
@@ -332,11 +341,21 @@ def _note_inside_model(core: Core) -> list[Finding]:
     return found
 
 
-def _of_other_lines(text: str, apart: str, around: Around, versions: Versions, *, alone: bool) -> Migration:
+def _migrate_split_text(text: str, apart: str, around: Around, versions: Versions, *, alone: bool) -> Migration:
     """Return the migration of a module of which some statements got lines of their own, with the lines it had."""
     lines = origins_of_lines(text, apart)
     result = migrate_text(apart, around, versions, alone=alone)
     return replace(result, findings=sorted({replace(each, line=lines[each.line]) for each in result.findings}))
+
+
+def _keep_lines(module: Module, names: Names, around: Around, left: Migration) -> Migration:
+    """Return a module whose core is left by hand, as it is, under the findings of one with more lines."""
+    own = _Rewrite(module, names, around, alone=True)
+    own.rewrite_core("")  # says the same at the places of this text, mostly
+    findings = own.findings if not own.is_whole else left.findings
+    edits = Edits(module)
+    _mark(module, edits, findings)
+    return replace(left, text=edits.result(), findings=sorted(set(findings)))
 
 
 def _probes(module: Module, names: Names, edits: Edits) -> list[Finding]:
@@ -365,25 +384,25 @@ def _is_of_whole_project(around: Around, module: Module) -> bool:
     """Return whether some files around have a part of Apex's core, and all of these are rewritten."""
     others = list(around.modules_linked_to(module))
     try:
-        return bool(others) and all(_is_whole(other, theirs) for other, theirs in others)
+        return bool(others) and all(_is_whole(other, theirs, around) for other, theirs in others)
     except (SourceInvalid, RecursionError, ValueError):
         return False
 
 
-def _left_around(around: Around, module: Module) -> str:
+def _file_left_by_hand(around: Around, module: Module) -> str:
     """Return the name of a file that is left by hand and may ask a module whether Apex is there; empty if none is."""
     for other, theirs in around.modules_checking_apex(module):
         try:
-            if not _is_whole(other, theirs):
-                return other.name
+            if not _is_whole(other, theirs, around):
+                return around.name_of(other)
         except (SourceInvalid, RecursionError, ValueError):
-            return other.name
+            return around.name_of(other)
     return ""
 
 
-def _is_whole(path: Path, module: Module) -> bool:
-    """Return whether the core of another file is rewritten, or is so already."""
-    return migrate_text(module.text, look_around(path), alone=True).whole
+def _is_whole(path: Path, module: Module, around: Around) -> bool:
+    """Return whether the core of another file of a project is rewritten, or is so already."""
+    return migrate_text(module.text, look_around(path, around.within), alone=True).whole
 
 
 def _is_of_core(meaning: str) -> bool:
@@ -397,13 +416,22 @@ def _mark(module: Module, edits: Edits, findings: list[Finding]) -> None:
         if finding.kind == NOTE:
             continue
         statement = _statement_at(module, finding)
+        while statement is not None and not module.begins_line(statement):
+            statement = _statement_before(module, statement)
         if statement is None or statement in done:
             continue
         done.add(statement)
         line = module.first_line(statement)
         above = module.line_text(line - 1).strip() if line > 1 else ""
-        if not above.startswith(MARK.strip()) and module.begins_line(statement) and not module.is_elif(statement):
+        if not above.startswith(MARK.strip()) and not module.is_elif(statement):
             edits.before(statement, [f"{MARK}{finding.message}"])
+
+
+def _statement_before(module: Module, statement: ast.stmt) -> ast.stmt:
+    """Return the statement before another in its block, or else the one around it."""
+    block = module.block(statement)
+    place = block.index(statement)
+    return block[place - 1] if place else module.statement(module.parent(statement))
 
 
 def _statement_at(module: Module, finding: Finding) -> ast.stmt | None:
@@ -545,10 +573,12 @@ def _keep_for_others(
             continue
         needed.add(name)
         if full.startswith(REMOVED):
-            message = f"{other.name} has {name} from here; migrate it, then remove this"
+            message = f"{around.name_of(other)} has {name} from here; migrate it, then remove this"
             findings.append(Finding.at(statement, BY_HAND, message))
         else:
-            findings.append(Finding.at(statement, NOTE, f"{full} stays: {other.name} has it from here, as {name}"))
+            findings.append(
+                Finding.at(statement, NOTE, f"{full} stays: {around.name_of(other)} has it from here, as {name}")
+            )
     return findings
 
 

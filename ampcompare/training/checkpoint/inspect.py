@@ -11,7 +11,8 @@ import torch
 from tabulate import tabulate
 from torch import Tensor
 
-from ampcompare.base.errors import CheckpointError, ConversionError
+from ampcompare.backends.arm import Arm
+from ampcompare.base.errors import CheckpointError, ConfigError, ConversionError
 from ampcompare.base.formatting import format_bytes, printable
 from ampcompare.training.checkpoint.convert.detect import CheckpointContents, find_parts
 from ampcompare.training.checkpoint.convert.fp32_weights import common_prefix
@@ -194,8 +195,12 @@ def _iter_weights(parts: CheckpointContents, *, of_norms: bool) -> Iterator[Tens
 def guess_level(parts: CheckpointContents) -> tuple[str | None, str]:
     """Return the opt level that a file was written at, as far as its numbers show, and the evidence."""
     if parts.arm is not None:
-        head, _, options = parts.arm.partition(":")
-        return (options.split(",")[0] or "O1", "its arm") if head == "apex" else (None, "")
+        try:
+            arm = Arm.parse(parts.arm)
+        except ConfigError:  # of a backend that is not installed here
+            return None, ""
+        level = arm.spec.checkpoint.opt_level(arm.options)
+        return (level, "its arm") if level else (None, "")
     if parts.wrappers:
         return None, "FP16_Optimizer has none; its masters are those of O2"
     weights = list(_iter_weights(parts, of_norms=False))
@@ -215,10 +220,10 @@ def guess_level(parts: CheckpointContents) -> tuple[str | None, str]:
         state = is_rounded(_iter_moments(parts))
         if norms is False or state is False:
             return "O2", "weights are fp16 values, batch norms or optimizer state are not"
-        if norms or _half_state(parts):
+        if norms or _has_half_state(parts):
             return "O3", "weights, batch norms and optimizer state are fp16 values"
         return "O2", "weights are fp16 values; O3 looks the same in this model"
-    if _half_state(parts):
+    if _has_half_state(parts):
         return "O3", "optimizer state is fp16"
     kinds = {str(tensor.dtype).removeprefix("torch.") for tensor in weights}
     if kinds != {"float32"}:
@@ -236,12 +241,12 @@ def _iter_moments(parts: CheckpointContents) -> Iterator[Tensor]:
                 yield from (value for key, value in state.items() if isinstance(value, Tensor) and key != "step")
 
 
-def _half_state(parts: CheckpointContents) -> bool:
+def _has_half_state(parts: CheckpointContents) -> bool:
     return any(tensor.dtype is torch.float16 for tensor in _iter_moments(parts))
 
 
 def _trap_sentences(parts: CheckpointContents) -> Iterator[str]:
-    yield from broken_values(parts)
+    yield from broken_value_sentences(parts)
     kinds = {half_dtype(model) for model in parts.models.values()} - {None}
     rounded = bool(kinds)
     masters = [*parts.masters, *({} for _ in parts.models)]
@@ -257,7 +262,7 @@ def _trap_sentences(parts: CheckpointContents) -> Iterator[str]:
         )
     elif rounded and bare:
         yield f"{bare} weights in 16 bits have no fp32 master: a resume begins with their rounded values"
-    if _half_state(parts):
+    if _has_half_state(parts):
         yield "optimizer state is fp16, rounded to 11 bits"
     elif any(tensor.dtype is torch.bfloat16 for tensor in _iter_moments(parts)):
         yield "optimizer state is bf16, rounded to 8 bits"
@@ -271,7 +276,7 @@ def _trap_sentences(parts: CheckpointContents) -> Iterator[str]:
                 yield f"{name}: {entry['unskipped']} clean steps; a dynamic scale grows at 2000, so this one was static"
 
 
-def broken_values(parts: CheckpointContents) -> Iterator[str]:
+def broken_value_sentences(parts: CheckpointContents) -> Iterator[str]:
     """Report weights, moments and loss scales that no training resumes from."""
     entries = [
         *parts.models.items(),

@@ -20,9 +20,9 @@ from ampcompare.training.precision.base import (
     Precision,
     Prepared,
     StepOutcome,
-    all_applied,
+    applied_outcome,
 )
-from ampcompare.training.precision.keep_fp32 import kept_in_fp32, without_casts
+from ampcompare.training.precision.keep_fp32 import casts_off_factory, kept_in_fp32
 
 
 class Apex(Precision):
@@ -62,7 +62,7 @@ class Apex(Precision):
             models,
             self.keep_fp32,
             None if self._patches else self.half_dtype,
-            without_casts(self.amp) if self._patches else None,
+            casts_off_factory(self.amp) if self._patches else None,
         )
         with kept as self.kept_fp32, warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # Apex announces its own deprecation at every call
@@ -78,7 +78,7 @@ class Apex(Precision):
         return prepared_models, prepared_optimizers
 
     def without_patches(self) -> AbstractContextManager[None]:
-        casts_off: AbstractContextManager[None] = without_casts(self.amp)() if self._patches else NO_CONTEXT
+        casts_off: AbstractContextManager[None] = casts_off_factory(self.amp)() if self._patches else NO_CONTEXT
         return casts_off
 
     def scale_loss(
@@ -97,7 +97,7 @@ class Apex(Precision):
         for optimizer in optimizers:
             optimizer.step()
         scales = self.loss_scales()
-        return all_applied(len(applied), scales) if all(applied) else FixedOutcome(applied, scales)
+        return applied_outcome(len(applied), scales) if all(applied) else FixedOutcome(applied, scales)
 
     def why_no_cuda_graph(self, optimizers: Sequence[Optimizer]) -> str | None:
         return "the real Apex reads its overflow flag on the host"
@@ -172,7 +172,7 @@ class CompatApex(Apex):
             if not all(self._device_skip.can_do_without_host(optimizer) for optimizer in optimizers):
                 return "a step hook, or an option of the optimizer, makes this arm read its overflow flag on the host"
             for scaler in self._scalers:
-                scaler.record_passes()
+                scaler.prepare_graph_capture()
         return None
 
     @contextmanager

@@ -53,7 +53,7 @@ class FixedOutcome(StepOutcome):
 
 
 @functools.lru_cache(maxsize=64)
-def all_applied(count: int, loss_scales: tuple[float, ...] = ()) -> StepOutcome:
+def applied_outcome(count: int, loss_scales: tuple[float, ...] = ()) -> StepOutcome:
     """Return the outcome of an update that is never skipped; equal updates share one object.
 
     Args:
@@ -107,7 +107,7 @@ class Precision:
     notes: tuple[str, ...] = ()
     """Notes on this arm and model for readers of the record; complete after `prepare`."""
 
-    _outcome: StepOutcome = all_applied(0)
+    _outcome: StepOutcome = applied_outcome(0)
 
     def expect_losses(self, count: int) -> None:
         """Receive the number of losses of an update; called before `prepare`. The default has one scaler for all."""
@@ -172,7 +172,7 @@ class Precision:
         """Update the weights with all optimizers of this update at once, or skip those whose gradients overflowed."""
         for optimizer in optimizers:
             optimizer.step()
-        self._outcome = all_applied(len(optimizers), self.loss_scales())
+        self._outcome = applied_outcome(len(optimizers), self.loss_scales())
         return self._outcome
 
     def state_dict(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ autograd, autocast and DDP: models, dtypes and overflow to infinity do not chang
 
 import functools
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import CodeType
 from typing import Any
@@ -20,6 +20,15 @@ from ampcompare.base.tensors.cuda_casts import Together, cuda_casts
 
 aten = torch.ops.aten
 X86 = ("x86_64", "amd64")
+
+
+def _operations_that_write_lists() -> Iterator[Any]:
+    for name in torch._C._dispatch_get_all_op_names():
+        packet, _, overload = name.removeprefix("aten::").partition(".")
+        if packet.startswith("_foreach_") and packet.endswith("_"):
+            yield getattr(getattr(aten, packet), overload or "default")
+
+
 EMULATED = frozenset(
     getattr(aten, name).default
     for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "convolution", "convolution_backward")
@@ -27,12 +36,7 @@ EMULATED = frozenset(
 # oneDNN has these in 16 bits on few processors only, and raises on the others.
 RECURRENT = frozenset({aten.mkldnn_rnn_layer.default, aten.mkldnn_rnn_layer_backward.default})
 # Operations that write into a list of tensors: below a mode their kernels leave the versions of these as they are.
-WRITES_LISTS = frozenset(
-    getattr(getattr(aten, packet), overload or "default")
-    for name in torch._C._dispatch_get_all_op_names()
-    for packet, _, overload in [name.removeprefix("aten::").partition(".")]
-    if packet.startswith("_foreach_") and packet.endswith("_")
-)
+WRITES_LISTS = frozenset(_operations_that_write_lists())
 # An operation hashes in Python, and is one object for the life of a process.
 COMPUTED = frozenset(map(id, EMULATED | RECURRENT | WRITES_LISTS))
 

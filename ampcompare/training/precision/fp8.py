@@ -36,7 +36,7 @@ class FP8(PrecisionWrapper):
         inner = Arm.parse(over.replace("+", ","))
         super().__init__(make_precision(inner, device=device))
         self._over = str(inner)
-        self._kept = list(filter(None, str(inner.options.get("keep_fp32", "")).split("|")))
+        self._kept = list(filter(None, inner.keep_fp32.split("|")))
         self._scaling = scaling
         self._align = align
         self._device = torch.device(device)
@@ -77,12 +77,12 @@ class FP8(PrecisionWrapper):
 
     def _kept_modules(self, model: nn.Module) -> set[nn.Module]:
         """Return the modules that the arm underneath keeps in fp32, and those inside of them."""
-        kept = (
-            module
-            for name, module in model.named_modules()
-            if any(fnmatchcase(name, each) or fnmatchcase(type(module).__name__, each) for each in self._kept)
-        )
-        return {inner for module in kept for inner in module.modules()}
+        kept: set[nn.Module] = set()
+        for name, module in model.named_modules():
+            names = (name, type(module).__name__)
+            if any(fnmatchcase(one, pattern) for one in names for pattern in self._kept):
+                kept.update(module.modules())
+        return kept
 
     def _fits(self, kept: set[nn.Module], module: nn.Module, name: str) -> bool:
         # A subclass may use its weight without calling `forward`, as attention does with its projection.

@@ -111,7 +111,7 @@ class FormatPlan:
         if self._trial is not None:
             return
         if id(model) in self._undecided:
-            self._find_last(model, args, kwargs)
+            self._keep_last_in_bf16(model, args, kwargs)
             if torch.is_grad_enabled():
                 del self._undecided[id(model)]
         if torch.is_grad_enabled():
@@ -131,10 +131,10 @@ class FormatPlan:
         rank = group.get_rank() if group.is_available() and group.is_initialized() else 0
         return step_seed(f"gemm on rank {rank}", self.seed, self.passes)
 
-    def _find_last(self, model: nn.Module, args: Any, kwargs: Any) -> None:
+    def _keep_last_in_bf16(self, model: nn.Module, args: Any, kwargs: Any) -> None:
         """Keep the linear layer in bf16 that runs last when a copy of the model gets these arguments."""
         layers = {one.name: one for module in model.modules() if isinstance(one := module.forward, FormatForward)}
-        found = self._run_copy(model, args, kwargs)
+        found = self._last_layer_of_copy(model, args, kwargs)
         last = found or next(reversed(layers))
         self._guess = "" if found else last
         for name, layer in layers.items():
@@ -146,7 +146,7 @@ class FormatPlan:
                 "last in bf16; add keep=none"
             )
 
-    def _run_copy(self, model: nn.Module, args: Any, kwargs: Any) -> str:
+    def _last_layer_of_copy(self, model: nn.Module, args: Any, kwargs: Any) -> str:
         """Return the name of the layer that runs last; "" if no copy can be made or run."""
         cuda = list({param.device for param in model.parameters() if param.device.type == "cuda"})
         python, numpy = random.getstate(), np.random.get_state()
@@ -174,7 +174,7 @@ class FormatPlan:
                 f"show; it took {guess}, and {self.ran_last} ran last. Add keep={self.ran_last}"
             )
 
-    def is_trial(self, name: str) -> bool:
+    def note_trial_layer(self, name: str) -> bool:
         """Return whether a layer runs in a trial, and note its name there."""
         if self._trial is not None:
             self._trial.append(name)
@@ -228,13 +228,16 @@ class FormatForward(ReplacedForward):
 
     def __init__(self, layer: nn.Linear, plan: FormatPlan, name: str, *, is_kept: bool) -> None:
         super().__init__(layer, layer.forward)
-        self.plan, self.name, self.is_kept, self.has_acted = plan, name, is_kept, False
+        self.plan = plan
+        self.name = name
+        self.is_kept = is_kept
+        self.has_acted = False
         self.rounded_alone: tuple[str, ...] | None = None  # products that are rounded, the others not; None for all
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, value: Tensor) -> Tensor:
         layer = self.module
-        if self.plan.is_trial(self.name) or not _multiplies_in_bf16(value, layer.weight):
+        if self.plan.note_trial_layer(self.name) or not _multiplies_in_bf16(value, layer.weight):
             result: Tensor = self.original(value)
             return result
         self.has_acted = True

@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from ampcompare.base.tensors.backward import run_backward
 from ampcompare.base.tensors.lists import by_type, copy_by_dtype
-from ampcompare.base.tensors.loss_scale import DeviceLossScale, is_exact_on_device, moved_scale
+from ampcompare.base.tensors.loss_scale import DeviceLossScale, is_exact_on_device, next_scale_and_steps
 from ampcompare.base.tensors.skippable_step import is_step_skippable
 from ampcompare.base.tensors.tree import cast_floating
 from ampcompare.training.parallel.replication import average_in, note_reduction_type
@@ -33,7 +33,7 @@ from ampcompare.training.precision.base import (
     Precision,
     Prepared,
     StepOutcome,
-    all_applied,
+    applied_outcome,
     owned_params,
 )
 from ampcompare.training.precision.keep_fp32 import kept_in_fp32
@@ -446,9 +446,9 @@ class Half(Precision):
 
     def overflows(self, optimizer: Optimizer) -> bool:
         """Return whether a gradient that was unscaled is not finite, under a dynamic scale; waits for the device."""
-        return self._overflows([optimizer])[0]
+        return self._overflow_flags([optimizer])[0]
 
-    def _overflows(self, optimizers: Sequence[Optimizer]) -> list[bool]:
+    def _overflow_flags(self, optimizers: Sequence[Optimizer]) -> list[bool]:
         """Return for each optimizer whether one of its flags is set; all of them are read in one transfer."""
         flags = [self._flags[id(optimizer)] for optimizer in optimizers]
         flat = [flag for some in flags for flag in some]
@@ -464,11 +464,11 @@ class Half(Precision):
         if not self.dynamic:
             for optimizer in optimizers:
                 self.apply(optimizer, good=True)
-            self._outcome = all_applied(len(optimizers), self.loss_scales())
+            self._outcome = applied_outcome(len(optimizers), self.loss_scales())
             return self._outcome
         if self._on_device is not None:
             return self._step_on_device(optimizers, self._on_device)
-        applied = tuple([not overflow for overflow in self._overflows(optimizers)])
+        applied = tuple([not overflow for overflow in self._overflow_flags(optimizers)])
         for optimizer, good in zip(optimizers, applied, strict=True):
             self.apply(optimizer, good=good)
         self._update(overflow=not all(applied))
@@ -490,7 +490,7 @@ class Half(Precision):
 
     def _step_on_device(self, optimizers: Sequence[Optimizer], scale: DeviceLossScale) -> StepOutcome:
         """Step without reading a flag: the optimizers leave weights and state as they are where theirs is set."""
-        flags = [_is_any_set(self._flags[id(optimizer)], like=scale.inverse) for optimizer in optimizers]
+        flags = [_any_flag(self._flags[id(optimizer)], like=scale.inverse) for optimizer in optimizers]
         self._forget(optimizers)
         for optimizer, flag in zip(optimizers, flags, strict=True):
             optimizer.found_inf, optimizer.grad_scale = flag, None  # type: ignore[attr-defined]
@@ -499,7 +499,7 @@ class Half(Precision):
             finally:
                 del optimizer.found_inf, optimizer.grad_scale  # type: ignore[attr-defined]
             self._weights[id(optimizer)].give_weights()  # after a skip the same weights again
-        scale.update(_is_any_set(flags, like=scale.inverse), self.growth_interval, MIN_SCALE)
+        scale.update(_any_flag(flags, like=scale.inverse), self.growth_interval, MIN_SCALE)
         moved = scale.copy()
 
         def resolve(values: list[float]) -> tuple[tuple[bool, ...], tuple[float, ...]]:
@@ -514,7 +514,7 @@ class Half(Precision):
     def _update(self, *, overflow: bool) -> None:
         """Move the dynamic scale."""
         assert self._scale is not None
-        self._scale, self._good_steps = moved_scale(
+        self._scale, self._good_steps = next_scale_and_steps(
             self._scale, self._good_steps, overflow=overflow, growth_interval=self.growth_interval, min_scale=MIN_SCALE
         )
 
@@ -545,7 +545,7 @@ class Half(Precision):
             self._stochastic.seed, self._stochastic.rounds = int(state["rounding_seed"]), int(state["rounding_steps"])
 
 
-def _is_any_set(flags: Sequence[Tensor], *, like: Tensor) -> Tensor:
+def _any_flag(flags: Sequence[Tensor], *, like: Tensor) -> Tensor:
     """Return a scalar on the device of `like` that is not 0 if one of these is not."""
     if not flags:
         return torch.zeros_like(like)

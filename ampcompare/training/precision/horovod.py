@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from ampcompare.backends.horovod import LIBRARY
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.training.precision.base import Prepared, StepOutcome, UnscaleOnce, all_applied, owned_params
+from ampcompare.training.precision.base import Prepared, StepOutcome, UnscaleOnce, applied_outcome, owned_params
 
 
 class Horovod(UnscaleOnce):
@@ -70,4 +70,4 @@ class Horovod(UnscaleOnce):
             else:
                 optimizer.step()
         self._forget(optimizers)
-        return all_applied(len(optimizers))
+        return applied_outcome(len(optimizers))

@@ -72,12 +72,12 @@ def find_kept(models: Sequence[nn.Module], patterns: str) -> dict[str, nn.Module
     return {name: module for model in models for name, module in _called_from_outside(model, kept)}
 
 
-def without_autocast(device_type: str) -> Callable[[], Any]:
+def autocast_off_factory(device_type: str) -> Callable[[], Any]:
     """Return what makes a context without autocast."""
     return functools.partial(torch.autocast, device_type, enabled=False)
 
 
-def without_casts(amp: Any) -> Callable[[], Any]:
+def casts_off_factory(amp: Any) -> Callable[[], Any]:
     """Return what makes a context without the casts of O1, by the module that has patched torch."""
     return functools.partial(_casts_off, amp.__name__)
 

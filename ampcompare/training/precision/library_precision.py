@@ -17,7 +17,7 @@ from ampcompare.training.precision.base import (
     LateOutcomes,
     StepOutcome,
     UnscaleOnce,
-    all_applied,
+    applied_outcome,
     half_dtype_of,
 )
 
@@ -75,7 +75,7 @@ class LibraryPrecision(UnscaleOnce):
             self._step(optimizer)
         self._forget(optimizers)
         if self.scaler is None:
-            return all_applied(len(optimizers))
+            return applied_outcome(len(optimizers))
         scale = self.scaler._scale
         if scale is None:  # a scaler that is disabled, or has scaled nothing yet
             return FixedOutcome((True,), (self._scale,))

@@ -12,15 +12,22 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ampcompare.base.tensors.cuda_casts import AS_IT_IS, Together, as_on_cuda
-from ampcompare.base.tensors.loss_scale import FLOAT32_MAX, moved_scale
+from ampcompare.base.tensors.loss_scale import FLOAT32_MAX, next_scale_and_steps
 from ampcompare.base.tensors.skippable_step import is_step_skippable
 from ampcompare.training.parallel.replication import note_reduction_type
-from ampcompare.training.precision.base import LateOutcomes, Precision, Prepared, StepOutcome, UnscaleOnce, all_applied
+from ampcompare.training.precision.base import (
+    LateOutcomes,
+    Precision,
+    Prepared,
+    StepOutcome,
+    UnscaleOnce,
+    applied_outcome,
+)
 from ampcompare.training.precision.half import Half, cast_weights, hold_state_in
-from ampcompare.training.precision.keep_fp32 import kept_in_fp32, without_autocast
+from ampcompare.training.precision.keep_fp32 import autocast_off_factory, kept_in_fp32
 
 
-class _ScaleReplay:
+class _ScaleTracker:
     """The scale after each update, computed from the overflow flags by GradScaler's own rule, in order.
 
     `GradScaler.get_scale` would wait for the device at every step; the flags of many steps can be read together, later.
@@ -45,7 +52,7 @@ class _ScaleReplay:
         return self._outcomes.add(on_device, resolve)
 
     def _update(self, overflow: bool) -> None:
-        moved, self.tracker = moved_scale(
+        moved, self.tracker = next_scale_and_steps(
             self.scale,
             self.tracker,
             overflow=overflow,
@@ -90,12 +97,12 @@ class Native(UnscaleOnce):
             enabled=dtype == "float16",
         )
         self._enabled = self.scaler.is_enabled()
-        self._replay = _ScaleReplay(self.scaler) if self._enabled else None
+        self._replay = _ScaleTracker(self.scaler) if self._enabled else None
         self._recording = False
         self._recorded: list[Tensor | None] = []  # the overflow flags of the recorded step
 
     def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
-        with kept_in_fp32(models, self.keep_fp32, None, without_autocast(self.device_type)) as self.kept_fp32:
+        with kept_in_fp32(models, self.keep_fp32, None, autocast_off_factory(self.device_type)) as self.kept_fp32:
             for model in models:
                 if self._reduce is not None:
                     note_reduction_type(model, self._reduce)
@@ -131,7 +138,7 @@ class Native(UnscaleOnce):
         self._unscaled.clear()
         if self._recording:
             self._recorded = flags
-            return all_applied(len(optimizers))
+            return applied_outcome(len(optimizers))
         return self._replay.add(flags)
 
     def why_no_cuda_graph(self, optimizers: Sequence[Optimizer]) -> str | None:
@@ -168,7 +175,7 @@ class Native(UnscaleOnce):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self._enabled:
             self.scaler.load_state_dict(dict(state))
-            self._replay = _ScaleReplay(self.scaler)
+            self._replay = _ScaleTracker(self.scaler)
 
 
 def make_native(
@@ -190,7 +197,7 @@ class _NativeWeights(Half):
         self.device_type = torch.device(device).type
 
     def _cast(self, models: Sequence[nn.Module]) -> None:
-        with kept_in_fp32(models, self.keep_fp32, None, without_autocast(self.device_type)) as self.kept_fp32:
+        with kept_in_fp32(models, self.keep_fp32, None, autocast_off_factory(self.device_type)) as self.kept_fp32:
             for model in models:
                 cast_weights(model, self.half_dtype, bn_fp32=self.bn_fp32)
 

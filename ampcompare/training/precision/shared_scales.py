@@ -149,7 +149,9 @@ def round_matrix(
         square: tiles of as many rows as a block has numbers.
         generator: rounds at random.
     """
-    tile_rows = 0 if form.shares == "tensor" else form.block if square else 1
+    tile_rows = form.block if square else 1
+    if form.shares == "tensor":
+        tile_rows = 0
     blocks = _split_tiles(x, tile_rows, form.block)
     largest = blocks.abs().amax((1, 3), keepdim=True)
     factor, tile, whole = _make_scales(largest, element, form, scale)

@@ -11,7 +11,7 @@ import pytest
 import setuptools
 
 from ampcompare.base.environment import extras
-from ampcompare.base.environment.extras import MODULES, SOME_NEED, missing_package, require_stats, require_torch
+from ampcompare.base.environment.extras import MODULES, SOME_NEED, missing_package_error, require_stats, require_torch
 from ampcompare.base.errors import AmpCompareError, ExtraMissing
 from ampcompare.base.version import OLDEST_TORCH
 
@@ -89,13 +89,16 @@ def test_only_an_import_of_this_package_is_explained(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(extras, "_is_there", lambda name: name == "sklearn")
     own, users = f"{extras.PACKAGE}tasks/image_data.py", "/home/train.py"
     assert (
-        str(missing_package(error_of("scipy.stats", own))) == "scipy is not installed: pip install 'ampcompare[stats]'"
+        str(missing_package_error(error_of("scipy.stats", own)))
+        == "scipy is not installed: pip install 'ampcompare[stats]'"
     )
-    assert str(missing_package(error_of("torch", own))) == "torch is not installed: pip install 'ampcompare[torch]'"
-    assert missing_package(error_of("torch", users)) is None
-    assert missing_package(error_of("sklearn.missing", own)) is None
-    assert missing_package(error_of("another", own)) is None
-    assert missing_package(ImportError("no", name="torch")) is None
+    assert (
+        str(missing_package_error(error_of("torch", own))) == "torch is not installed: pip install 'ampcompare[torch]'"
+    )
+    assert missing_package_error(error_of("torch", users)) is None
+    assert missing_package_error(error_of("sklearn.missing", own)) is None
+    assert missing_package_error(error_of("another", own)) is None
+    assert missing_package_error(ImportError("no", name="torch")) is None
 
 
 def test_each_package_is_in_the_extra_that_setup_says(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from ampcompare.base.environment.ranks import DistributedEnv, rank_of, world_of
+from ampcompare.base.environment.ranks import DistributedEnv, rank_of, read_distributed_env
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit, LaunchError, UnsupportedCombination
 from ampcompare.experiment.launch.dispatch import make_launcher
 from ampcompare.experiment.launch.forked import ForkedLauncher
@@ -30,14 +30,14 @@ SRUN = {
 
 def test_nobody_has_started_several() -> None:
     """Without variables, and in a batch script of Slurm, a process is alone."""
-    assert world_of({}) is None
-    assert world_of({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}) is None
+    assert read_distributed_env({}) is None
+    assert read_distributed_env({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}) is None
     assert rank_of({}) == 0
 
 
 def test_torchrun() -> None:
     """torchrun's variables are read, with the restarts and the number of machines."""
-    world = world_of(TORCHRUN)
+    world = read_distributed_env(TORCHRUN)
     assert world == DistributedEnv(3, 4, 1, 2, "env://", 2, "torchrun")
     assert world.nodes == 2
     assert rank_of(TORCHRUN) == 3
@@ -45,11 +45,11 @@ def test_torchrun() -> None:
 
 def test_srun() -> None:
     """srun's variables are read; all tasks of a step meet at the first host, at a port of their own step."""
-    world = world_of(SRUN)
+    world = read_distributed_env(SRUN)
     assert world == DistributedEnv(5, 8, 1, 4, "tcp://gpu03:20529", 0, "slurm")
-    assert world_of({**SRUN, "SLURM_PROCID": "0"}).url == world.url  # type: ignore[union-attr]
-    assert world_of({**SRUN, "SLURM_STEP_NUM_NODES": "1"}).url == "tcp://127.0.0.1:20529"  # type: ignore[union-attr]
-    assert world_of({**SRUN, "SLURM_SRUN_COMM_PORT": "7"}).url == "tcp://gpu03:20536"  # type: ignore[union-attr]
+    assert read_distributed_env({**SRUN, "SLURM_PROCID": "0"}).url == world.url  # type: ignore[union-attr]
+    assert read_distributed_env({**SRUN, "SLURM_STEP_NUM_NODES": "1"}).url == "tcp://127.0.0.1:20529"  # type: ignore[union-attr]
+    assert read_distributed_env({**SRUN, "SLURM_SRUN_COMM_PORT": "7"}).url == "tcp://gpu03:20536"  # type: ignore[union-attr]
     assert rank_of(SRUN) == 5
 
 
@@ -64,12 +64,12 @@ def test_srun() -> None:
 )
 def test_an_environment_that_makes_no_sense(environment: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        world_of(environment)
+        read_distributed_env(environment)
 
 
 def test_a_rendezvous_that_was_given() -> None:
     """With a URL, MASTER_ADDR and MASTER_PORT are not needed."""
-    world = world_of({"RANK": "0", "WORLD_SIZE": "2"}, url="tcp://a:1")
+    world = read_distributed_env({"RANK": "0", "WORLD_SIZE": "2"}, url="tcp://a:1")
     assert world is not None
     assert (world.url, world.local_rank, world.local_size) == ("tcp://a:1", 0, 2)
 
@@ -172,34 +172,37 @@ MPICH = {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRA
 
 def test_mpirun() -> None:
     """The ranks of a job on one machine meet there, those of another job elsewhere."""
-    world, other = world_of(OPEN_MPI), world_of({**OPEN_MPI, "OMPI_MCA_ess_base_jobid": "1177616386"})
+    world, other = (
+        read_distributed_env(OPEN_MPI),
+        read_distributed_env({**OPEN_MPI, "OMPI_MCA_ess_base_jobid": "1177616386"}),
+    )
     assert world is not None
     assert other is not None
     assert (world.rank, world.size, world.local_rank, world.local_size, world.launcher) == (3, 4, 1, 4, "mpirun")
     assert world.url.startswith("tcp://127.0.0.1:")
-    assert world_of({**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "0"}).url == world.url  # type: ignore[union-attr]
+    assert read_distributed_env({**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "0"}).url == world.url  # type: ignore[union-attr]
     assert other.url != world.url
     assert rank_of(OPEN_MPI) == 3
 
 
 def test_mpich_names_no_job() -> None:
     """Its ranks on one machine have one parent, which gives them their port."""
-    world = world_of(MPICH)
+    world = read_distributed_env(MPICH)
     assert world == DistributedEnv(1, 2, 1, 2, f"tcp://127.0.0.1:{20000 + os.getppid() % 20000}", 0, "mpirun")
 
 
 def test_mpirun_alone_and_in_other_jobs() -> None:
     """One process is alone; torchrun's variables win, and those of Slurm belong to the daemons of mpirun."""
-    assert world_of({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}) is None
-    assert world_of({**OPEN_MPI, **TORCHRUN}).launcher == "torchrun"  # type: ignore[union-attr]
-    assert world_of({**OPEN_MPI, **SRUN}).launcher == "mpirun"  # type: ignore[union-attr]
+    assert read_distributed_env({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}) is None
+    assert read_distributed_env({**OPEN_MPI, **TORCHRUN}).launcher == "torchrun"  # type: ignore[union-attr]
+    assert read_distributed_env({**OPEN_MPI, **SRUN}).launcher == "mpirun"  # type: ignore[union-attr]
 
 
 def test_mpirun_over_machines_needs_an_address() -> None:
     """Nothing but MASTER_ADDR and MASTER_PORT says where processes of several machines meet."""
     spread = {**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
     with pytest.raises(ConfigError, match=r"several machines.*-x MASTER_ADDR=HOST -x MASTER_PORT=PORT"):
-        world_of(spread)
-    world = world_of({**spread, "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}, url="env://")
+        read_distributed_env(spread)
+    world = read_distributed_env({**spread, "MASTER_ADDR": "node1", "MASTER_PORT": "29500"}, url="env://")
     assert world is not None
     assert (world.url, world.nodes) == ("env://", 2)

@@ -40,7 +40,7 @@ def project(by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "project"
 
 
-def state_of(folder: Path) -> dict[str, str]:
+def mtime_and_size(folder: Path) -> dict[str, str]:
     """Return what lies in a folder: names of folders, links, and hashes of files."""
     found = {}
     for path in sorted(folder.rglob("*")):
@@ -85,10 +85,10 @@ def test_whatever_way_a_process_writes_the_users_files_stay(way: str, by: str, t
     if by == "copies" and name.startswith(".."):
         pytest.skip("a copy holds for the working directory alone")
     path = os.path.normpath(project / name)
-    before = state_of(tmp_path)
+    before = mtime_and_size(tmp_path)
     with open_sandbox(tmp_path / "store") as sandbox:
         assert run(sandbox, code) == 0
-    assert state_of(tmp_path) == before
+    assert mtime_and_size(tmp_path) == before
     assert (path, how) in [(one.path, one.how) for one in sandbox.written]
 
 
@@ -125,7 +125,7 @@ def test_shared_paths_are_the_real_ones(tmp_path: Path, project: Path) -> None:
 
 
 def test_a_killed_process_has_changed_nothing(tmp_path: Path, project: Path) -> None:
-    before = state_of(tmp_path)
+    before = mtime_and_size(tmp_path)
     with open_sandbox(tmp_path / "store", target=tmp_path / "written") as sandbox:
         code = "import os; open('checkpoint.pt', 'w').write('half'); os.kill(os.getpid(), 9)"
         assert run(sandbox, code) == -signal.SIGKILL
@@ -133,15 +133,15 @@ def test_a_killed_process_has_changed_nothing(tmp_path: Path, project: Path) -> 
     assert Path(sandbox.written[0].place).read_text() == "half"
     (tmp_path / "written/checkpoint.pt").unlink()
     (tmp_path / "written").rmdir()
-    assert state_of(tmp_path) == before
+    assert mtime_and_size(tmp_path) == before
 
 
 def test_bytecode_and_temporary_files_are_not_listed(tmp_path: Path, project: Path) -> None:
     (project / "helper.py").write_text("")
-    before = state_of(tmp_path)
+    before = mtime_and_size(tmp_path)
     with open_sandbox(tmp_path / "store") as sandbox:
         run(sandbox, "import sys, tempfile; sys.path.insert(0, ''); import helper; tempfile.mkstemp()")
-    assert state_of(tmp_path) == before
+    assert mtime_and_size(tmp_path) == before
     assert not sandbox.written
 
 
@@ -169,7 +169,7 @@ def test_a_mount_that_vanishes_meanwhile_is_left_out(tmp_path: Path, project: Pa
 @pytest.mark.parametrize("by", ["copies"], indirect=True)
 def test_a_file_system_that_does_not_answer_allows_no_overlays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PROBE_SECONDS", 0.2)
-    monkeypatch.setattr(module, "start_command", lambda name: ["sleep", "60"])
+    monkeypatch.setattr(module, "module_command", lambda name: ["sleep", "60"])
     begun = time.monotonic()
     assert not module._try(str(tmp_path))
     assert time.monotonic() - begun < 30
@@ -180,13 +180,13 @@ def test_a_file_too_large_for_a_copy_is_named_before_the_start(
     tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(working_copy, "MAX_FILE_BYTES", 5)
-    before = state_of(tmp_path)
+    before = mtime_and_size(tmp_path)
     with pytest.raises(ConfigError, match=r"checkpoint.pt .* is too large to protect.*--allow-writes"):
         with open_sandbox(tmp_path / "store"):
             pass
     with open_sandbox(tmp_path / "store", shared=[project / "checkpoint.pt", project / "data"]) as sandbox:
         assert run(sandbox, "assert open('checkpoint.pt').read()") == 0
-    assert state_of(tmp_path) == before
+    assert mtime_and_size(tmp_path) == before
 
 
 @pytest.mark.parametrize("by", ["copies"], indirect=True)

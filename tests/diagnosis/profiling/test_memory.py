@@ -24,7 +24,7 @@ def test_the_peak_of_a_gpu_is_that_of_its_allocator() -> None:
     marks = PhaseMarks()
     ledger = MemoryLedger(marks, torch.device("cpu"))  # stands for a GPU: it holds tensors of this machine
     model = torch.nn.Linear(64, 64, bias=False)
-    marks.know([model])
+    marks.name_new_models([model])
     ledger.begin()
     ledger.begin_step()
     base = time.time_ns()

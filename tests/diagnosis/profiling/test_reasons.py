@@ -7,7 +7,7 @@ import pytest
 from ampcompare.diagnosis.profiling.reasons import find_reasons, headline_of, profiles_with_reasons
 from ampcompare.results.records.profile import (
     ArmProfile,
-    Held,
+    HeldMemory,
     Limits,
     Memory,
     Part,
@@ -33,7 +33,7 @@ def _arm(arm: str = "native:bf16", **parts: float) -> ArmProfile:
         optimizer="Adam (for-loop)",
         parts=[*given, Part(phase="forward", kind="product", seconds=left)],
         limits=Limits(flops=1e9, bytes=1e6),
-        memory=Memory(measured_bytes=1000, held=[Held(kind="weights", dtype="fp32", bytes=1000)], rest_bytes=0),
+        memory=Memory(measured_bytes=1000, held=[HeldMemory(kind="weights", dtype="fp32", bytes=1000)], rest_bytes=0),
     )
 
 
@@ -42,7 +42,7 @@ def _tried(change: str, seconds: float) -> list[TimedChange]:
 
 
 HEAD = Product(module="head", operation="addmm", dtype="bf16", sizes=["out 30"], share=0.4)
-KEPT = [Held(kind="mid", dtype="bf16", bytes=200)]
+KEPT = [HeldMemory(kind="mid", dtype="bf16", bytes=200)]
 TWICE = Memory(measured_bytes=1000, held=[], rest_bytes=0, kept_twice_bytes=200, kept_twice=KEPT)
 FP32 = {"arm": "fp32", "half_dtype": ""}
 

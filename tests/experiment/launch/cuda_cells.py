@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ampcompare.script.legacy import cpu_device as cuda_stand_in
-from ampcompare.script.legacy.cpu_device import is_cuda, run_on_cpu
+from ampcompare.script.legacy.cpu_device import is_cuda, redirect_cuda_to_cpu
 
 # What a GPU of compute capability 8.0 says of itself.
 cuda_stand_in.FUNCTIONS.update({"is_bf16_supported": lambda *_, **__: True, "get_device_capability": lambda *_: (8, 0)})
-run_on_cpu(quiet=True)
+redirect_cuda_to_cpu(quiet=True)
 
 
 class Autocast(torch.autocast):

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from ampcompare.base.processes.start import start_command
+from ampcompare.base.processes.start import module_command
 from ampcompare.experiment.launch.contract import Progress
 from ampcompare.experiment.launch.multi_process import MultiProcessLauncher
 from ampcompare.experiment.launch.start_ranks import _end_ranks
@@ -179,7 +179,7 @@ def test_all_ranks_end_with_the_command(
     if is_forked:
         start, command = forked_python.popen, [sys.executable, "-m", "ampcompare", *words]
     else:
-        start, command = subprocess.Popen, start_command("ampcompare", *words)
+        start, command = subprocess.Popen, module_command("ampcompare", *words)
         set_traps(trapped)
         trap_runpy(trapped)
     with (tmp_path / "errors").open("w") as errors:

@@ -64,7 +64,7 @@ class Cells:
         self.listener = Listener()
 
     def path(self, number: int) -> Path:
-        return RunDirectory(self.folder).cell(self.plan.cells[number - 1])
+        return RunDirectory(self.folder).cell_folder(self.plan.cells[number - 1])
 
     def reports(self, number: int, place: str, steps: int) -> None:
         progress_writer(self.path(number), place)(Progress(steps, 10, 0))

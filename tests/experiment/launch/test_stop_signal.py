@@ -10,7 +10,7 @@ from ampcompare.cli.launching import save_at_signals
 from ampcompare.experiment import run_plan as run
 from ampcompare.experiment.launch.contract import Launcher, LauncherClosed, StoppableProcess, failed_record
 from ampcompare.experiment.launch.dispatch import DispatchingLauncher, LauncherPool
-from ampcompare.experiment.launch.stop_signal import hold_stop_signals, stopped_by_signal
+from ampcompare.experiment.launch.stop_signal import hold_stop_signals, request_stop_at_signals
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
@@ -56,7 +56,7 @@ def test_a_signal_before_a_run_asks_it_to_stop() -> None:
     before, stop = signal.getsignal(signal.SIGTERM), StopRequest()
     with hold_stop_signals():
         signal.raise_signal(signal.SIGTERM)
-        with stopped_by_signal(stop):
+        with request_stop_at_signals(stop):
             assert stop.asked
     assert signal.getsignal(signal.SIGTERM) == before
 

@@ -11,7 +11,7 @@ from ampcompare.results.analysis.gates import VerdictGate, check_gates, parse_ga
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.verdict import Verdict, read_words
-from ampcompare.results.report.junit import Check, junit_xml
+from ampcompare.results.report.junit import GateOutcome, junit_xml
 from ampcompare.testing import make_comparison, make_record
 
 
@@ -23,7 +23,7 @@ def _comparison(half: dict[str, Any], seeds: int = 3) -> Comparison:
     return make_comparison(records, arms=["fp32", "half"])
 
 
-def _failed(checks: list[Check]) -> list[tuple[str, str]]:
+def _failed(checks: list[GateOutcome]) -> list[tuple[str, str]]:
     return [(check.arm, check.failure) for check in checks if check.failure]
 
 
@@ -87,7 +87,7 @@ def test_an_invalid_time_fails_no_gate() -> None:
 def test_junit_has_a_case_per_arm_and_gate() -> None:
     """The XML counts arms and gates, failures and what was left out, and hostile texts stay texts."""
     comparison = _comparison({"status": "failed", "error": "no\x00 <b>&"})
-    checks = [Check("half", "time>1x", failure="too slow \x1b"), Check("half", "memory>1x", skipped="why")]
+    checks = [GateOutcome("half", "time>1x", failure="too slow \x1b"), GateOutcome("half", "memory>1x", skipped="why")]
     suite = ElementTree.fromstring(junit_xml(comparison, checks))
     assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("4", "2", "1")
     cases = [(case.get("classname"), case.get("name"), [part.tag for part in case]) for case in suite.iter("testcase")]

@@ -25,7 +25,7 @@ from ampcompare.results.report.document import (
 )
 from ampcompare.results.report.outlines import LEAD, OUTLINES, PAGES
 from ampcompare.results.report.outlook import outlook_document, outlook_text
-from ampcompare.results.report.tables import grid_table, listing_table, room
+from ampcompare.results.report.tables import grid_table, listing_table, terminal_width
 from ampcompare.results.report.terminal import Terminal
 
 PACKAGE = Path(ampcompare.__file__).parent
@@ -132,9 +132,9 @@ def test_only_a_terminal_has_a_width(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pipe or a file gets whole lines, whatever COLUMNS says."""
     monkeypatch.setenv("COLUMNS", "72")
     monkeypatch.setattr("sys.stdout", io.StringIO())
-    assert room() is None
+    assert terminal_width() is None
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-    assert room() == 72
+    assert terminal_width() == 72
 
 
 def _outlook(*, rates_known: bool = True) -> Outlook:

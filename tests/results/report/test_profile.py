@@ -4,7 +4,7 @@ import pytest
 
 from ampcompare.results.records.profile import (
     ArmProfile,
-    Held,
+    HeldMemory,
     Layer,
     Limits,
     Memory,
@@ -31,9 +31,9 @@ def _arm(name: str, seconds: float, dtype: str) -> ArmProfile:
         layers=[Layer(module="head", seconds=0.001)],
         memory=Memory(
             measured_bytes=3 * 2**20,
-            held=[Held(kind="weights", dtype=dtype, bytes=2 * 2**20)],
+            held=[HeldMemory(kind="weights", dtype=dtype, bytes=2 * 2**20)],
             rest_bytes=2**20,
-            layers=[Held(kind="head", dtype=dtype, bytes=2**20)],
+            layers=[HeldMemory(kind="head", dtype=dtype, bytes=2**20)],
         ),
         limits=Limits(flops=2e9, bytes=1e8, peak_flops=1e12, peak_bytes=1e11, peak_dtype=dtype, source="a data sheet"),
         trials=[TimedChange(change="--channels-last", before_seconds=1, seconds=0.75)],

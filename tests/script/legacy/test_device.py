@@ -306,14 +306,14 @@ def test_no_thread_of_a_group_outlives_the_script(write, forked, end) -> None:
         "train.py",
         f"""
         import atexit, pathlib, torch
-        from ampcompare.script.legacy.cpu_device import run_on_cpu
+        from ampcompare.script.legacy.cpu_device import redirect_cuda_to_cpu
 
         def tell():
             tasks = pathlib.Path("/proc/self/task").iterdir()
             print(*(task.joinpath("comm").read_text().strip() for task in tasks))
 
-        atexit.register(tell)  # runs after what run_on_cpu registers
-        run_on_cpu()
+        atexit.register(tell)  # runs after what redirect_cuda_to_cpu registers
+        redirect_cuda_to_cpu()
         store = torch.distributed.HashStore()
         torch.distributed.init_process_group("nccl", store=store, rank=0, world_size=1, device_id=torch.device("cuda"))
         torch.distributed.all_reduce(torch.ones(1).cuda())

@@ -7,6 +7,8 @@ with torch 1.13, that runs them in place of this one.
 import ast
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -41,11 +43,11 @@ scaler = kind("cpu", init_scale=1024.0, growth_interval=3) if kind else torch.cu
 )
 JUMP = """
 import time
-real_clock, calls = time.perf_counter, []
+real_clock, calls = time.CLOCK, []
 def jump():
     calls.append(1)
-    return real_clock() - (1000.0 if len(calls) > 30 else 0.0)
-time.perf_counter = jump
+    return real_clock() - (1000.0 if len(calls) > 20 else 0.0)
+time.CLOCK = jump
 """
 SCRIPTS = {
     "plain": """
@@ -214,6 +216,29 @@ def test_rows_are_what_the_script_prints(name: str, recorded: Any) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["plain", "two optimizers in turn", "scaler"])
+def test_a_kill_loses_no_step_that_has_ended(name: str, recorded: Any) -> None:
+    """Also where a worker of a loader was forked, which leaves the file alone."""
+    worker = "if os.fork() == 0: loss_of().backward(); optimizer.step(); os._exit(0)\nos.wait()\n"
+    start, body = EVERY[name].rsplit("\nfor ", 1)
+    body = re.sub(r"range\(\d\)", "range(20)", body) + "    sys.stdout.flush(); count()\n"
+    head = "import os, signal\nsteps = []\ndef count():\n    steps.append(1)\n" + (
+        "    if len(steps) == 17: os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done, rows = recorded(head + start + "\n" + worker + "for " + body, "--seed", "0")
+    steps = _printed(done.stdout, "STEP")
+    assert (done.returncode, len(steps), rows.ended) == (-signal.SIGKILL, 17, None), done.stderr
+    assert [repr(step.loss) for step in rows.steps] == [loss for _, loss in steps]
+    assert [str(all(step.applied)) for step in rows.steps] == [applied for applied, _ in steps]
+
+
+@pytest.mark.parametrize("word", ["--local_rank=1", "--local-rank=1"])
+def test_the_word_of_an_old_launcher_is_that_of_the_script(word: str, recorded: Any) -> None:
+    """torch.distributed.launch puts it before all others."""
+    done, rows = recorded("import sys\nprint('WORDS', *sys.argv[1:])\n" + EVERY["plain"], word)
+    assert (_printed(done.stdout, "WORDS"), len(rows.steps)) == ([[word]], 5)
+
+
 def test_learning_rates_and_a_limit(recorded: Any) -> None:
     _, rows = recorded(EVERY["scheduler"], "--max-steps", "3")
     assert [step.lr for step in rows.steps] == [0.01, 0.01, 0.005]
@@ -231,11 +256,12 @@ def test_shifted_seeds_are_those_of_an_arm(recorded: Any) -> None:
     assert _printed(done.stdout, "SEED") == [["2000007"], ["2000007"]]
 
 
-def test_a_clock_that_jumps_leaves_every_step(recorded: Any) -> None:
-    """Its clock goes back by 1000 seconds at some point: that step has no time, and a note says so."""
-    done, rows = recorded(EVERY["plain"].replace("range(5)", "range(40)"), prelude=JUMP)
+@pytest.mark.parametrize("clock", ["perf_counter", "time"])
+def test_a_clock_that_jumps_leaves_every_step(clock: str, recorded: Any) -> None:
+    """A clock of it goes back by 1000 seconds at some point: that step has no time, and a note says so."""
+    done, rows = recorded(EVERY["plain"].replace("range(5)", "range(40)"), prelude=JUMP.replace("CLOCK", clock))
     assert len(rows.steps) == 40, done.stderr
-    assert [step.step for step in rows.steps if step.seconds <= 0][1:] != []  # the first step has none either
+    assert len([step.step for step in rows.steps if step.seconds <= 0]) == 2  # the first step has none either
     assert all(0 <= step.seconds < 500 for step in rows.steps)
     assert [step.step for step in rows.steps if step.grad_norm is not None] == [*range(8), 32]
     assert any("clocks disagreed" in note for note in rows.notes)

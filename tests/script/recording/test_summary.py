@@ -119,3 +119,33 @@ def test_skipped_steps_of_a_fused_optimizer(behind: Any, arm: str) -> None:
     finally:
         events.end()
     assert [row["applied"] for row in recorded if row["kind"] == "step"] == [True, False, True]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("arm", ["script", "fp32"])
+def test_a_step_without_the_scaler_of_its_loss_is_a_step(behind: Any, arm: str) -> None:
+    """The script scales the loss by its GradScaler and steps the optimizer by itself; one around another is one."""
+    recorder, events = Recorder(None, {}), Subscriptions(Layer.RECORD)
+    recorded: list[dict[str, Any]] = []
+    recorder.after_row(recorded.append)
+    rows = Rows(recorder)
+    behind(arm, rows)
+    record_grad_scalers(rows, events)
+    model, scaler = torch.nn.Linear(6, 3), torch.amp.GradScaler("cpu", init_scale=4.0)
+
+    class Around(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            inner.step()
+
+    inner = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer = Around(model.parameters(), 0.1)
+    try:
+        for _ in range(3):
+            scaler.scale(model(torch.ones(2, 6)).square().mean()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    finally:
+        events.end()
+    assert [row["applied"] for row in recorded if row["kind"] == "step"] == [True] * 3
+    losses = [row for row in recorded if row["kind"] == "backward"]
+    assert [row["overflow"] for row in losses] == [None if arm == "fp32" else False] * 3

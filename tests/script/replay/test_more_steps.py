@@ -83,6 +83,17 @@ for begin in range(0, 32, 8):
     optimizer.zero_grad()
 """
 T, C = SEQUENCES, IMAGES
+OF_LOSSES = """    for half in (0, 4):
+        now = slice(begin + half, begin + half + 4)
+        loss = nn.functional.binary_cross_entropy_with_logits(net(x[now]), y[now]) / 2
+        loss.backward()
+"""
+IN_ONE_PASS = """    loss = 0
+    for half in (0, 4):
+        now = slice(begin + half, begin + half + 4)
+        loss = loss + nn.functional.binary_cross_entropy_with_logits(net(x[now]), y[now]) / 2
+    loss.backward()
+"""
 # What it is, script, what stands for what, and the module and part that a replay has to name.
 MISTAKES = [
     ("softmax over the wrong dim", T, "scores.softmax(-1)", "scores.softmax(1).nan_to_num()", "attend", "fwd"),
@@ -143,6 +154,7 @@ MISTAKES = [
     ("align corners", C, "align_corners=False", "align_corners=True", "up", "fwd"),
     ("slope", C, "nn.LeakyReLU(0.1)", "nn.LeakyReLU(0.01)", "act", "fwd"),
     ("nesterov lost", C, ", nesterov=True", "", "(SGD)", "update"),
+    ("not divided, in one pass", C, OF_LOSSES, IN_ONE_PASS.replace(" / 2", ""), "(loss)", "fwd"),
     ("accumulation not divided", C, "y[now]) / 2\n", "y[now])\n", "(loss)", "fwd"),
     (
         "zero_grad between micro-batches",
@@ -203,6 +215,7 @@ HARMLESS = [
     ),
     ("channels last", C, "net = Net()\n", "net = Net().to(memory_format=torch.channels_last)\n"),
     ("mean by sum", C, "y[now]) / 2\n", "y[now], reduction='sum') / 32\n"),
+    ("one pass for two losses", C, OF_LOSSES, IN_ONE_PASS),
     ("zero_grad none", C, "optimizer.zero_grad()", "optimizer.zero_grad(set_to_none=False)"),
 ]
 

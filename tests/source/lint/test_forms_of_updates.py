@@ -9,6 +9,16 @@ from ampcompare.source.lint.run import Selection, fix_text
 from tests.source.lint.forms import codes_of, codes_of_pair
 
 PAIRS = {
+    "AMP203: a scheduler that got the optimizer": """
+        schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [10], 0.3)
+        for batch in loader:
+            optimizer.zero_grad()
+            scaler.scale(model(batch)).backward()
+            optimizer.step()  # wrong
+            scaler.step(optimizer)  # right
+            scaler.update()  # right
+            schedule.step()
+    """,
     "AMP219: a threshold that decides a flag": """
         for batch in loader:
             scaler.scale(model(batch)).backward()

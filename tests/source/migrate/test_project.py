@@ -142,7 +142,7 @@ def test_a_file_that_initializes_is_found_in_another_folder_of_the_project(tmp_p
         "        y = model(x)\n        with amp.scale_loss(y, optimizer) as scaled:\n            scaled.backward()\n"
         "        optimizer.step()\n"
     )
-    assert "a part of Apex's core is in train.py too" in migrate_file(path).migration.findings[0].message
+    assert "a part of Apex's core is in ../../tools/train.py too" in migrate_file(path).migration.findings[0].message
 
 
 @pytest.mark.slow

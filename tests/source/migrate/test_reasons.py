@@ -41,6 +41,17 @@ REASONS = {
     + "    if b:\n        if c < 3:\n    "
     + INNER.replace("\n    ", "\n        ").rstrip(" ")
     + "    optimizer.step()  #!\n",
+    "other steps with this loss, and amp.initialize does not get it": "other = SGD(weights)\n"
+    + INITIALIZE
+    + LOOP
+    + STEP
+    + "    other.zero_grad()\n    loss.backward()  #!\n    other.step()\n",
+    "group steps with this loss, and holds group.first, for which losses are scaled": INITIALIZE.replace(
+        "optimizer", "group.first"
+    )
+    + "for x in data:\n    group.zero_grad()\n    loss = model(x)\n"
+    + BLOCK.replace("optimizer", "group.first")
+    + "    loss.backward()  #!\n    group.step()\n",
     "opts['d'] steps with this loss, and whether it is one of": INITIALIZE
     + LOOP
     + STEP
@@ -120,7 +131,7 @@ REASONS = {
     + "def update(o):\n    o.step()  #!\n"
     + LOOP.replace("loss, optimizer", "loss, [o, p]")
     + "    update(o)\n    update(p)\n",
-    "gradients that are still scaled are read in a function that does not step": INITIALIZE
+    "gradients of optimizer may be scaled here still, where they are read, and no step of it is below": INITIALIZE
     + "def norm():\n    return sum(p.grad.sum() for p in model.parameters())  #!\ndef run(x):\n    loss = model(x)\n"
     + BLOCK
     + "    print(norm())\nfor x in data:\n    optimizer.zero_grad()\n    run(x)\n    optimizer.step()\n",

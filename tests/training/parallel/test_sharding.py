@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ampcompare.base.errors import BackendUnavailable, PreparationError
-from ampcompare.base.tensors.sharded import is_sharded, whole
+from ampcompare.base.tensors.sharded import gather_whole, is_sharded
 from ampcompare.base.tensors.skippable_step import skip_on_device
 from ampcompare.training.parallel.sharding import ShardTypes, is_sharded_model, shard, units
 from ampcompare.training.process_group import group_of_one
@@ -66,7 +66,9 @@ def test_an_optimizer_steps_shards() -> None:
         params = optimizer.param_groups[0]["params"]
         assert all(is_sharded(param) for param in params)
         assert [id(param) for param in params] == [id(param) for param in model.parameters()]
-        assert all(torch.equal(whole(param.detach()), value) for param, value in zip(params, before, strict=True))
+        assert all(
+            torch.equal(gather_whole(param.detach()), value) for param, value in zip(params, before, strict=True)
+        )
         assert all(is_sharded(optimizer.state[param]["sum"]) for param in params)
         assert is_sharded_model(model.blocks[0])
         assert is_sharded_model(model.blocks[0][1])  # batch norm, in fp32

@@ -15,7 +15,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.backends.catalog import BUILT_IN, described_backends
 from ampcompare.backends.spec import BackendSpec, ContractArm
 from ampcompare.base.errors import PreparationError, UnsupportedCombination
-from ampcompare.base.tensors.sharded import whole
+from ampcompare.base.tensors.sharded import gather_whole
 from ampcompare.base.tensors.skippable_step import skip_on_device
 from ampcompare.training.precision.base import Precision, PrecisionWrapper, make_precision
 from ampcompare.training.process_group import choose_backend, group_of_one
@@ -123,7 +123,7 @@ def stepped(parts: list[Tensor], device: torch.device) -> list[Tensor]:
 
 
 def weights(model: nn.Module) -> list[Tensor]:
-    return [whole(param.detach()).float().clone() for param in model.parameters()]
+    return [gather_whole(param.detach()).float().clone() for param in model.parameters()]
 
 
 def backward(precision: Precision, model: nn.Module, optimizers: list[SGD], x: Tensor, **options: object) -> None:
@@ -162,7 +162,7 @@ def test_gradients_are_unscaled_once_and_a_step_moves_the_weights_by_them(arm: s
     params = precision.unscale(optimizer)
     owned = {id(param) for group in optimizer.param_groups for param in group["params"]}
     assert {id(param) for param in params} == owned
-    norm = whole(torch.nn.utils.clip_grad_norm_(params, 1e9))
+    norm = gather_whole(torch.nn.utils.clip_grad_norm_(params, 1e9))
     torch.testing.assert_close(norm.float(), expected_norm, rtol=0.05, atol=0.01)
     before = [None if param.grad is None else param.grad.clone() for param in params]
     assert any(grad is not None for grad in before)

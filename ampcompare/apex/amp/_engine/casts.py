@@ -32,13 +32,13 @@ def half_cast(handle: AmpHandle, name: str = "", *, caching: bool = True, dtype:
     dtype = dtype or handle.half_dtype
     # Methods: twice as fast as `to`, which parses its arguments.
     plain = Tensor.half if dtype is torch.float16 else Tensor.bfloat16
-    convert = _print_casts(handle, plain, f"Float->{_TYPE_NAMES[dtype]} ({name})")
+    convert = _printing_cast(handle, plain, f"Float->{_TYPE_NAMES[dtype]} ({name})")
     if caching and handle.has_cache:
         if handle.strict:
-            convert = _cache_strictly(handle, convert)
+            convert = _strictly_caching_cast(handle, convert)
         elif handle.half_dtype is torch.float16:
-            convert = _cache_weights(handle, convert)
-    return _on_cuda_only(convert) if handle.cuda_only else convert
+            convert = _caching_cast(handle, convert)
+    return _cuda_only_cast(convert) if handle.cuda_only else convert
 
 
 _TYPE_NAMES = {torch.float16: "Half", torch.bfloat16: "BFloat16"}
@@ -46,11 +46,11 @@ _TYPE_NAMES = {torch.float16: "Half", torch.bfloat16: "BFloat16"}
 
 def float_cast(handle: AmpHandle, name: str = "") -> Cast:
     """Return the cast to float32."""
-    convert = _print_casts(handle, Tensor.float, f"Half->Float ({name})")
-    return _on_cuda_only(convert) if handle.cuda_only else convert
+    convert = _printing_cast(handle, Tensor.float, f"Half->Float ({name})")
+    return _cuda_only_cast(convert) if handle.cuda_only else convert
 
 
-def _print_casts(handle: AmpHandle, convert: Cast, message: str) -> Cast:
+def _printing_cast(handle: AmpHandle, convert: Cast, message: str) -> Cast:
     if not handle.verbose:
         return convert
 
@@ -61,7 +61,7 @@ def _print_casts(handle: AmpHandle, convert: Cast, message: str) -> Cast:
     return announce
 
 
-def _on_cuda_only(convert: Cast) -> Cast:
+def _cuda_only_cast(convert: Cast) -> Cast:
     def pass_cpu(value: Tensor) -> Tensor:
         return convert(value) if value.is_cuda else value
 
@@ -78,7 +78,7 @@ def cached_weight_cast(handle: AmpHandle) -> Cast | None:
     return _cached_weight(handle, Tensor.half)
 
 
-def _cache_weights(handle: AmpHandle, convert: Cast) -> Cast:
+def _caching_cast(handle: AmpHandle, convert: Cast) -> Cast:
     """Cache casts of fp32 parameters, while the parameter is what it was when it was cast."""
     cast_weight = _cached_weight(handle, convert)
     float32 = torch.float32
@@ -122,7 +122,7 @@ def _cached_weight(handle: AmpHandle, convert: Cast) -> Cast:
     return cast_weight
 
 
-def _cache_strictly(handle: AmpHandle, convert: Cast) -> Cast:
+def _strictly_caching_cast(handle: AmpHandle, convert: Cast) -> Cast:
     """Cache casts of fp32 parameters as Apex does: until the cache is cleared, whatever is loaded meanwhile."""
     cache = handle.cache
     passes_gradients = handle.half_dtype is torch.float16

@@ -152,7 +152,7 @@ class ScaledLoss(AbstractContextManager[Any]):
         self._scaler = scaler
         if scaler.dynamic:
             device = device_skip.common_device(self._loss, optimizers)
-            self._on_device = device is not None and scaler.goes_on_device(device)
+            self._on_device = device is not None and scaler.prepare_on_device(device)
         if not self._delay_unscale:
             # Strict mode: Apex prepares optimizers in a list only, not in a tuple.
             for optimizer in () if state["strict"] and isinstance(self._given, tuple) else optimizers:

@@ -17,13 +17,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from ampcompare.backends.script_arms import engine_in_script
 from ampcompare.base.environment.fingerprint import THREAD_VARIABLES, fingerprint, host_name
 from ampcompare.base.environment.variables import CELL_FOLDER, CODE_FOLDER, MASK
 from ampcompare.base.files.run_files import CellFile, RunFile
 from ampcompare.base.formatting import few
 from ampcompare.base.processes.client import Fork
 from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, Sandbox
-from ampcompare.base.processes.start import how_ended
+from ampcompare.base.processes.script_environment import script_environment
+from ampcompare.base.processes.start import exit_code_text
 from ampcompare.base.secrets import mask, mask_variable
 from ampcompare.experiment.launch.cell_files import (
     files_of_other_cells,
@@ -87,7 +89,7 @@ class ScriptLauncher(ForkServerLauncher):
     ) -> RunRecord:
         assert config.script is not None
         make_cell_folder(folder)
-        for old in folder.glob(CellFile.SCRIPTS):
+        for old in (*folder.glob(CellFile.SCRIPTS), *folder.glob(CellFile.SCRIPT_TAILS)):
             old.unlink()
         write_config(config, folder)
         started, begin = datetime.now(UTC).isoformat(timespec="milliseconds"), time.perf_counter()
@@ -199,18 +201,14 @@ def _exit_code_of_ranks(folder: Path) -> int | None:
 
 
 def cell_environment(config: RunConfig, folder: Path) -> dict[str, str]:
-    """Return the environment of a script: that of this process, with as many threads per pool as cells have.
-
-    Strings hash alike in all cells, also those of another server: a script may number its classes by a set of names.
-    """
+    """Return the environment of a cell with a script."""
     assert config.script is not None
-    threads = dict.fromkeys(THREAD_VARIABLES, str(config.threads))
     own = {
         CELL_FOLDER: str(folder.resolve()),
         CODE_FOLDER: str(config.script.folder),
         MASK: mask_variable(),
     }
-    return {"PYTHONHASHSEED": "0", **threads, **os.environ, **own, "PYTHONUNBUFFERED": "1"}
+    return {**script_environment(config.threads), **own, "PYTHONUNBUFFERED": "1"}
 
 
 def script_command(config: RunConfig, script: ScriptConfig, folder: Path) -> list[str]:
@@ -235,8 +233,7 @@ def script_command(config: RunConfig, script: ScriptConfig, folder: Path) -> lis
     options += {"warn": [], "strict": ["--strict-guards"], "off": ["--no-guards"]}[config.guards]
     if script.compat_torch:
         options.append("--compat-torch")
-    engine = config.parsed_arm.options.get("engine")
-    if engine == "nvidia":
+    if engine_in_script(config.parsed_arm) == "nvidia":
         options += ["--engine", "nvidia"]
     if script.is_module:
         options.append("-m")
@@ -267,7 +264,7 @@ def _exit_code_for_script(code: int, rows: ScriptRows) -> int:
 def _failure_reason(script: ScriptConfig, code: int, rows: ScriptRows, folder: Path) -> str:
     """Return why a script gave no result; "" if it did."""
     if code < 0:
-        return f"the script {how_ended(code)}"
+        return f"the script {exit_code_text(code)}"
     ended = rows.ended or {}
     if str(ended.get("error")).startswith("EOFError: EOF when reading"):
         return "the script reads from standard input, but a cell has none; pass the answer as an option of the script"

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.experiment.launch.cell_files import last_lines
-from ampcompare.experiment.launch.script.output import COLOR, widen
+from ampcompare.experiment.launch.script.output import COLOR, widen_numbers
 from ampcompare.experiment.launch.script.rows import read_rows
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
@@ -78,7 +78,7 @@ def list_metrics(config: RunConfig) -> ShortRun:
     steps = script_steps(config)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        record = brief_record(config, folder)
+        record = record_brief_run(config, folder)
         rows = read_rows(folder / CellFile.SCRIPT)
         seen = [
             SeenMetric(metric, rows.sources[metric], len(values), values[-1], _metric_option(metric))
@@ -88,7 +88,7 @@ def list_metrics(config: RunConfig) -> ShortRun:
     return ShortRun(tuple(seen), record.error, record.summary.num_steps >= steps)
 
 
-def brief_record(config: RunConfig, folder: Path) -> RunRecord:
+def record_brief_run(config: RunConfig, folder: Path) -> RunRecord:
     """Run the script of a configuration for some steps, in a folder of its own, and return its record.
 
     Args:
@@ -137,7 +137,9 @@ def _figures(line: str) -> Iterator[tuple[str, str, re.Match[str]]]:
     for printed in PRINTED.finditer(line):
         yield printed["name"], rf"{re.escape(printed['name'])}(?:\s*[:=]\s*|\s+)", printed
     for entry in ENTRY.finditer(line):
-        quote, name, opening = entry["quote"], entry["name"], entry["open"] or ""
+        quote = entry["quote"]
+        name = entry["name"]
+        opening = entry["open"] or ""
         yield name, _without_apostrophe(f"{quote}{re.escape(name)}{quote}: ?{re.escape(opening)}"), entry
 
 
@@ -170,7 +172,7 @@ def _candidate_patterns(name: str, before: str, owner: str, owners: list[str], n
 
 def _match_places(pattern: str, lines: list[str]) -> list[Place]:
     """Return where a pattern takes a number, as it reads the output of a script."""
-    wide = widen(pattern)
+    wide = widen_numbers(pattern)
     return [
         (row, found.end(1) - len(found[1].lstrip())) for row, line in enumerate(lines) for found in wide.finditer(line)
     ]

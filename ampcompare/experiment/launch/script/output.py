@@ -61,7 +61,9 @@ class OutputReader:
     def __init__(self, pipe: BinaryIO, log: Path, metrics: Sequence[ScriptMetric]) -> None:
         self._pipe = pipe
         self._log = log
-        self._patterns = {metric.name: widen(metric.pattern) for metric in metrics if metric.pattern is not None}
+        self._patterns = {
+            metric.name: widen_numbers(metric.pattern) for metric in metrics if metric.pattern is not None
+        }
         self._lines: dict[int | None, bytes] = {}  # begun by each rank
         self.values: dict[str, list[float]] = {name: [] for name in self._patterns}
         self.parts: dict[str, tuple[str, str]] = {}
@@ -69,13 +71,14 @@ class OutputReader:
 
     def part_faults(self) -> dict[str, str]:
         """Return by metric why the values that its pattern has matched cannot be used."""
-        mixed = {
-            name: f"metric {name}: its numbers have several units, {first} and {other}; let its pattern match "
-            "one of them only"
-            for name, units in self.units.items()
-            if len(units) > 1
-            for first, other in [[number + unit for unit, number in units.items()][:2]]
-        }
+        mixed: dict[str, str] = {}
+        for name, units in self.units.items():
+            if len(units) > 1:
+                first, other, *_ = [number + unit for unit, number in units.items()]
+                mixed[name] = (
+                    f"metric {name}: its numbers have several units, {first} and {other}; let its pattern match "
+                    "one of them only"
+                )
         return mixed | {
             name: f"metric {name}: its pattern takes {part} of {whole}, which may be one number; let its group match "
             r"separators too, as in ([\d.,]+), or let it go on behind the group"
@@ -84,7 +87,9 @@ class OutputReader:
 
     def pump(self) -> None:
         """Copy and match all that comes; a progress bar ends its lines by a carriage return."""
-        self._written, self._secrets, rest = 0, StreamMask(), b""
+        self._written = 0
+        self._secrets = StreamMask()
+        rest = b""
         with self._pipe, self._log.open("wb") as self._file:
             while block := self._pipe.read1(BLOCK):  # type: ignore[attr-defined]
                 rest = self._read(rest + block)
@@ -147,7 +152,7 @@ class OutputReader:
                 self.values[name].append(Printed(number, rank, passing))
 
 
-def widen(pattern: str) -> re.Pattern[str]:
+def widen_numbers(pattern: str) -> re.Pattern[str]:
     r"""Return a pattern whose group, as in `Acc ([\d.]+)`, also matches what a number becomes: nan, inf, or below 0.
 
     Else the last finite value would stand for a run that has diverged. A sign counts after a space or one of `=:(`, and

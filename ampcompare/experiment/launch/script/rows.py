@@ -11,6 +11,7 @@ from ampcompare.base.files.run_files import CellFile
 from ampcompare.results.records.document import to_float
 from ampcompare.results.records.ledger import Ledger
 from ampcompare.results.records.run import ScriptFacts, SeedCall, StepRecord
+from ampcompare.script.recording.tail import rows_in_tail
 
 KNOWN = ("lr", "grad_norm")  # of a step, where its row says them
 
@@ -80,6 +81,7 @@ def read_rows(path: Path) -> ScriptRows:
             continue
         if isinstance(row, dict):
             read.append(row)
+    read += rows_in_tail(path, read)
     if read:
         rows.header = read.pop(0)
     for row in read:
@@ -217,11 +219,13 @@ def rows_of_training_process(folder: Path) -> ScriptRows:
     if not children or not _is_group(children):
         return rows
     first = min(children, key=lambda one: one.rank or (0, 1))
-    first.notes.append(f"the steps are those of {'rank 0 of ' if len(children) > 1 else ''}{_number(children)} started")
+    first.notes.append(
+        f"the steps are those of {'rank 0 of ' if len(children) > 1 else ''}{_process_count_text(children)} started"
+    )
     return first
 
 
-def _number(children: Sequence[ScriptRows]) -> str:
+def _process_count_text(children: Sequence[ScriptRows]) -> str:
     return f"{len(children)} processes that the script has" if len(children) > 1 else "a process that the script has"
 
 

@@ -25,8 +25,8 @@ from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.files.write import write_atomically
 from ampcompare.base.formatting import printable
 from ampcompare.base.processes.sandbox import Sandbox
-from ampcompare.base.processes.start import kill_family, start_command
-from ampcompare.base.secrets import hide, mask
+from ampcompare.base.processes.start import kill_family, module_command
+from ampcompare.base.secrets import hide_words, mask
 from ampcompare.base.version import __version__
 from ampcompare.experiment.launch.cell_files import (
     announce_cell,
@@ -36,7 +36,7 @@ from ampcompare.experiment.launch.cell_files import (
     write_config,
     write_record,
 )
-from ampcompare.experiment.launch.contract import Progress, StoppableProcess, interrupted_record
+from ampcompare.experiment.launch.contract import BY_HAND, Progress, StoppableProcess, interrupted_record
 from ampcompare.experiment.launch.places import ANYWHERE, Place
 from ampcompare.experiment.launch.script.launcher import (
     POLL_SECONDS,
@@ -107,12 +107,12 @@ def _script_as_written(config: RunConfig) -> ScriptConfig | None:
     return config.script if config.parsed_arm.is_as_written else None
 
 
-def look_at(stack: StackConfig, folder: Path) -> Stack:
+def inspect_stack(stack: StackConfig, folder: Path) -> Stack:
     """Start the Python of a stack once, and return what it has; the recorder was copied into the folder."""
     if stack.command in _known:
         return _known[stack.command]
     words = [*stack.words(folder), str(folder.resolve() / CellFile.RECORDER), "--probe"]
-    shown = printable(shlex.join(hide(stack.command)), MAX_SHOWN)
+    shown = printable(shlex.join(hide_words(stack.command)), MAX_SHOWN)
     try:
         process = subprocess.Popen(
             words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=outside_environment(),
@@ -138,7 +138,7 @@ def current_stack_facts(config: RunConfig) -> dict[str, Any]:
     assert config.stack is not None
     with tempfile.TemporaryDirectory(prefix=".stack.") as place:
         copy_recorder(Path(place))
-        found = look_at(config.stack, Path(place))
+        found = inspect_stack(config.stack, Path(place))
     return {} if found.fault else found.facts
 
 
@@ -223,12 +223,15 @@ class StackLauncher(ScriptLauncher):
         write_config(config, folder)
         if config.script is not None:
             _write_command(config, folder)
-        stack = look_at(config.stack, folder)
+        stack = inspect_stack(config.stack, folder)
         own = stack.records_by_itself(config) and not self.keeps_weights
         fault = stack.fault or ("" if own else _why_recorder_cannot(config, stack))
         if fault:
-            by_hand = f"; {CellFile.BY_HAND} in {folder} says how to record it by hand" if config.script else ""
-            record = failed_script_record(config, fault + by_hand * (not stack.facts), started=started)
+            is_by_hand = config.script is not None and not stack.facts
+            by_hand = f"; {CellFile.BY_HAND} in {folder} says how to record it by hand" if is_by_hand else ""
+            record = failed_script_record(config, fault + by_hand, started=started)
+            if is_by_hand:
+                record = record.model_copy(update={"environment": {**record.environment, BY_HAND: True}})
         elif own:
             return self._launch_inside(config, folder, stack, on_progress)
         else:
@@ -257,7 +260,7 @@ class StackLauncher(ScriptLauncher):
     def _open_process(self, command: Sequence[str], environment: Mapping[str, str], **options: Any) -> _Child:
         """Start a command that ends with this process, in the sandbox that the environment names."""
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, **options}
-        start = start_command("ampcompare.experiment.launch.script.supervise", *command)
+        start = module_command("ampcompare.experiment.launch.script.supervise", *command)
 
         def make() -> _Child:
             try:
@@ -331,7 +334,7 @@ class WeightsLauncher(StackLauncher):
 
     keeps_weights = True
 
-    def record_for(self, config: RunConfig, folder: Path) -> RunRecord | None:
+    def record_first_weights(self, config: RunConfig, folder: Path) -> RunRecord | None:
         """Record the first weights that a cell is to begin with, unless that was done for another cell of its seed.
 
         Returns:
@@ -383,7 +386,7 @@ def traced_command(
         EnvironmentUnfit: the stack cannot be started, or has no torch.
     """
     copy_recorder(folder)
-    found = look_at(stack, folder)
+    found = inspect_stack(stack, folder)
     if found.fault:
         raise EnvironmentUnfit(found.fault)
     if found.has_ampcompare and not found.apex:
@@ -393,7 +396,7 @@ def traced_command(
         options = [word for name, file in files.items() for word in (f"--{name}", str(folder / file))]
         limits = ["--seed", str(seed), "--max-steps", str(steps)]
         words = [str(folder / CellFile.RECORDER), *options, *limits, script, *arguments]
-    return start_command(f"{__package__}.supervise", *stack.words(folder), *words), found
+    return module_command(f"{__package__}.supervise", *stack.words(folder), *words), found
 
 
 def run_in_stack(
@@ -412,20 +415,21 @@ def run_in_stack(
     """
     with tempfile.TemporaryDirectory(prefix="ampcompare-stack-") as place:
         copy_recorder(Path(place))
-        found = look_at(stack, Path(place))
+        found = inspect_stack(stack, Path(place))
         if found.fault:
             raise EnvironmentUnfit(found.fault)
         target = str(Path(place, CellFile.SCRIPT) if record is None else os.path.abspath(record))
-        if found.has_ampcompare and not (Arm.parse(arm).is_as_written and found.apex):
+        is_as_written = Arm.parse(arm).is_as_written
+        if found.has_ampcompare and not (is_as_written and found.apex):
             start = ["-m", "ampcompare", "exec", "--arm", arm, *(["--record", target] if record is not None else [])]
             start += ["--ledger"] * ledger
         else:
             others = [name for name, value in options.items() if name not in RECORDED and value != DEFAULTS.get(name)]
-            if arm != "script" or others or ledger or options.get("shift_seeds") == "all":
+            if not is_as_written or others or ledger or options.get("shift_seeds") == "all":
                 if others:
                     what = f"--{others[0].replace('_', '-')}"
                 else:
-                    what = f"arm {arm}" if arm != "script" else "this"
+                    what = "this" if is_as_written else f"arm {arm}"
                 raise UnsupportedCombination(
                     f"{what} needs ampcompare {__version__}, which the stack {stack.name} lacks"
                 )
@@ -481,7 +485,7 @@ def record_with_stack(record: RunRecord, rows: ScriptRows, facts: Mapping[str, A
 def _write_command(config: RunConfig, folder: Path) -> None:
     """Write the command that records a cell by hand, on another machine too."""
     assert config.stack is not None
-    words = ["python", str(folder.resolve() / CellFile.RECORDER), *hide(recorder_words(config, folder))]
+    words = ["python", str(folder.resolve() / CellFile.RECORDER), *hide_words(recorder_words(config, folder))]
     text = (
         f"To record this cell by hand, copy this folder and the script to where the stack {config.stack.name} is, and "
         f"run there:\n\n    cd {shlex.quote(os.getcwd())}\n    {shlex.join(words)} 2>&1 | tee {CellFile.LOG}\n\n"

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from ampcompare import guards
 from ampcompare.base.environment.fingerprint import fingerprint, host_name
 from ampcompare.base.environment.ranks import DistributedEnv
-from ampcompare.base.environment.torch_names import missing_torch_name
+from ampcompare.base.environment.torch_names import missing_torch_name_error
 from ampcompare.base.errors import AmpCompareError, EnvironmentUnfit
 from ampcompare.base.files.loaded_code import CodeWatch
 from ampcompare.base.files.run_files import CellFile
@@ -36,7 +36,7 @@ from ampcompare.base.formatting import first_line, format_count
 from ampcompare.base.tensors.tf32 import Tf32
 from ampcompare.experiment.launch.cell_files import (
     archive_checkpoints,
-    continue_steps,
+    copy_first_steps,
     progress_writer,
     read_config,
     record_with_code,
@@ -45,7 +45,7 @@ from ampcompare.experiment.launch.cell_files import (
 )
 from ampcompare.experiment.launch.contract import Phase, Progress, failed_record
 from ampcompare.experiment.launch.places import record_with_place
-from ampcompare.experiment.launch.stop_signal import stopped_by_signal
+from ampcompare.experiment.launch.stop_signal import request_stop_at_signals
 from ampcompare.experiment.launch.worker.monitor import SystemMonitor
 from ampcompare.results.records.evaluation import EpochResult, emulated_type
 from ampcompare.results.records.run import ProcessFacts, Resumption, RunRecord, RunSummary, StepRecord, dump_json
@@ -246,7 +246,9 @@ def _log(text: str) -> None:
 
 def run(cell: Cell, on_progress: Callable[[Progress], None] | None = None) -> None:
     """Train to the end, or to a request to stop; write each step, and collect metrics and readings of the machine."""
-    metrics, session, warmup_steps = cell.metrics, cell.session, cell.config.warmup_steps
+    metrics = cell.metrics
+    session = cell.session
+    warmup_steps = cell.config.warmup_steps
     # No report holds the session: in a circle, replicas would outlive an error, and the other ranks wait for this one.
     first_epoch, total = session.position.epoch, session.assembly.total_steps
     block: Sequence[StepRecord] = ()
@@ -261,7 +263,7 @@ def run(cell: Cell, on_progress: Callable[[Progress], None] | None = None) -> No
 
     session.on_phase = report
     files = LineFile(cell.steps_path), LineFile(cell.epochs_path)
-    with cell.compute, cell.saver, files[0] as steps, files[1] as epochs, stopped_by_signal(cell.stop):
+    with cell.compute, cell.saver, files[0] as steps, files[1] as epochs, request_stop_at_signals(cell.stop):
         epochs.write(map(_epoch_without_samples, metrics.epochs))  # of the run that this one resumes
         for event in session.events():
             if isinstance(event, EpochResult):
@@ -288,7 +290,9 @@ def record(cell: Cell, world: DistributedEnv | None, *, start_seconds: float, se
     Args:
         start_seconds: from the start of the process or launcher until training could begin.
     """
-    config, session, metrics = cell.config, cell.session, cell.metrics
+    config = cell.config
+    session = cell.session
+    metrics = cell.metrics
     summary = metrics.summary(
         session.divergence, cell.memory.peak(), seconds, ended=session.end_reason, rollbacks=session.rollbacks
     )
@@ -367,7 +371,7 @@ class LineFile:
         try:
             self._file = path.open("ab", buffering=0)
         except OSError as error:
-            raise self._cannot_write(error) from error
+            raise self._write_error(error) from error
 
     def write(self, records: Iterable[StepRecord | EpochResult]) -> None:
         """Append records, each as one line."""
@@ -376,9 +380,9 @@ class LineFile:
             while text:  # a nearly full disk may accept only a part
                 text = text[self._file.write(text) :]
         except OSError as error:
-            raise self._cannot_write(error) from error
+            raise self._write_error(error) from error
 
-    def _cannot_write(self, error: OSError) -> EnvironmentUnfit:
+    def _write_error(self, error: OSError) -> EnvironmentUnfit:
         reason = error.strerror or error
         return EnvironmentUnfit(f"cannot write {self._path}: {reason}; free some space or choose another --output-dir")
 
@@ -503,14 +507,14 @@ def _prepare_files(folder: Path, point: _ResumePoint | None, attempt: int) -> No
         write_atomically(folder / CellFile.STEPS, "")
         return
     step = point.resumption.step
-    if not continue_steps(folder, [point.path.parent.parent / CellFile.STEPS], step):
+    if not copy_first_steps(folder, [point.path.parent.parent / CellFile.STEPS], step):
         point.resumption.notes.append(f"{CellFile.STEPS} begins with step {step}")
 
 
 def record_of_failure(config: RunConfig, error: Exception, process: str = "") -> RunRecord:
     """Return the record of a cell that an exception ended, with the exit code of the command."""
     exit_code = ARM_FAILED
-    error = missing_torch_name(error) or error
+    error = missing_torch_name_error(error) or error
     if isinstance(error, AmpCompareError):  # these errors carry their own exit code
         text, exit_code = str(error), error.exit_code
     elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):

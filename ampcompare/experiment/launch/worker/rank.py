@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from ampcompare.base.environment.fingerprint import fingerprint
-from ampcompare.base.environment.ranks import DistributedEnv, loopback, world_of
+from ampcompare.base.environment.ranks import DistributedEnv, loopback, read_distributed_env
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit, LaunchError
 from ampcompare.base.files.loaded_code import CodeWatch
 from ampcompare.base.files.run_files import log_name
@@ -36,13 +36,13 @@ from ampcompare.experiment.launch.cell_files import (
 )
 from ampcompare.experiment.launch.contract import Progress
 from ampcompare.experiment.launch.places import record_with_place
-from ampcompare.experiment.launch.stop_signal import stopped_by_signal
+from ampcompare.experiment.launch.stop_signal import request_stop_at_signals
 from ampcompare.experiment.launch.worker.cell import end_with_parent, record_of_failure, train_cell
 from ampcompare.experiment.launch.worker.stall import Roll, is_timeout, show_stack_on_signal
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.training.parallel.ranks import ProcessGroup, require_equal
-from ampcompare.training.process_group import bound_to, choose_backend
+from ampcompare.training.process_group import choose_backend, select_gpu_for_group
 from ampcompare.training.stop_request import StopRequest
 
 if TYPE_CHECKING:
@@ -106,11 +106,11 @@ def run_rank(
                     traceback.print_exc(file=file)
             record = record_of_failure(config, error, process=f"rank {world.rank}")
             if not _is_first_to_fail(roll, world, error):
-                with stopped_by_signal(StopRequest()):  # which torchrun sends to the other ranks
+                with request_stop_at_signals(StopRequest()):  # which torchrun sends to the other ranks
                     _wait_for_record(roll)
                 return record, False
             if roll is not None and is_timeout(error.__cause__ or error):
-                record = record_of_failure(config, LaunchError(roll.find_stalled(config.stall_timeout)))
+                record = record_of_failure(config, LaunchError(roll.stalled_ranks_message(config.stall_timeout)))
             record = record_with_place(record)
             write_record(record, folder)
             if roll is not None:
@@ -146,7 +146,7 @@ def _wait_for_record(roll: Roll | None) -> None:
 def main(arguments: list[str]) -> int:
     """Train as one rank; the exit code is 0 unless the record is one of a failure."""
     folder = Path(arguments[0])
-    world = world_of(url=arguments[1] if len(arguments) > 1 else None)
+    world = read_distributed_env(url=arguments[1] if len(arguments) > 1 else None)
     assert world is not None
     end_with_parent()
     send_output_to(folder / log_name(world.rank))
@@ -184,7 +184,7 @@ def open_store(world: DistributedEnv) -> Store:
 @contextlib.contextmanager
 def process_group(world: DistributedEnv, store: Store, backend: str, device: str, seconds: float) -> Iterator[None]:
     """Initialize the process group and destroy it on exit; a collective operation may take so many seconds."""
-    binding = bound_to(backend, torch.device(device))
+    binding = select_gpu_for_group(backend, torch.device(device))
     if world.nodes == 1 and (name := loopback()) is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)  # the host's name may resolve to no address
     store.set_timeout(timedelta(seconds=max(seconds, RENDEZVOUS_SECONDS)))

@@ -61,7 +61,7 @@ class Roll:
         """Report that this rank still reacts."""
         self._store.set(f"answer{self._world.rank}", "1")
 
-    def find_stalled(self, seconds: float) -> str:
+    def stalled_ranks_message(self, seconds: float) -> str:
         """Request the stack of each rank of this machine, and name those for which others waited so many seconds."""
         others = [rank for rank in range(self._world.size) if rank != self._world.rank]
         for rank in others:

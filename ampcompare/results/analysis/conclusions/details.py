@@ -7,7 +7,12 @@ from ampcompare.results.analysis.conclusions.phrases import capitalize_sentence
 from ampcompare.results.analysis.conclusions.recommendation import why_none_recommended
 from ampcompare.results.analysis.inference.effect import ERROR_RATE, MIN_PAIRS
 from ampcompare.results.analysis.pairing.learning import idle_verdict, why_margin_too_wide
-from ampcompare.results.analysis.pairing.pairs import are_identical, have_equal_losses, other_weights, pairs_by_seed
+from ampcompare.results.analysis.pairing.pairs import (
+    are_identical,
+    have_equal_losses,
+    have_other_weights,
+    pairs_by_seed,
+)
 from ampcompare.results.records.comparison import ArmSummary, Comparison
 from ampcompare.results.records.metric import Metric
 from ampcompare.results.records.run import RunRecord, RunSummary
@@ -32,7 +37,9 @@ CPU_LISTS = (
 
 def details(comparison: Comparison) -> Iterable[str]:
     """Yield what neither the headline nor the tables show of the runs of a comparison."""
-    rows, records, reference = comparison.arms, comparison.records, comparison.reference
+    rows = comparison.arms
+    records = comparison.records
+    reference = comparison.reference
     margin, metric = comparison.margin, comparison.metric
     known = comparison.by_arm()
     by_arm = {arm: known.get(arm, []) for arm in [reference, *(row.arm for row in rows)]}
@@ -129,7 +136,7 @@ def _equal_loss_sentences(by_arm: Mapping[str, Sequence[RunRecord]], reference: 
     """Yield which arms had the losses of the reference, and weights that differ or are not known."""
     pairs = {arm: pairs_by_seed(runs, by_arm[reference]) for arm, runs in by_arm.items() if arm != reference}
     alike = [arm for arm, its in pairs.items() if have_equal_losses(its) and not are_identical(its)]
-    apart = [arm for arm in alike if other_weights(pairs[arm])]
+    apart = [arm for arm in alike if have_other_weights(pairs[arm])]
     unknown = [arm for arm in alike if arm not in apart]
     for arms, weights in (
         (apart, "their final weights differ"),

@@ -6,13 +6,13 @@ from ampcompare.base.formatting import printable
 from ampcompare.results.analysis.conclusions.phrases import ArmNames, names_of, number_word
 from ampcompare.results.analysis.conclusions.recommendation import (
     MIN_SAVING,
-    difference_with_interval,
+    device_phrase,
+    difference_interval_text,
     memory_saving,
     memory_saving_text,
-    on_device,
     recommended_arms,
     sample_caveat,
-    step_time_ratio,
+    step_time_ratio_text,
     use_sentence,
 )
 from ampcompare.results.analysis.inference.effect import MIN_PAIRS
@@ -259,7 +259,7 @@ def _differences_text(rows: Sequence[ArmSummary], metric: Metric) -> str:
 
 def _sentence_on_difference(kind: Kind, rows: Sequence[ArmSummary], comparison: Comparison) -> str:
     metric = comparison.metric
-    parts = [f"{row.arm} ({difference_with_interval(row, metric)})" for row in rows]
+    parts = [f"{row.arm} ({difference_interval_text(row, metric)})" for row in rows]
     how = f"{kind} in {metric.quality} than"
     if metric.quality == "accuracy":
         how = f"{'more' if kind == 'better' else 'less'} accurate than"
@@ -281,7 +281,7 @@ def _sentences_on_open(rows: Sequence[ArmSummary], comparison: Comparison, names
     tested = [row for row in rows if row not in few and row.quality.low is not None]
     if tested:
         noun = "the interval reaches" if len(tested) == 1 else "their intervals reach"
-        shown = f" ({difference_with_interval(tested[0], metric)})" if len(tested) == 1 else ""
+        shown = f" ({difference_interval_text(tested[0], metric)})" if len(tested) == 1 else ""
         width = f"±{comparison.margin:g}{metric.difference_suffix}"
         arms = names.name([row.arm for row in tested])
         yield f"Inconclusive for {arms}: {noun} beyond the margin of {width}{shown}."
@@ -302,7 +302,9 @@ def _outcome_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[Run
         for row in comparison.arms:
             records = by_arm.get(row.arm, [])
             ended = [record for record in records if record.status == status]
-            count, total, why = len(ended), len(records), ""
+            count = len(ended)
+            total = len(records)
+            why = ""
             if status == "diverged":
                 count, total = row.diverged, row.completed + row.diverged
                 why = divergence_cause(records)
@@ -320,15 +322,15 @@ def _outcome_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[Run
 def _speed_sentences(comparison: Comparison, rows: Sequence[ArmSummary], everyone: Sequence[str]) -> Iterable[str]:
     """Yield the relative step times of these rows, and of which the speed is not known, with the reason."""
     known = [row for row in rows if row.time.low is not None]
-    where = on_device(comparison)
+    where = device_phrase(comparison)
     if len(known) == 1:
         (row,) = known
         doubt = ", inconclusive" if row.time.kind in OPEN else ""
-        yield f"{row.arm} takes {step_time_ratio(row)} the step time of {comparison.reference}{where}{doubt}."
+        yield f"{row.arm} takes {step_time_ratio_text(row)} the step time of {comparison.reference}{where}{doubt}."
     elif known:
         known.sort(key=lambda row: row.time.effect or 0.0)
         parts = [
-            f"{row.arm} {step_time_ratio(row, ', inconclusive' if row.time.kind in OPEN else '')}"
+            f"{row.arm} {step_time_ratio_text(row, ', inconclusive' if row.time.kind in OPEN else '')}"
             for row in known[:MAX_NAMED]
         ]
         more = f" and {len(known) - MAX_NAMED} more" if len(known) > MAX_NAMED else ""
@@ -366,7 +368,7 @@ def _unknown_speeds(rows: Sequence[ArmSummary]) -> list[tuple[list[str], str]]:
 
 def _memory_sentence(comparison: Comparison, rows: Sequence[ArmSummary]) -> str:
     """Return which of these rows need less or more memory; nothing of a CPU, whose peaks move between runs."""
-    if on_device(comparison) and comparison.records:
+    if device_phrase(comparison) and comparison.records:
         return ""
     apart = sorted((row for row in rows if abs(memory_saving(row)) >= MIN_SAVING), key=memory_saving, reverse=True)
     parts = [f"{row.arm} {memory_saving_text(row)}" for row in apart[:MAX_NAMED]]

@@ -53,7 +53,7 @@ def use_sentence(row: ArmSummary, comparison: Comparison) -> str:
     reference, metric = comparison.reference, comparison.metric
     samples = sample_caveat([row], comparison)
     if row.quality.kind == "better":
-        kept = f"better {metric.quality} than {reference} ({difference_with_interval(row, metric)}){samples}"
+        kept = f"better {metric.quality} than {reference} ({difference_interval_text(row, metric)}){samples}"
     elif row.quality.kind == "identical":
         kept = f"identical to {reference}"
     else:
@@ -65,8 +65,8 @@ def use_sentence(row: ArmSummary, comparison: Comparison) -> str:
         )
     gains = []
     if row.time.kind == "better":
-        gains.append(f"{step_time_ratio(row)} its step time{on_device(comparison)}")
-    if memory_saving(row) >= MIN_SAVING and (comparison.prefer == "memory" or not on_device(comparison)):
+        gains.append(f"{step_time_ratio_text(row)} its step time{device_phrase(comparison)}")
+    if memory_saving(row) >= MIN_SAVING and (comparison.prefer == "memory" or not device_phrase(comparison)):
         gains.append(f"{memory_saving_text(row)} peak memory")
     if comparison.prefer == "memory":
         gains.reverse()
@@ -80,7 +80,7 @@ def sample_caveat(rows: Sequence[ArmSummary], comparison: Comparison) -> str:
     return f" on these {open_ones[0].samples:,} {noun}, not shown for new ones" if open_ones else ""
 
 
-def difference_with_interval(row: ArmSummary, metric: Metric) -> str:
+def difference_interval_text(row: ArmSummary, metric: Metric) -> str:
     """Return a difference with the interval of the test that decided on it, and updates that may explain it."""
     its = row.quality
     shown = f"Δ {metric.difference_with_unit(its.effect or 0)}"
@@ -89,7 +89,7 @@ def difference_with_interval(row: ArmSummary, metric: Metric) -> str:
     return "; ".join(filter(None, [shown, its.after]))
 
 
-def step_time_ratio(row: ArmSummary, doubt: str = "") -> str:
+def step_time_ratio_text(row: ArmSummary, doubt: str = "") -> str:
     """Return the relative step time of an arm with its interval and a doubt, such as `0.61x (0.58 to 0.65)`."""
     its = row.time
     if its.effect is None:
@@ -99,7 +99,7 @@ def step_time_ratio(row: ArmSummary, doubt: str = "") -> str:
     return f"{its.effect:.2f}x ({its.low:.2f} to {its.high:.2f}{doubt})"
 
 
-def on_device(comparison: Comparison) -> str:
+def device_phrase(comparison: Comparison) -> str:
     """Return where times were measured, if that is no GPU."""
     devices = {str(record.environment.get("device", "cpu")).partition(":")[0] for record in comparison.records}
     return " on this CPU" if devices == {"cpu"} else ""

@@ -37,9 +37,9 @@ from ampcompare.results.analysis.pairing.scores import (
     effect_in_steps,
     has_score,
     metric_of,
+    score_spacing,
     spread_floor,
-    step_of,
-    step_of_scores,
+    value_spacing,
 )
 from ampcompare.results.records.evaluation import PrecisionResult, PrecisionRow
 from ampcompare.results.records.metric import Metric
@@ -72,7 +72,7 @@ def accuracy_margin(records: Sequence[RunRecord], reference: str, terms: Terms, 
 
 def _metric_resolution(metric: Metric, runs: Sequence[RunRecord], values: Sequence[float]) -> float:
     """Return the least difference of two values, in the unit of shown differences."""
-    step = step_of_scores(step_of(runs), metric, values)
+    step = score_spacing(value_spacing(runs), metric, values)
     if metric.difference != "points":
         return 100 * max(FLOAT32_STEP, step)
     if metric.counts:
@@ -103,7 +103,7 @@ def accuracy_effect(pairs: Sequence[Pair], error_share: float = 0.0, pilot: Coll
         return None
     runs = [run for pair in pairs for run in pair]
     values = [value for run in runs if has_score(value := run.summary.metric_final, metric)]
-    step = step_of_scores(step_of(runs), metric, values)
+    step = score_spacing(value_spacing(runs), metric, values)
     floor = spread_floor(metric, min(samples), [*arm, *reference], step)
     early = [not pilot or seed in pilot for seed in seeds]
     if not pilot and any(start_difference_reason(*pair) for pair in pairs):
@@ -162,19 +162,21 @@ def precision_rows(by_arm: Mapping[str, Sequence[RunRecord]], metric: Metric) ->
     found: dict[tuple[str, bool, str], list[tuple[RunRecord, PrecisionResult]]] = {}
     for arm, records in by_arm.items():
         for record in records:
-            for result in record.summary.in_precisions if record.status == "completed" else ():
+            if record.status != "completed":
+                continue
+            for result in record.summary.in_precisions:
                 found.setdefault((arm, result.averaged, result.precision), []).append((record, result))
     return [_precision_row(arm, evaluated, metric) for (arm, *_), evaluated in found.items()]
 
 
 def _precision_row(arm: str, evaluated: Sequence[tuple[RunRecord, PrecisionResult]], metric: Metric) -> PrecisionRow:
     _, first = evaluated[0]
-    measured = [
-        (value, own, result)
-        for record, result in evaluated
-        if (value := result.values.get(metric.name)) is not None
-        and (own := _value_in_own_precision(record, averaged=first.averaged)) is not None
-    ]
+    measured: list[tuple[float, float, PrecisionResult]] = []
+    for record, result in evaluated:
+        value = result.values.get(metric.name)
+        own = _value_in_own_precision(record, averaged=first.averaged)
+        if value is not None and own is not None:
+            measured.append((value, own, result))
     errors = [result.error for _, result in evaluated if result.error]
     row = PrecisionRow(
         arm=arm, precision=first.precision, averaged=first.averaged, half=first.half, runs=len(measured),

@@ -23,7 +23,7 @@ from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.verdict import Verdict
 
 
-def tail_loss(pairs: Sequence[Pair], pilot: Collection[int] = ()) -> Evidence:
+def tail_loss_evidence(pairs: Sequence[Pair], pilot: Collection[int] = ()) -> Evidence:
     """Return the effect over pairs, or why their losses cannot be compared; neither for records that keep none.
 
     Args:
@@ -51,7 +51,7 @@ def tail_loss(pairs: Sequence[Pair], pilot: Collection[int] = ()) -> Evidence:
 
 def loss_evidence(pairing: Pairing, pilot: Collection[int] = ()) -> Evidence:
     """Return what pairs say of the loss, and the verdict of an arm that needs no test; nothing without such a loss."""
-    tail = tail_loss(pairing.pairs, pilot)
+    tail = tail_loss_evidence(pairing.pairs, pilot)
     if tail.effect is None and not tail.untested:
         return tail
     untested = (

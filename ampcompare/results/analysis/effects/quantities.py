@@ -66,8 +66,12 @@ def quantity_tests(margin: AccuracyMargin, terms: Terms, design: SequentialDesig
             margin.margin_of_scores(),
             margin.metric.difference_of_scores,
         ),
-        "time": QuantityTest(time_evidence, terms.time(), lambda speed: time_ratio_of_log(-speed), of_training=False),
+        "time": QuantityTest(
+            time_evidence, terms.log_time_margin(), lambda speed: time_ratio_of_log(-speed), of_training=False
+        ),
         "loss": QuantityTest(
-            lambda pairing: loss_evidence(pairing, design.pilot), terms.loss(), lambda gain: math.expm1(-gain)
+            lambda pairing: loss_evidence(pairing, design.pilot),
+            terms.log_loss_margin(),
+            lambda gain: math.expm1(-gain),
         ),
     }

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from ampcompare.results.analysis.inference.effect import MIN_PAIRS, Effect, paired_effect
 from ampcompare.results.analysis.inference.verdict import Evidence
-from ampcompare.results.analysis.pairing.comparability import incomparable_time
+from ampcompare.results.analysis.pairing.comparability import incomparable_time_verdict
 from ampcompare.results.analysis.pairing.pairs import Pair, Pairing, divergence_verdict
 from ampcompare.results.records.run import RunRecord, SystemReadings, TimingRound
 from ampcompare.results.records.verdict import Verdict
@@ -90,7 +90,9 @@ def invalid_reason_of_arm(records: Sequence[RunRecord]) -> str:
 
 def _step_time_drift_reason(readings: SystemReadings) -> str:
     """Return how the step time changed from the first half of the run to the second, if it did; else ""."""
-    first, second, error = readings.first_half_seconds, readings.second_half_seconds, readings.halves_error
+    first = readings.first_half_seconds
+    second = readings.second_half_seconds
+    error = readings.halves_error
     if not first or not second or error is None:
         return ""
     change = math.log(second / first)
@@ -108,7 +110,7 @@ def time_evidence(pairing: Pairing) -> Evidence:
     valid.
     """
     pairs = pairing.pairs
-    untested = incomparable_time(pairing)
+    untested = incomparable_time_verdict(pairing)
     rounds = [_rounds_of_pair(pair) for pair in pairs]
     seeds = rounds if all(rounds) else [[pair] for pair in pairs]
     timed = _useful_pairs(seeds, lambda pair: all(record.summary.step_seconds_median for record in pair))

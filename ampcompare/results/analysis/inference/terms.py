@@ -67,11 +67,11 @@ class Terms:
         """The rule for the margin of the metric."""
         return parse_margin(self.margin)
 
-    def time(self) -> Margin:
+    def log_time_margin(self) -> Margin:
         """Return the margin of the logarithm of a ratio of times."""
         return Margin(math.log1p(self.time_margin), f"{100 * self.time_margin:g} %", practical=True)
 
-    def loss(self) -> Margin:
+    def log_loss_margin(self) -> Margin:
         """Return the margin of the logarithm of a ratio of training losses."""
         return Margin(math.log1p(self.loss_margin), f"{100 * self.loss_margin:g} %")
 

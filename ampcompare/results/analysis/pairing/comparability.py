@@ -63,12 +63,12 @@ def changed_settings(one: RunConfig, other: RunConfig) -> list[str]:
     return [path for path in {**first, **second} if first.get(path) != second.get(path)]
 
 
-def incomparable_accuracy(pairing: Pairing) -> Verdict:
+def incomparable_accuracy_verdict(pairing: Pairing) -> Verdict:
     """Return the verdict where the accuracies of pairs cannot be compared; an empty one if they can."""
     return _incomparable_verdict(pairing, accuracy_incomparable_reason)
 
 
-def incomparable_time(pairing: Pairing) -> Verdict:
+def incomparable_time_verdict(pairing: Pairing) -> Verdict:
     """Return the verdict where the step times of pairs cannot be compared; an empty one if they can."""
     pairs, same = pairing.pairs, pairing.same_software
     return (
@@ -78,7 +78,7 @@ def incomparable_time(pairing: Pairing) -> Verdict:
     )
 
 
-def incomparable_memory(pairing: Pairing) -> Verdict:
+def incomparable_memory_verdict(pairing: Pairing) -> Verdict:
     """Return the verdict where the peaks of memory of pairs cannot be compared; an empty one if they can."""
     return _incomparable_verdict(pairing, accuracy_incomparable_reason, _machine_reason)
 
@@ -164,7 +164,9 @@ def device_kind(record: RunRecord) -> str:
 
 def foreign_steps_text(record: RunRecord) -> str:
     """Return which other arm trained a run, and for how many steps, before its own arm resumed it."""
-    parts, before, own = [], 0, record.config.arm
+    parts = []
+    before = 0
+    own = record.config.arm
     for resumption in record.resumed:
         if resumption.arm and resumption.arm != own:
             steps = resumption.step - before

@@ -30,7 +30,7 @@ OF_UPDATES = {
 
 
 @dataclass(frozen=True)
-class Role:
+class RoleComparison:
     """One part of a step, as it was declared and as it ran; the remark says why nothing was seen, or who set it.
 
     Attributes:
@@ -72,7 +72,7 @@ def why_not_as_declared(records: Iterable[RunRecord]) -> str:
     return ""
 
 
-def update_options(arm: Arm) -> dict[str, tuple[Roles, set[str]]]:
+def options_of_updates(arm: Arm) -> dict[str, tuple[Roles, set[str]]]:
     """Return each option of updates alone, with what the arm without it declares and which fields it changes."""
     found = {}
     for name, word in arm.words.items():
@@ -96,7 +96,7 @@ def ineffective_option_sentences(arm: Arm, ledger: Ledger) -> list[str]:
     sentences = []
     if not ledger.groups or _is_all_skipped(ledger):
         return []
-    for word, (less, changed) in update_options(arm).items():
+    for word, (less, changed) in options_of_updates(arm).items():
         found = compare_roles(arm.roles, ledger)
         strict = replace(less, asks_state=True)  # what runs without the option is what it declares
         if not any(role.differs for role in (*found, *compare_roles(strict, ledger))):
@@ -128,14 +128,15 @@ def not_as_declared_verdict(records: Iterable[RunRecord]) -> Verdict:
     return Verdict.because("not as declared", why_not_as_declared(records))
 
 
-def compare_roles(roles: Roles | None, ledger: Ledger) -> list[Role]:
+def compare_roles(roles: Roles | None, ledger: Ledger) -> list[RoleComparison]:
     """Return each part of a step, those that differ first; a script as it is written has no declared roles."""
     if roles is None:
-        return [
-            Role(name, "", observed, remark=remark)
-            for name, observed, remark in _observed_parts(ledger)
-            if observed or (_is_all_skipped(ledger) and name in ("state", "rounding")) or "not seen" in remark
-        ]
+        parts: list[RoleComparison] = []
+        for name, text, remark in _observed_parts(ledger):
+            is_skipped = name in ("state", "rounding") and _is_all_skipped(ledger)
+            if text or is_skipped or "not seen" in remark:
+                parts.append(RoleComparison(name, "", text, remark=remark))
+        return parts
     observed = {name: (text, remark) for name, text, remark in _observed_parts(ledger)}
     if without := _steps_without_declared_products(roles, ledger):
         text, remark = observed["forward products"]
@@ -148,8 +149,10 @@ def compare_roles(roles: Roles | None, ledger: Ledger) -> list[Role]:
         departs = agrees and name in departing
         if name == "state" and departs:
             remark = f"the optimizer's own; {remark}"
-        rows.append(Role(name, declared, shown, not agrees, remark, departs))
-    rows += [Role(name, "", text, remark=remark) for name in FIGURES for text, remark in [observed[name]] if text]
+        rows.append(RoleComparison(name, declared, shown, not agrees, remark, departs))
+    rows += [
+        RoleComparison(name, "", text, remark=remark) for name in FIGURES for text, remark in [observed[name]] if text
+    ]
     return sorted(rows, key=lambda role: not role.differs)
 
 

@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ampcompare.base.formatting import few
-from ampcompare.results.analysis.pairing.comparability import incomparable_accuracy
+from ampcompare.results.analysis.pairing.comparability import incomparable_accuracy_verdict
 from ampcompare.results.analysis.pairing.pairs import Pair, Pairing, divergence_verdict
 from ampcompare.results.analysis.pairing.scores import has_score, metric_of
 from ampcompare.results.records.evaluation import EpochResult
@@ -96,7 +96,7 @@ def untested_verdict(pairing: Pairing, no_effect: Verdict) -> Verdict:
     """Return the verdict of an arm that cannot be judged by what its trainings reached; an empty one if it can."""
     return (
         divergence_verdict(pairing.arm)
-        or incomparable_accuracy(pairing)
+        or incomparable_accuracy_verdict(pairing)
         or no_effect
         or idle_verdict(pairing.arm)
         or (NO_VERDICT if idle_verdict([reference for _, reference in pairing.pairs]) else Verdict())
@@ -133,7 +133,8 @@ def _has_metric_without_number(record: RunRecord) -> bool:
 
 def idle_pairs_verdict(pairs: Sequence[Pair]) -> Verdict:
     """Return the verdict where in some pairs neither run learned anything: such pairs agree whatever the arm does."""
-    reasons = [reason for arm, other in pairs if (reason := why_idle(arm)) and why_idle(other)]
+    both = [(why_idle(arm), why_idle(other)) for arm, other in pairs]
+    reasons = [reason for reason, of_other in both if reason and of_other]
     if not reasons:
         return Verdict()
     return Verdict(kind="learned nothing", share=(len(reasons), len(pairs)), why=statistics.mode(reasons))

@@ -36,7 +36,7 @@ class Pairing:
     @property
     def survivors(self) -> tuple[int, int] | None:
         """On how many of the seeds that both ran a verdict rests, and how many these are; None if on all."""
-        return surviving_seeds(self.arm, self.reference)
+        return count_surviving_seeds(self.arm, self.reference)
 
     @property
     def updates(self) -> tuple[float, float] | None:
@@ -76,7 +76,7 @@ def pairs_of_counterparts(arm: Sequence[RunRecord], reference: Sequence[RunRecor
     return by_seed or [*((run, reference[0]) for run in arm), *((arm[0], run) for run in reference[1:])]
 
 
-def surviving_seeds(arm: Sequence[RunRecord], reference: Sequence[RunRecord]) -> tuple[int, int] | None:
+def count_surviving_seeds(arm: Sequence[RunRecord], reference: Sequence[RunRecord]) -> tuple[int, int] | None:
     """Return on how many of the seeds that both ran a verdict rests, and how many these are; None if on all.
 
     A seed that either side lost by divergence or failure may be one where the arms differ most.
@@ -117,7 +117,7 @@ def have_equal_losses(pairs: Sequence[Pair]) -> bool:
     return bool(pairs) and all(_have_same_losses(*pair) for pair in pairs)
 
 
-def other_weights(pairs: Sequence[Pair]) -> bool:
+def have_other_weights(pairs: Sequence[Pair]) -> bool:
     """Return whether a pair is known to have ended with different weights."""
     return any(
         None not in (ours := {_final_weights_hash(arm), _final_weights_hash(other)}) and len(ours) > 1

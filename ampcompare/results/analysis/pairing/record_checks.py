@@ -16,7 +16,7 @@ from ampcompare.results.records.document import read_with_source, record_checksu
 from ampcompare.results.records.run import RunRecord
 
 
-class Copy(NamedTuple):
+class UnusedCopy(NamedTuple):
     """A record that is not another run: whose it is and why, and whether its script seeds itself, as all seeds do."""
 
     text: str
@@ -58,14 +58,14 @@ def check_record(path: Path, raw: Mapping[str, Any], record: RunRecord) -> None:
     raise RecordError(f"{path}: {fault}")
 
 
-def unique_runs(records: Sequence[RunRecord]) -> tuple[list[RunRecord], list[Copy]]:
+def unique_runs(records: Sequence[RunRecord]) -> tuple[list[RunRecord], list[UnusedCopy]]:
     """Return the records that are one run each, and those that are not used.
 
     A cell counts once, and so does a completed run whose losses equal those of a lower seed of its arm to the last bit.
     A script that began from the weights and batches of a lower seed is no other run either, whatever its losses: they
     differ by what the seed does not determine, such as the order of additions on a GPU.
     """
-    copies: dict[int, Copy] = {}
+    copies: dict[int, UnusedCopy] = {}
     cells: set[tuple[str, int]] = set()
     first: dict[tuple[object, ...], int] = {}
     for number, record in sorted(enumerate(records), key=lambda item: item[1].config.recipe.seed):
@@ -85,7 +85,7 @@ def unique_runs(records: Sequence[RunRecord]) -> tuple[list[RunRecord], list[Cop
                 fault += ", so it is not an independent run"
             if by_script:
                 fault += f"; {SEEDS_ITSELF if config is None else why_alike(config, script)}"
-            copies[number] = Copy(f"{record.arm}, seed {seed}: {fault}", by_script)
+            copies[number] = UnusedCopy(f"{record.arm}, seed {seed}: {fault}", by_script)
         else:
             cells.add((record.arm, seed))
     kept = [record for number, record in enumerate(records) if number not in copies]

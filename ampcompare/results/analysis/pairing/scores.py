@@ -63,13 +63,13 @@ def has_score(value: float | None, metric: Metric) -> TypeGuard[float]:
     return value is not None and math.isfinite(value) and math.isfinite(metric.score(value))
 
 
-def value_of(record: RunRecord, name: str) -> float | None:
+def metric_value(record: RunRecord, name: str) -> float | None:
     """Return what a run reached in one of its metrics, by its name; None if it was not measured."""
     summary = record.summary
     return summary.metric_final if name == record.metric.name else summary.others_final.get(name)
 
 
-def step_of(records: Sequence[RunRecord]) -> float:
+def value_spacing(records: Sequence[RunRecord]) -> float:
     """Return the step between two neighboring final values of runs, as they are stored; 0 if none is known.
 
     That of a script is what it printed, and coarser where all values are; runs of one script print the same digits, of
@@ -97,7 +97,7 @@ def _printed_step(record: RunRecord, value: float, name: str) -> float:
     return last_digit_step(value) if value else 0.0
 
 
-def step_of_scores(step: float, metric: Metric, values: Iterable[float]) -> float:
+def score_spacing(step: float, metric: Metric, values: Iterable[float]) -> float:
     """Return a step of stored values as a difference of their scores."""
     if metric.difference == "points":
         return step

@@ -125,7 +125,7 @@ def mean_point(arm: ArmRuns, x: Sequence[float], y: Sequence[float]) -> list[Ser
     return [series]
 
 
-def stops_of(arm: ArmRuns, curves: Iterable[tuple[RunRecord, Curve]]) -> list[Series]:
+def divergence_marks(arm: ArmRuns, curves: Iterable[tuple[RunRecord, Curve]]) -> list[Series]:
     """Return a cross at the end of what can be drawn of each run that diverged."""
     ends = [(record, curve.x[-1], curve.y[-1]) for record, curve in curves if curve.x and record.status == "diverged"]
     if not ends:

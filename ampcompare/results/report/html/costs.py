@@ -22,7 +22,7 @@ from ampcompare.results.report.html.charts import (
     over_seeds,
 )
 from ampcompare.results.report.html.learning_curves import metric_by_epoch, metric_of_arms
-from ampcompare.results.report.html.runs import ArmRuns, round_digits, time_marks, undrawn_sentences
+from ampcompare.results.report.html.runs import ArmRuns, round_digits, undrawn_sentences, untimed_sentence
 from ampcompare.results.report.html.tracks import Track, TrackPlot, make_scale
 
 QUARTERS = (1, 5, 10, 15, 19)  # indices of the 5, 25, 50, 75 and 95 % quantiles in a trace
@@ -78,7 +78,7 @@ def step_time_plot(arms: Sequence[ArmRuns]) -> TrackPlot:
         ],
         [(scale.at(tick), f"{tick:,g}") for tick in scale.ticks(5)],
         sentence="" if times else _why_none(arms) or NO_STEP_TIMES,
-        mark=time_marks([arm for arm in arms if arm.ran]),
+        mark=untimed_sentence([arm for arm in arms if arm.ran]),
     )
 
 
@@ -90,7 +90,7 @@ def time_charts(arms: Sequence[ArmRuns], reference: str, most: int) -> list[Char
 def _why_none(arms: Sequence[ArmRuns]) -> str:
     """Return why a figure of times is empty if the times of all arms that ran are invalid; else ""."""
     ran = [arm for arm in arms if arm.ran]
-    return time_marks(ran) if ran and not any(arm.timed_runs for arm in ran) else ""
+    return untimed_sentence(ran) if ran and not any(arm.timed_runs for arm in ran) else ""
 
 
 def _seconds(record: RunRecord) -> list[float]:
@@ -126,7 +126,7 @@ def _time_to_accuracy(arms: Sequence[ArmRuns], reference: str, most: int) -> Cha
         ],
         None if target is None else _time_to(arms, target),
         sentence="" if series else _why_none(arms) or "No epoch was evaluated.",
-        mark=time_marks([arm for arm in arms if arm.ran]),
+        mark=untimed_sentence([arm for arm in arms if arm.ran]),
         whole_x=False,
     )
 
@@ -200,6 +200,6 @@ def _accuracy_against_time(arms: Sequence[ArmRuns]) -> Chart:
         "seconds of training",
         [View("", head, series, decimals=metric.decimals, unit=_unit(metric))],
         sentence="" if series else _why_none(arms) or "No run was completed.",
-        mark=time_marks([arm for arm in arms if arm.completed_runs]),
+        mark=untimed_sentence([arm for arm in arms if arm.completed_runs]),
         whole_x=False,
     )

@@ -18,7 +18,7 @@ from ampcompare.results.report.html.tracks import Scale, Track, TrackPlot, make_
 Gaps = Mapping[int, Sequence[tuple[float, int]]]  # of arms by their index: differences with their seeds
 
 
-def accuracy_effects(comparison: Comparison, arms: Sequence[ArmRuns]) -> TrackPlot:
+def accuracy_effect_plot(comparison: Comparison, arms: Sequence[ArmRuns]) -> TrackPlot:
     """Return differences of the metric, in the unit that is shown, paired by seed."""
     metric, unit = comparison.metric, comparison.metric.difference_unit
     form = effect_format("quality", comparison)
@@ -97,7 +97,9 @@ def _gaps(
 
 
 def _difference(arm: RunRecord, reference: RunRecord) -> float | None:
-    metric, here, there = arm.metric, arm.summary.metric_final, reference.summary.metric_final
+    metric = arm.metric
+    here = arm.summary.metric_final
+    there = reference.summary.metric_final
     if has_score(here, metric) and has_score(there, metric):
         return metric.shown_difference(metric.differ(here, there))
     return None
@@ -140,7 +142,9 @@ def _in_units(metric: Metric) -> str:
     unit = metric.difference_unit
     if metric.difference != "points":
         return " in percent of the reference's"
-    return " in percentage points" if unit == "pp" else f" in {unit}" if unit else ""
+    if unit == "pp":
+        return " in percentage points"
+    return f" in {unit}" if unit else ""
 
 
 def _tick_text(tick: float) -> str:

@@ -18,9 +18,9 @@ from ampcompare.results.report.html.charts import (
     View,
     band_series,
     differences,
+    divergence_marks,
     make_curve,
     over_seeds,
-    stops_of,
 )
 from ampcompare.results.report.html.runs import ArmRuns, join_names, undrawn_sentences
 
@@ -47,8 +47,8 @@ def learning_charts(arms: Sequence[ArmRuns], reference: str, most: int) -> list[
     """Return the metric of verdicts, validation loss and training loss, each with at most `most` points per curve."""
     return [
         _metric_chart(arms, reference, most),
-        _validation_loss(arms, reference, most),
-        _training_loss(arms, reference, most),
+        _validation_loss_chart(arms, reference, most),
+        _training_loss_chart(arms, reference, most),
     ]
 
 
@@ -100,7 +100,7 @@ def _views(arms: Sequence[ArmRuns], reference: str, most: int, quantity: _Quanti
     for arm in arms:
         curves = [(record, quantity.curve(record)) for record in arm.ran]
         absolute += series_of(arm, over_seeds((one for _, one in curves), most))
-        stops += stops_of(arm, curves)
+        stops += divergence_marks(arm, curves)
         if arm.row.arm == reference:
             continue
         paired = [
@@ -111,7 +111,7 @@ def _views(arms: Sequence[ArmRuns], reference: str, most: int, quantity: _Quanti
             same.append(arm.name)
             continue
         relative += series_of(arm, gap)
-        apart += stops_of(arm, paired)
+        apart += divergence_marks(arm, paired)
     of, decimals = printable(reference, 40), quantity.decimals
     gaps = View(
         "Difference", f"{quantity.gap_label} to {of}", relative, apart, signed=True, decimals=decimals,
@@ -181,7 +181,7 @@ def _epoch_table(bands: Sequence[tuple[ArmRuns, Band]], decimals: int) -> Table 
     return Table.of(["arm", *(f"epoch {longest[index]:g}" for index in indices)], rows)
 
 
-def _validation_loss(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
+def _validation_loss_chart(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
     loss = _Quantity(lambda record: epochs_of(record, lambda epoch: epoch.loss), "loss", "\u0394 loss", can_log=True)
     views, same = _views(arms, reference, most, loss)
     few = "" if _longest(views) > 1 else "Each run was evaluated once; the table of runs has the losses."
@@ -195,7 +195,7 @@ def _validation_loss(arms: Sequence[ArmRuns], reference: str, most: int) -> Char
     )
 
 
-def _training_loss(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
+def _training_loss_chart(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
     loss = _Quantity(_before_divergence, "loss", "\u0394 loss", can_log=True, dots=False)
     views, same = _views(arms, reference, most, loss)
     why = _reason_without_loss

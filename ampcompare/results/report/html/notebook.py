@@ -84,7 +84,9 @@ def record_view(record: RunRecord) -> tuple[str, str | None]:
 
 def lint_view(report: Any) -> tuple[str, str | None]:
     """Return what lint found, a `Report` of it."""
-    rows, unread, title = report.rows(), list(map(str, report.unread)), report.summary()
+    rows = report.rows()
+    unread = list(map(str, report.unread))
+    title = report.summary()
     lines = [f"{place}: {code} {printable(message, 500)}" for place, code, _, message, _ in rows]
     table = Table.of(
         ("place", "code", "level", "found", "remedy"), rows, caption="place, code, level, found, remedy", prose=True
@@ -95,7 +97,9 @@ def lint_view(report: Any) -> tuple[str, str | None]:
 
 def migration_view(migrated: Any) -> tuple[str, str | None]:
     """Return what migrate makes of a file, a `FileMigration`, with the patch."""
-    rows, patch, title = migrated.rows(), migrated.diff(), migrated.summary()
+    rows = migrated.rows()
+    patch = migrated.diff()
+    title = migrated.summary()
     table = Table.of(("place", "kind", "message"), rows, caption="place, kind, message", prose=True)
     sections = [Section("found", [table] if rows else []), Section("patch", [Code(patch)] if patch else [], "Patch")]
     text = "\n".join([title, "", patch, *migrated.lines()]).rstrip("\n")

@@ -22,12 +22,12 @@ from ampcompare.results.report.html.charts import (
     Series,
     View,
     band_series,
+    divergence_marks,
     make_curve,
     over_seeds,
-    stops_of,
 )
 from ampcompare.results.report.html.costs import memory_plot, step_time_plot, time_charts
-from ampcompare.results.report.html.effects import accuracy_effects, time_effect_plot
+from ampcompare.results.report.html.effects import accuracy_effect_plot, time_effect_plot
 from ampcompare.results.report.html.learning_curves import NO_TRACE, learning_charts, trace_curve
 from ampcompare.results.report.html.runs import (
     ArmRuns,
@@ -38,8 +38,8 @@ from ampcompare.results.report.html.runs import (
     shared_environment,
     shared_nondefault_settings,
     shared_settings,
-    time_marks,
     undrawn_sentences,
+    untimed_sentence,
 )
 from ampcompare.results.report.html.tracks import TrackPlot
 
@@ -64,10 +64,12 @@ class Charts(NamedTuple):
 
 def page_sections(comparison: Comparison, logs: Mapping[str, str]) -> list[Section]:
     """Return the sections, each of which is made once a page shows it."""
-    arms, reference, records = arms_with_runs(comparison), comparison.reference, comparison.records
+    arms = arms_with_runs(comparison)
+    reference = comparison.reference
+    records = comparison.records
     most = max(12, min(MAX_POINTS, ALL_POINTS // max(1, len(arms))))
     ran = [arm for arm in arms if arm.ran]
-    fault = time_marks(ran) if ran and all(arm.time_fault for arm in ran) else ""
+    fault = untimed_sentence(ran) if ran and all(arm.time_fault for arm in ran) else ""
     shared = cache(lambda: shared_settings(comparison))
 
     def effects(draw: Callable[[Comparison, Sequence[ArmRuns]], TrackPlot]) -> list[Block]:
@@ -109,7 +111,7 @@ def page_sections(comparison: Comparison, logs: Mapping[str, str]) -> list[Secti
 
     number = format_count(len(records), "run")
     return [
-        Section("differences", lambda: effects(accuracy_effects)),
+        Section("differences", lambda: effects(accuracy_effect_plot)),
         Section("ratios", lambda: effects(time_effect_plot)),
         Section("curves", [Figure("curves", curves)], "Curves"),
         Section("costs", [Figure("costs", costs)], "Memory and time"),
@@ -272,7 +274,7 @@ def _draw_stairs(
             plain.setdefault(band.low[0], []).append(arm.name)
             continue
         series += band_series(arm, band, stairs=True)
-        stops += stops_of(arm, curves)
+        stops += divergence_marks(arm, curves)
     return series, stops, plain
 
 

@@ -197,7 +197,7 @@ def _is_returned(name: str, event: Event) -> bool:
     )
 
 
-def _initialized_again(
+def _reinitialize_findings(
     module: LintModule, trace: Trace, event: Event, other: Event, models: set[str]
 ) -> Iterator[Finding]:
     if other.call is event.call or other.scope is not event.scope:
@@ -209,7 +209,9 @@ def _initialized_again(
         yield module.finding("AMP102", other.call, f"`amp.initialize` was called in line {event.call.lineno}")
 
 
-def _cast_after(module: LintModule, trace: Trace, event: Event, other: Event, models: set[str]) -> Iterator[Finding]:
+def _late_cast_findings(
+    module: LintModule, trace: Trace, event: Event, other: Event, models: set[str]
+) -> Iterator[Finding]:
     if other.subject not in models or not _is_statement(other):
         return
     trains = [last for last in trace[trace.index(other) :] if last.kind is Kind.SCALE_LOSS]
@@ -217,7 +219,9 @@ def _cast_after(module: LintModule, trace: Trace, event: Event, other: Event, mo
         yield module.finding("AMP111", other.call, f"`{other.name}` is cast after `amp.initialize`")
 
 
-def _moved_after(module: LintModule, trace: Trace, event: Event, other: Event, models: set[str]) -> Iterator[Finding]:
+def _late_move_findings(
+    module: LintModule, trace: Trace, event: Event, other: Event, models: set[str]
+) -> Iterator[Finding]:
     if other.subject not in models or not _is_statement(other) or not _moves_to_gpu(other):
         return
     moved = [one for one in trace[: trace.index(event)] if one.kind is Kind.CUDA]
@@ -226,7 +230,7 @@ def _moved_after(module: LintModule, trace: Trace, event: Event, other: Event, m
         yield module.finding("AMP113", other.call, f"`{other.name}` is moved after `amp.initialize`")
 
 
-def _converted_after(
+def _late_conversion_findings(
     module: LintModule, trace: Trace, event: Event, other: Event, models: set[str]
 ) -> Iterator[Finding]:
     if other.subject in models:
@@ -235,10 +239,10 @@ def _converted_after(
 
 # What an event behind an `amp.initialize` with some models may be wrong about, by its kind.
 FOLLOWING: dict[Kind, Callable[[LintModule, Trace, Event, Event, set[str]], Iterator[Finding]]] = {
-    Kind.INITIALIZE: _initialized_again,
-    Kind.HALF: _cast_after,
-    Kind.CUDA: _moved_after,
-    Kind.SYNC_BATCH_NORM: _converted_after,
+    Kind.INITIALIZE: _reinitialize_findings,
+    Kind.HALF: _late_cast_findings,
+    Kind.CUDA: _late_move_findings,
+    Kind.SYNC_BATCH_NORM: _late_conversion_findings,
 }
 
 
@@ -418,7 +422,7 @@ def result_of_conversion(module: LintModule) -> Iterator[Finding]:
     for call in module.calls_of("apex.parallel.convert_syncbn_model"):
         statement, model = module.parents[call], name_of(argument(call, "module", 0) or call.func)
         if isinstance(statement, ast.Expr):
-            edits = module.insert_text(module.start(statement), f"{model} = ") if call.args and model else ()
+            edits = module.insertion_edits(module.start(statement), f"{model} = ") if call.args and model else ()
             yield module.finding("AMP115", call, "the converted model is discarded", edits)
         elif isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Tuple):
             count = len(statement.targets[0].elts)

@@ -290,16 +290,16 @@ def _changed_use(module: LintModule, node: ast.expr, name: str, device: str) -> 
     end = module.end(node)
     if name in DECORATORS:
         if call is None:
-            return module.insert_text(end, f'(device_type="{device}")')
+            return module.insertion_edits(end, f'(device_type="{device}")')
         if any(one.arg is None for one in call.keywords) or call.args:
             return None
-        return module.insert_text(
+        return module.insertion_edits(
             _place_behind_parenthesis(module, call), f'device_type="{device}"' + (", " if call.keywords else "")
         )
     if call is None or any(isinstance(argument, ast.Starred) for argument in call.args):
         return None
     given = ", " if call.args or call.keywords else ""
-    changed = [*module.insert_text(_place_behind_parenthesis(module, call), f'"{device}"{given}')]
+    changed = [*module.insertion_edits(_place_behind_parenthesis(module, call), f'"{device}"{given}')]
     if name == "autocast":  # whose arguments are in another order
         starts = [module.start(argument) for argument in call.args]
         changed += [Edit(start, start, f"{key}=") for start, key in zip(starts, AUTOCAST, strict=False)]
@@ -401,7 +401,7 @@ def calls(module: LintModule) -> Iterator[Finding]:
             yield module.finding("AMP304", call, f"`{package}` has no `{last}`")
         elif full == "torch.nn.utils.clip_grad_norm":
             written = name_of(call.func).endswith("clip_grad_norm") and isinstance(call.func, ast.Attribute)
-            edits = module.insert_text(module.end(call.func), "_") if written else ()
+            edits = module.insertion_edits(module.end(call.func), "_") if written else ()
             yield module.finding("AMP306", call, "`clip_grad_norm` is deprecated", edits)
         elif full == "apex.amp.init":
             yield module.finding("AMP307", call, "`amp.init` was removed")

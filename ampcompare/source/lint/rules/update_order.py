@@ -34,7 +34,7 @@ def _optimizer_name(event: Event) -> str:
     return event.target if event.kind is Kind.SCALER_STEP else event.subject
 
 
-def _accumulates(event: Event, other: Event) -> str:
+def _accumulation_condition(event: Event, other: Event) -> str:
     """Return the condition on a remainder under which one event runs and another does not, if there is one."""
     return next((key for key in event.facts if "%" in key and key not in other.facts), "")
 
@@ -102,7 +102,9 @@ def every_microbatch(module: LintModule) -> Iterator[Finding]:
             if not _is_after_accumulation(trace, step):
                 continue
             for event in trace:
-                condition = _accumulates(step, event) if event.loops == step.loops and event.may_follow(step) else ""
+                condition = (
+                    _accumulation_condition(step, event) if event.loops == step.loops and event.may_follow(step) else ""
+                )
                 if not condition or any("%" in key for key in event.facts) or _steps_each_time(trace, event):
                     continue
                 if code := _code_of_microbatch(trace, event, step):
@@ -116,7 +118,7 @@ def _is_after_accumulation(trace: Trace, step: Event) -> bool:
         return False
     passes = (other for other in trace if other.kind is Kind.BACKWARD and other.loops[-1:] == loop)
     # The pass itself must run for each micro-batch: `if i % 2: train the generator` accumulates nothing.
-    return any(other.may_follow(step) and _accumulates(step, other) for other in passes)
+    return any(other.may_follow(step) and _accumulation_condition(step, other) for other in passes)
 
 
 def _code_of_microbatch(trace: Trace, event: Event, step: Event) -> str:

@@ -142,12 +142,12 @@ def weights_in_16_bits(module: LintModule) -> Iterator[Finding]:
         return
     if module.mentions(KEEPS_MASTERS) or module.mentions(TRAINS_OTHERS):
         return
-    yield from _built_on_half(module)
+    yield from _half_weight_findings(module)
     for maker, kind in of_lightning:
-        yield from _cast_by_lightning(module, maker, kind)
+        yield from _lightning_cast_findings(module, maker, kind)
 
 
-def _built_on_half(module: LintModule) -> Iterator[Finding]:
+def _half_weight_findings(module: LintModule) -> Iterator[Finding]:
     """Yield the optimizers of torch that are built on weights in 16 bits, and step."""
     for trace in module.traces:
         casts = _casts_in_trace(module, trace)
@@ -165,7 +165,7 @@ def _built_on_half(module: LintModule) -> Iterator[Finding]:
                 yield module.finding("AMP239", event.call, shown + _loss_of_updates(cast.kind))
 
 
-def _cast_by_lightning(module: LintModule, maker: str, kind: str) -> Iterator[Finding]:
+def _lightning_cast_findings(module: LintModule, maker: str, kind: str) -> Iterator[Finding]:
     """Yield the optimizers of torch whose weights a Trainer or a Fabric casts."""
     for call, name in module.resolved_calls:
         place = module.scope_of[call].node

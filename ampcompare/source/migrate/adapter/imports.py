@@ -5,13 +5,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ampcompare.source.amp_names import APEX, STARS, public_name
+from ampcompare.source.amp_names import APEX, STARS, is_of_no_apex, public_name
 from ampcompare.source.edits import Edits
 from ampcompare.source.migrate.finding import BY_HAND, NOTE, Finding, Unsure
 from ampcompare.source.migrate.read.names import Names
-from ampcompare.source.migrate.replacements import DDP, UNUSED, Replacements, may_lack_gradients
+from ampcompare.source.migrate.replacement_table import LAYER_OPTIONS, OPTIMIZERS
+from ampcompare.source.migrate.replacements import DDP, NEVER_THERE, UNUSED, Replacements, is_type, may_lack_gradients
 from ampcompare.source.migrate.rewrite import Migration, may_use_apex, torch_name
 from ampcompare.source.module import Module
+from ampcompare.source.syntax import argument, is_literal
 
 ADAPTER = "torch_amp_adapter"
 TEMPLATE = Path(__file__).with_name(f"{ADAPTER}.py.txt")
@@ -32,11 +34,19 @@ OF_TORCH = frozenset({
     "apex.fp16_utils.to_python_float", "apex.optimizers.FusedAdagrad", "apex.normalization.FusedRMSNorm",
     "apex.parallel.create_syncbn_process_group",
 })  # fmt: skip
+# Options of Apex's that those of the adapter, which mostly are torch's, do not take.
+LACKING = {
+    "FusedAdam": frozenset(OPTIMIZERS["FusedAdam"].dropped) - {"bias_correction", "adam_w_mode"} | {"amsgrad"},
+    "FusedSGD": frozenset(OPTIMIZERS["FusedSGD"].dropped),
+    **dict.fromkeys(("FusedLayerNorm", "SyncBatchNorm"), LAYER_OPTIONS),
+}
 # Functions that look a module up by its name, which is their first argument.
 LOOKUPS = frozenset({"find_spec", "import_module", "__import__", "find_loader"})
 OF_EVERY_MODULE = frozenset({"__name__", "__file__", "__doc__", "__dict__"})
 VERSIONS = frozenset({"get_distribution", "version", "distribution"})
 MISSING = "the adapter has no {}, so this stays; Apex is needed for it"
+NO_OPTION = "{0} of the adapter has no option {1}, which is Apex's alone: leave it out"
+NO_BUFFERS = "DistributedDataParallel of the adapter keeps no allreduce_buffers"
 LEFT = "the adapter has no {}, so the file stays as it is, on Apex"
 ASKS = "this asks for the installed package apex, which the adapter is not: change or remove it"
 
@@ -96,7 +106,9 @@ def adapt_text(text: str, adapter: str = ADAPTER, *, exports: bool = False) -> M
         return Migration(text, sorted(set(found)), len(names.uses), len(names.uses))
     findings, replaced = _replace_with_torch(module, names, edits, missing)
     missing = [each for each in missing if each[0] not in replaced]
-    findings += [Finding.at(node, BY_HAND, MISSING.format(full)) for node, full in missing]
+    for node, full in missing:
+        never = is_of_no_apex(full)
+        findings.append(Finding.at(node, NOTE if never else BY_HAND, (NEVER_THERE if never else MISSING).format(full)))
     gone = {_root_node(each) for each in replaced}
     used = {each.id for each in module.nodes if isinstance(each, ast.Name) and each not in gone}
     _change_imports(names, edits, adapter, missing, used if not exports else None)
@@ -104,7 +116,7 @@ def adapt_text(text: str, adapter: str = ADAPTER, *, exports: bool = False) -> M
         if twin(full) is not None:
             edits.replace(text_node, repr(adapter).replace("'", '"'))
     findings += [Finding.at(call, BY_HAND, ASKS) for call in _asked_versions(module)]
-    findings += _note_ddp(module, names)
+    findings += _note_ddp(module, names) + _find_options(module, names)
     return Migration(edits.result() if edits else text, sorted(set(findings)), len(names.uses), len(missing))
 
 
@@ -115,8 +127,23 @@ def _note_ddp(module: Module, names: Names) -> list[Finding]:
         if twin(full) == DDP.rpartition(".")[2]:
             outer = module.parent(node)
             call = outer if isinstance(outer, ast.Call) and outer.func is node else None
-            if may_lack_gradients(call):
+            if may_lack_gradients(call) and not is_type(module, node):
                 found.append(Finding.at(call or node, NOTE, UNUSED.format("delay_allreduce=True")))
+            kept = None if call is None else argument(call, "retain_allreduce_buffers", 5)
+            if kept is not None and not is_literal(kept, False):
+                found.append(Finding.at(kept, NOTE, NO_BUFFERS))
+    return found
+
+
+def _find_options(module: Module, names: Names) -> list[Finding]:
+    """Return what calls of the adapter's functions and classes give them that only Apex's take."""
+    found = []
+    for node, full in names.uses:
+        call = module.parent(node)
+        lacking = LACKING.get(twin(full) or "", frozenset())
+        for each in call.keywords if isinstance(call, ast.Call) and call.func is node else ():
+            if each.arg in lacking:
+                found.append(Finding.at(each.value, BY_HAND, NO_OPTION.format(twin(full), each.arg)))
     return found
 
 

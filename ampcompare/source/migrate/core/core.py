@@ -149,7 +149,7 @@ def _refuse_several_files(module: Module, sites: Sites, asked: ast.AST | None, a
         *(node for node in (*sites.masters, *sites.saves, *sites.loads, asked) if node is not None),
     ]
     for other in around.modules_that_share(module, everywhere=trains and not scales):
-        raise Unsure(nodes[0], SEVERAL_FILES.format(other.name))
+        raise Unsure(nodes[0], SEVERAL_FILES.format(around.name_of(other)))
     if not sites.initializes:
         raise Unsure(nodes[0], NO_INITIALIZE)
     if trains and not scales and not any(True for _ in module.methods("backward")):
@@ -158,7 +158,7 @@ def _refuse_several_files(module: Module, sites: Sites, asked: ast.AST | None, a
         updates = (each for each in above.nodes if is_backward(above, each) or is_update(above, each))
         if (found := next(updates, None)) is not None:
             line = getattr(found, "lineno", 0)
-            raise Unsure(nodes[0], UPDATES_ABOVE.format(ast.unparse(found), line, path.name))
+            raise Unsure(nodes[0], UPDATES_ABOVE.format(ast.unparse(found), line, around.name_of(path)))
 
 
 def is_list(module: Module, optimizers: ast.expr) -> bool:

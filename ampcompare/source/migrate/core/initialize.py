@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ampcompare.source.branches import is_exclusive
-from ampcompare.source.migrate.core.model_casts import wrapped_models
+from ampcompare.source.migrate.core.model_casts import wrapped_model_lines
 from ampcompare.source.migrate.core.scalers import conditions_of, is_constructor, varies
 from ampcompare.source.migrate.read.options import as_bool
 from ampcompare.source.migrate.read.sites import Initialize, Unsure
@@ -75,7 +75,7 @@ def _create(core: Core, initialize: Initialize, settings: _ScalerSettings) -> No
     if in_module:
         declare_global(core, function)
     default = [f"{planned.expression} = {core.off}"]
-    models = wrapped_models(core, initialize)
+    models = wrapped_model_lines(core, initialize)
     if in_class:
         _declare_in_class(core, initialize)
     above = _always_above(core, initialize)
@@ -133,7 +133,7 @@ def _declare_in_class(core: Core, initialize: Initialize) -> None:
     core.edits.before(first, [f"{core.planned.name} = {core.off}  # {name} sets it", ""])
 
 
-def _results(module: Module, initialize: Initialize) -> str:
+def _result_expression(module: Module, initialize: Initialize) -> str:
     """Return the expression that has the value of the call."""
     models, optimizers = initialize.arguments.get("models"), initialize.arguments.get("optimizers")
     if models is None:
@@ -162,7 +162,7 @@ def _value_of_each_target(target: ast.expr, values: list[ast.expr]) -> list[tupl
 
 def replace_call(core: Core, initialize: Initialize, lines: list[str]) -> None:
     """Put the value of `amp.initialize` in its place, and statements below or above it."""
-    results = _results(core.module, initialize)
+    results = _result_expression(core.module, initialize)
     module, edits, statement = core.module, core.edits, initialize.statement
     if isinstance(statement, ast.Expr) and statement.value is initialize.call:
         edits.replace_statement(statement, lines)

@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from ampcompare.source.index import Function, Index, choices_of
 from ampcompare.source.migrate.read.sites import Unsure
-from ampcompare.source.module import Module
-from ampcompare.source.syntax import dotted_name
+from ampcompare.source.syntax import bound_in, dotted_name
 
 if TYPE_CHECKING:
     from ampcompare.source.migrate.core.context import Core
@@ -31,7 +31,7 @@ OF_SCALE = (
 
 def refuse_internals(core: Core) -> None:
     """Refuse private state of Apex, which has no equivalent."""
-    for node, name in find_internals(core.module):
+    for node, name in find_internals(core.index):
         raise Unsure(node, NO_EQUIVALENT.format(name))
     for use, meaning in core.names.uses:
         if meaning.startswith(AMP_STATE) and not _read_scale(core, use, meaning):
@@ -48,13 +48,27 @@ def _read_scale(core: Core, use: ast.expr, meaning: str) -> bool:
     return True
 
 
-def find_internals(module: Module) -> Iterator[tuple[ast.expr, str]]:
-    """Yield each use of what `amp.initialize` gives an optimizer, as attribute or by `getattr` without a default."""
+def find_internals(index: Index) -> Iterator[tuple[ast.expr, str]]:
+    """Yield each use of what `amp.initialize` gives an optimizer, as attribute or by `getattr` without a default.
+
+    What a class of the project defines by such a name, as copies of Apex's older optimizers do, is none.
+    """
+    module = index.module
     for node in module.nodes:
         name: object = None
         if isinstance(node, ast.Call) and dotted_name(node.func) == "getattr" and len(node.args) == 2:
             name = getattr(node.args[1], "value", None)
         elif isinstance(node, ast.Attribute):
             name = node.attr
-        if name in NAMES and isinstance(node, ast.expr):
+        if name in NAMES and isinstance(node, ast.expr) and not _is_of_project(index, node, str(name)):
             yield node, str(name)
+
+
+def _is_of_project(index: Index, node: ast.expr, name: str) -> bool:
+    """Return whether an attribute is one of a class of the project, by the index or as it is of `self`."""
+    module = index.module
+    if any(isinstance(each, Function) for each in choices_of(index.of_expression(node, module.scope_of[node]))):
+        return True
+    owner = node.value if isinstance(node, ast.Attribute) else node.args[0] if isinstance(node, ast.Call) else None
+    holder = module.class_of(module.function(node))
+    return dotted_name(owner) == "self" and holder is not None and f"self.{name}" in bound_in(holder)

@@ -78,7 +78,7 @@ def casts_itself(core: Core) -> bool:
     return bool(level_of_fp16(core.sites)) or not any(each.block for each in core.sites.backwards)
 
 
-def wrapped_models(core: Core, initialize: Initialize) -> list[str]:
+def wrapped_model_lines(core: Core, initialize: Initialize) -> list[str]:
     """Return lines that let `forward` of the models run under autocast wherever it is called; none where calls do."""
     if not casts_itself(core):
         return []

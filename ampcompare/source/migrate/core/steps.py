@@ -13,12 +13,15 @@ from ampcompare.source.syntax import argument_values, arguments, bound_in, dotte
 
 MASTERS = "apex.amp.master_params"
 PACE = (
-    "gradients are clipped or read more often than the optimizer steps, while they are scaled: the limit, or the "
-    "gradients, are scaled to match; GradScaler is designed for clipping once per step"
+    "gradients are clipped here, or may be read, more often than the optimizer steps, while they are scaled: the "
+    "limit, or the gradients, are scaled to match; GradScaler is designed for clipping once per step"
 )
 MIXED = (
     "gradients are read here, and another backward pass follows before the step; GradScaler unscales once between two "
     "steps"
+)
+STILL_SCALED = (
+    "gradients of {0} may be scaled here still, where they are read, and no step of it is below in this function"
 )
 TOGETHER = "after an overflow Apex skips {0}; GradScaler skips each by its own gradients, so one may step alone"
 IN_EXPRESSION = "this step is a part of another statement; write it as a statement of its own"
@@ -50,7 +53,7 @@ def place_unscale(core: Core) -> None:
             if step is not None:
                 groups.setdefault((optimizer, id(step)), (step, []))[1].append(read)
             elif id(read.node) in core.order.pending:
-                raise Unsure(read.node, "gradients that are still scaled are read in a function that does not step")
+                raise Unsure(read.node, STILL_SCALED.format(optimizer))
             elif read.optimizers:
                 raise Unsure(read.node, f"no {optimizer}.step() follows these gradients in the same function")
     for (optimizer, _), (step, reads) in groups.items():
@@ -156,13 +159,16 @@ def _read_scaled(core: Core, optimizer: str, step: Step, read: Read) -> None:
         return
     core.bracketed.add(read.statement)
     grads = f'[p.grad for group in {optimizer}.param_groups for p in group["params"] if p.grad is not None]'
-    core.edits.before(
-        read.statement, [f"scaled_grads = {grads}", f"{core.torch}._foreach_div_(scaled_grads, {scaler}.get_scale())"]
+    # Where there are none, as before the first backward pass, torch refuses the empty list.
+    apart, again = (
+        ["if scaled_grads:", f"{core.module.unit}{core.torch}._foreach_{each}_(scaled_grads, {scaler}.get_scale())"]
+        for each in ("div", "mul")
     )
+    core.edits.before(read.statement, [f"scaled_grads = {grads}", *apart])
     stored = (each for each in ast.walk(read.statement) if isinstance(getattr(each, "ctx", None), ast.Store))
     rebinds = any(last_name(each) == "grad" for each in stored)
-    again = [f"scaled_grads = {grads}"] * rebinds  # others took the place of those that were unscaled
-    core.edits.after(read.statement, [*again, f"{core.torch}._foreach_mul_(scaled_grads, {scaler}.get_scale())"])
+    others = [f"scaled_grads = {grads}"] * rebinds  # which took the place of those that were unscaled
+    core.edits.after(read.statement, [*others, *again])
 
 
 def _limit(core: Core, call: ast.Call) -> ast.expr | None:
@@ -217,8 +223,8 @@ def _plain_parameters(core: Core, call: ast.Call) -> str | None:
     if _stepped_apart(core, module.function(call)):
         return None
     statement = module.statement(call)
-    for outer, positive in branches_around(module, statement):
-        here, there = (outer.body, outer.orelse) if positive else (outer.orelse, outer.body)
+    for outer, parse_positive in branches_around(module, statement):
+        here, there = (outer.body, outer.orelse) if parse_positive else (outer.orelse, outer.body)
         ours = [each for each in module.calls if core.names.meaning(each.func) == MASTERS and module.is_in(each, here)]
         theirs = [each for each, _ in module.methods("parameters") if module.is_in(each, there)]
         if not any(_is_twin(module, call, each) for each in theirs):

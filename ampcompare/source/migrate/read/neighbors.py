@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator
+import os
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,14 +26,16 @@ class Around:
 
     Attributes:
         path: of the module; None if it is text alone.
+        within: folders and files that were named together, as those of one project.
     """
 
     path: Path | None = None
+    within: tuple[Path, ...] = ()
     _projects: dict[Module, Project] = field(default_factory=dict, compare=False, repr=False)
 
     def project(self, module: Module) -> Project:
         """Return the project in which a module is the file of this path."""
-        return self._projects.setdefault(module, Project(self.path, module))
+        return self._projects.setdefault(module, Project(self.path, module, self.within))
 
     def index(self, module: Module) -> Index:
         """Return the calls of a module, and of those around it."""
@@ -45,6 +48,10 @@ class Around:
                 INDEXES.clear()
             INDEXES[modules] = Index(module, project)
         return INDEXES[modules].seen_from(module)
+
+    def name_of(self, path: Path) -> str:
+        """Return how another file is called from the folder of the module."""
+        return path.name if self.path is None else os.path.relpath(path, self.path.parent)
 
     def parse(self, text: str) -> Module:
         """Return the module of a text, that of the file where it is its own."""
@@ -229,6 +236,10 @@ def _names_taken(project: Project, path: Path, module: Module, names: Collection
             yield node.attr
 
 
-def look_around(path: Path) -> Around:
-    """Return what the files around a module have to do with it."""
-    return Around(path)
+def look_around(path: Path, within: Iterable[str | Path] = ()) -> Around:
+    """Return what the files around a module have to do with it.
+
+    Args:
+        within: folders and files that were named together, as those of one project.
+    """
+    return Around(path, tuple(map(Path, within)))

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from ampcompare.source.branches import Facts, contradict, expression_of, narrow
+from ampcompare.source.branches import Facts, branches_around, contradict, expression_of, narrow
 from ampcompare.source.call_order import DEFINITIONS, CallFollower, Frame
 from ampcompare.source.index import Answer, Event, Function, Imported, Index, Unknown, choices_of, nodes_of
 from ampcompare.source.migrate.finding import Unsure
@@ -21,6 +21,7 @@ from ampcompare.source.syntax import (
     argument,
     argument_values,
     arguments,
+    bound_in,
     dotted_name,
     elements,
     last_name,
@@ -611,8 +612,13 @@ class _Proof:
         if not isinstance(backward.site, Backward) or id(backward.node) in self._order.plain:
             return []
         near = [each for each in trace if each.block and each.scope is backward.scope]
-        same = [each for each in near if each.calls[:-1] == backward.calls[:-1]]
-        return [name for each in same or near for name in each.names]
+        same = [each for each in near if each.calls[:-1] == backward.calls[:-1]] or near
+        for outer, positive in branches_around(self._module, backward.node):
+            other = outer.orelse if positive else outer.body
+            twins = [each for each in same if self._module.is_in(each.node, other)]
+            if twins:  # it takes their place where nothing is scaled
+                return [name for each in twins for name in each.names]
+        return [name for each in same for name in each.names]
 
     def _note_pending(self, read: Happening, pending: list[tuple[str, Happening]]) -> None:
         """Note the optimizers whose gradients are still scaled at a read."""
@@ -741,15 +747,25 @@ class _Proof:
                 f"the way from here to a step of {_plain(name)} cannot be followed: write the step where the block is",
             )
 
-    @staticmethod
-    def _is_forward(event: Happening, inside: list[Happening]) -> bool:
-        """Return whether a call of something unknown computes the loss of a backward pass that comes next."""
+    def _is_forward(self, event: Happening, inside: list[Happening], block: Happening) -> bool:
+        """Return whether a call of something unknown computes the loss of a backward pass that comes next.
+
+        That of the next round is the block itself, whose loss must come from it.
+        """
         module, place = event.scope.module, inside.index(event)
         following = next((each for each in inside[place + 1 :] if each.kind in ("backward", "step")), None)
-        if following is None or following.kind != "backward":
-            return False
         statement = module.statement(event.node)
-        return isinstance(statement, (ast.Assign, ast.AugAssign)) or statement is module.statement(following.node)
+        if following is not None and following.kind == "backward":
+            return isinstance(statement, (ast.Assign, ast.AugAssign)) or statement is module.statement(following.node)
+        is_above = event.scope is block.scope and _line_of(event) < _line_of(block)
+        if not is_above or not isinstance(block.site, Backward):
+            return False
+        names, values = _names_in(block.site.loss), event.scope.values
+        for name in (waiting := list(names)):  # which grows meanwhile
+            behind = {each for value in values.get(name, []) for each in _names_in(value)} - names
+            names |= behind
+            waiting += behind
+        return statement is module.statement(block.node) or not names.isdisjoint(bound_in(statement))
 
     def _check_between(
         self, block: Happening, event: Happening, steps: list[Happening], name: str, inside: list[Happening]
@@ -760,7 +776,7 @@ class _Proof:
             if not inside_block:  # where gradients are scaled as with Apex
                 self._order.named.setdefault(self._place(event), self._own(event))
         elif event.kind == "unknown":
-            if event.text in ("self", "parameters", "gradients,parameters") and self._is_forward(event, inside):
+            if event.text in ("self", "parameters", "gradients,parameters") and self._is_forward(event, inside, block):
                 return
             if event.text in ("parameters", "gradients", "gradients,parameters") and self._has_frame(
                 block, event, steps
@@ -791,7 +807,7 @@ class _Proof:
 
     def _place(self, event: Happening) -> str:
         """Return what an event is, and where."""
-        line = getattr(event.node, "lineno", 0)
+        line = _line_of(event)
         what = f"{ast.unparse(event.node.func)}()" if isinstance(event.node, ast.Call) else ast.unparse(event.node)
         file = "" if event.scope.module is self._module else f" of {self._index.name_of(event.scope.module)}"
         return f"{what} in line {line}{file}"
@@ -856,8 +872,14 @@ class _Proof:
             not names.isdisjoint(read)
             or any(map(clips, calls))
             or any(self._reads_gradients(value) or not _names_in(value).isdisjoint(read) for value in values)
-            or any(ASKS_GRADIENTS.search(last_part(name)) for name in names)
+            or any(ASKS_GRADIENTS.search(last_part(name)) and self._may_be_computed(name, step) for name in names)
         )
+
+    @staticmethod
+    def _may_be_computed(name: str, step: Happening) -> bool:
+        """Return whether a name may hold something else than the constants that its function gives it."""
+        values = step.scope.values.get(name, [])
+        return not values or not all(isinstance(each, ast.Constant) for each in values)
 
     def _bound_by_reads(self, step: Happening) -> set[str]:
         """Return the names that the reads of gradients in the function of a step bind."""
@@ -872,6 +894,10 @@ class _Proof:
 
     def _reads_gradients(self, value: ast.expr) -> bool:
         return any(clips(each) or reads_grad(self._module, each) for each in walk(value))
+
+
+def _line_of(event: Happening) -> int:
+    return getattr(event.node, "lineno", 0)
 
 
 def _names_in(node: ast.AST) -> set[str]:

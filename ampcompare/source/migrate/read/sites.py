@@ -11,7 +11,7 @@ from ampcompare.source.migrate.finding import Unsure
 from ampcompare.source.migrate.read.names import Names
 from ampcompare.source.migrate.read.options import UNSEEN, bind
 from ampcompare.source.module import Function, Module
-from ampcompare.source.syntax import dotted_name, elements, is_literal, last_name, last_part, walk
+from ampcompare.source.syntax import bound_in, dotted_name, elements, is_literal, last_name, last_part, walk
 
 __all__ = ["Backward", "Initialize", "Read", "Sites", "Step", "Unsure", "collect_sites", "model_keys", "model_names"]
 
@@ -19,13 +19,12 @@ INITIALIZE = (
     "models", "optimizers", "enabled", "opt_level", "cast_model_type", "patch_torch_functions", "keep_batchnorm_fp32",
     "master_weights", "loss_scale", "cast_model_outputs", "num_losses", "verbosity", "min_loss_scale", "max_loss_scale",
 )  # fmt: skip
-# Words in the names of what a loop over parameters goes over; `hparams` is none.
-PARAMETERS = {"param", "params", "parameter", "parameters", "master", "masters", "group", "groups"}
 WRAPPERS = ("DistributedDataParallel", "DataParallel", "DDP", "FSDP", "BalancedDataParallel")
 SCALE_LOSS = ("loss", "optimizers", "loss_id", "model", "delay_unscale", "delay_overflow_check")
 
 OF_ANOTHER = "{0} is no backward pass of a loss by its name and arguments, and what it does is not followed"
 NOT_GIVEN = "{0} steps with this loss, and amp.initialize does not get it"
+AROUND = "{0} steps with this loss, and holds {1}, for which losses are scaled: what its step does is not followed"
 MEMBER = "{0} steps with this loss, and whether it is one of the optimizers that amp.initialize gets is not known"
 SCALED = "this loss goes through .scale(), as of a GradScaler, next to Apex; remove the branch of Apex by hand"
 
@@ -270,8 +269,18 @@ def _add_plain_backwards(module: Module, sites: Sites, known: set[str], names: N
         else:
             step = _next_step(module, node)
             if step is not None and last_part(step) not in map(last_part, known):
-                raise Unsure(node, (NOT_GIVEN if step.replace(".", "").isidentifier() else MEMBER).format(step))
+                raise Unsure(node, _why_apart(module, sites, node, step, known))
             sites.backwards.append(Backward(statement, module.function(node), loss, (), False))
+
+
+def _why_apart(module: Module, sites: Sites, backward: ast.Call, step: str, known: set[str]) -> str:
+    """Return why the optimizer of a step is none of those that are known to be scaled for, as far as that is sure."""
+    inner = next((each for each in sorted(known) if each.startswith(f"{step}.")), None)
+    if inner is not None:
+        return AROUND.format(step, inner)
+    values = module.values_of(step, module.scope_of[backward]) or []
+    is_own = bool(values) and all(isinstance(each, ast.Call) for each in values)  # and no other name of one
+    return (NOT_GIVEN if is_own and sites.initializes else MEMBER).format(step)
 
 
 def _is_apart(module: Module, node: ast.AST, blocks: list[Backward]) -> bool:
@@ -325,6 +334,7 @@ def _add_reads(module: Module, sites: Sites, index: Index) -> None:
     functions |= {
         each for call in module.calls if module.function(call) in functions for each in _functions_of_call(index, call)
     }
+    updates = _update_nodes(module, sites, index)
     for node in module.nodes:
         if isinstance(node, ast.Call) and id(node) in masters:
             argument = dotted_name(node.args[0]) if len(node.args) == 1 else None
@@ -332,11 +342,19 @@ def _add_reads(module: Module, sites: Sites, index: Index) -> None:
                 raise Unsure(node, "the optimizer of amp.master_params is not a plain name")
             if _copies_weights(module, node):
                 continue
-            sites.reads.append(Read(node, _reading(module, node), module.function(node), (argument,)))
+            sites.reads.append(Read(node, _reading(module, node, updates), module.function(node), (argument,)))
         elif module.function(node) in functions and (clips(node) or reads_grad(module, node)):
             if any(isinstance(each, ast.Call) and id(each) in masters for each in walk(node)):
                 continue
-            sites.reads.append(Read(node, _reading(module, node), module.function(node), ()))
+            sites.reads.append(Read(node, _reading(module, node, updates), module.function(node), ()))
+
+
+def _update_nodes(module: Module, sites: Sites, index: Index) -> set[ast.AST]:
+    """Return the backward passes and steps of a module, and the calls that lead to one."""
+    functions = {each.function for each in sites.backwards} | {each.function for each in sites.steps}
+    functions = (functions | _find_callers(index, functions)) - {None}
+    calls = {each for each in module.calls if not functions.isdisjoint(_functions_of_call(index, each))}
+    return {each.statement for each in sites.backwards} | {each.call for each in sites.steps} | calls
 
 
 def _find_callers(index: Index, functions: set[Function | None]) -> set[Function | None]:
@@ -427,17 +445,44 @@ def _is_own_leaf(module: Module, owner: ast.Name | ast.Attribute) -> bool:
     return False
 
 
-def _reading(module: Module, node: ast.AST) -> ast.stmt:
-    """Return the outermost loop over parameters around a use, or its statement."""
+def _reading(module: Module, node: ast.AST, updates: set[ast.AST]) -> ast.stmt:
+    """Return the outermost loop over what a use reads, or its statement.
+
+    A loop counts if it binds what is read there, and has no part of an update: over parameters or their groups.
+
+    Args:
+        updates: nodes that run backward passes or steps.
+    """
     statement = module.statement(node)
-    outer = module.parent(statement)
-    found = statement
-    while isinstance(outer, (ast.For, ast.If)):
-        if isinstance(outer, ast.For) and _is_over_parameters(outer):
-            found = outer
-        outer = module.parent(outer)
+    found, names = statement, _names_read(statement, node)
+    for outer in module.ancestors(statement):
+        if isinstance(outer, ast.For):
+            if not updates.isdisjoint(walk(outer)):
+                break
+            names |= _names_behind(outer, names)
+            if not names.isdisjoint(bound_in(outer.target)):
+                found = outer
+                names |= _find_names(outer.iter)
+        elif not isinstance(outer, (ast.If, ast.With, ast.Try)):
+            break
     return found
 
 
-def _is_over_parameters(loop: ast.For) -> bool:
-    return any(not PARAMETERS.isdisjoint(last_name(node).lower().split("_")) for node in walk(loop.iter))
+def _names_read(statement: ast.stmt, node: ast.AST) -> set[str]:
+    """Return the names of what a use reads gradients of; all of the head of a loop where it stands there."""
+    return _find_names(statement.iter if isinstance(statement, ast.For) else node)
+
+
+def _names_behind(loop: ast.For, names: set[str]) -> set[str]:
+    """Return the names that those of a loop are computed from, in its body."""
+    found = set(names)
+    values = [each for each in walk(loop) if isinstance(each, ast.Assign)]
+    while more := [each for each in values if not found.isdisjoint(map(dotted_name, each.targets))]:
+        values = [each for each in values if each not in more]
+        found |= set[str]().union(*(_find_names(each.value) for each in more))
+    return found
+
+
+def _find_names(node: ast.AST) -> set[str]:
+    """Return the names in an expression."""
+    return {each.id for each in walk(node) if isinstance(each, ast.Name)}

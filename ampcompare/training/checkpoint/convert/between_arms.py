@@ -9,7 +9,7 @@ from torch import Tensor
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConversionError
 from ampcompare.training.checkpoint.convert.detect import find_parts
-from ampcompare.training.checkpoint.convert.fp32_weights import Conversion, copy_containers, into_fp32
+from ampcompare.training.checkpoint.convert.fp32_weights import Conversion, convert_to_fp32, copy_containers
 from ampcompare.training.checkpoint.convert.scalers import (
     APEX_INTERVAL,
     FIRST_SCALE,
@@ -45,7 +45,7 @@ def into_arm(state: Mapping[str, Any], arm: str) -> Conversion:
     result = Conversion(copy_containers(state), source_kind(parts.arm), level or was_level, text)
     scalers = _scalers(state, was, was_level, result)
     _drop_compensation(result.state, result)
-    into_fp32(parts, result, was_level)
+    convert_to_fp32(parts, result, was_level)
     key, entry = _precision_state(target, level, scalers, result)
     state_now = {name: value for name, value in result.state.items() if name not in PRECISION_KEYS}
     state_now[key] = entry
@@ -99,7 +99,7 @@ def source_kind(arm: str) -> str:
     return "native" if inner.spec.checkpoint.grad_scaler is not None else inner.backend
 
 
-def native_twin(arm: str) -> str:
+def nearest_native_arm(arm: str) -> str:
     """Return the arm of torch.amp, or fp32, that comes nearest to an arm."""
     inner = _arm_that_holds_state(arm)
     if inner.roles is not None and "bf16" in (inner.roles.weights, inner.roles.products):

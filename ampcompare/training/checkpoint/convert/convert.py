@@ -9,14 +9,14 @@ import torch
 
 from ampcompare.base.errors import CheckpointError, ConversionError
 from ampcompare.base.formatting import printable
-from ampcompare.training.checkpoint.convert.between_arms import into_arm, native_twin, source_kind
+from ampcompare.training.checkpoint.convert.between_arms import into_arm, nearest_native_arm, source_kind
 from ampcompare.training.checkpoint.convert.detect import CheckpointContents, find_parts, is_scaler_state
 from ampcompare.training.checkpoint.convert.fp32_weights import (
     Conversion,
     at_place,
+    convert_to_fp32,
     copy_containers,
     fuse,
-    into_fp32,
     key_at,
     replace,
     strip_prefix,
@@ -34,7 +34,7 @@ from ampcompare.training.checkpoint.convert.scalers import (
     raw_scale,
     scalers_from_apex,
 )
-from ampcompare.training.checkpoint.inspect import broken_values, guess_level
+from ampcompare.training.checkpoint.inspect import broken_value_sentences, guess_level
 from ampcompare.training.checkpoint.reader.foreign import Plain, name_faults, open_foreign
 from ampcompare.training.checkpoint.store.file import read_checkpoint, write_checkpoint, write_pickle
 from ampcompare.training.checkpoint.store.layout import CONVERTED, TRAINER, apex_layout, one_or_list
@@ -70,13 +70,13 @@ def convert_state(
     if parts.arm is not None and static_scale:
         raise ConversionError(f"its arm, {parts.arm}, says whether the loss scale is static; leave out --static-scale")
     if parts.arm is not None:
-        return into_arm(root, native_twin(parts.arm) if to == "native" else f"apex:{opt_level or 'O1'}")
+        return into_arm(root, nearest_native_arm(parts.arm) if to == "native" else f"apex:{opt_level or 'O1'}")
     result = Conversion(copy_containers(root), source, opt_level)
     if to == "native":
         _to_native(parts, result, opt_level, static_scale)
     else:
         if source == "16-bit weights":
-            into_fp32(parts, result, None)
+            convert_to_fp32(parts, result, None)
         _to_apex(parts, result, opt_level or "O1")
     strip_prefix(parts, result)
     return result
@@ -114,7 +114,7 @@ def _to_native(parts: CheckpointContents, result: Conversion, opt_level: str | N
         result.lost.append("min_loss_scale and max_loss_scale, if they were set: no file has them, nor has GradScaler")
     elif not parts.scalers and torch.bfloat16 not in _half_dtypes(parts):
         result.lost.append("no state of amp was saved: the GradScaler starts at 65536 and skips its first steps")
-    into_fp32(parts, result, level)
+    convert_to_fp32(parts, result, level)
 
 
 def _put_scalers(result: Conversion, place: tuple[str, ...], scalers: list[dict[str, Any]], also: str) -> None:
@@ -236,7 +236,7 @@ def _from_other_scalers(
     elif any(map(is_number, parts.loss_scales.values())):
         result.lost.append(UNKNOWN_STATIC)
     _put_scales(scales, parts, result, to, level)
-    into_fp32(parts, result, None)
+    convert_to_fp32(parts, result, None)
     if to == "apex" and level in ("O2", "O3", "O5"):
         result.lost.append(MASTERS_LOST.format(level))
     strip_prefix(parts, result)
@@ -322,7 +322,7 @@ def convert_file(
             result = Conversion(dict(root), "apex", guess_level(parts)[0], parts.arm)
         else:
             result = convert_state(root, to, opt_level=opt_level, static_scale=static_scale)
-        result.notes += broken_values(parts)
+        result.notes += broken_value_sentences(parts)
         result.changed += changed
         result.lost += [
             f"{printable(place, MAX_NAME, keep_end=49)} (no tensor and no plain value)" for place in left_out

@@ -72,7 +72,7 @@ def key_at(holder: Any, name: str) -> Any:
     return name if name in holder else next((key for key in holder if str(key) == name), name)
 
 
-def into_fp32(parts: CheckpointContents, result: Conversion, level: str | None) -> None:
+def convert_to_fp32(parts: CheckpointContents, result: Conversion, level: str | None) -> None:
     """Make weights and optimizer state fp32, from masters if any; `level` is the one of Apex that saved them."""
     _full_weights(parts, result, level)
     _full_optimizers(parts, result)
@@ -311,10 +311,14 @@ def strip_prefix(parts: CheckpointContents, result: Conversion) -> None:
 
 def common_prefix(names: Iterable[str]) -> str:
     """Return what wrappers have put before all names: `module.` of DDP, `_orig_mod.` of `torch.compile`, or both."""
-    prefix = ""
-    held = list(names)
-    while added := next(
-        (part for part in PREFIXES if held and all(name.startswith(prefix + part) for name in held)), ""
-    ):
-        prefix += added
+    prefix, held = "", list(names)
+
+    def next_part() -> str:
+        for part in PREFIXES:
+            if held and all(name.startswith(prefix + part) for name in held):
+                return part
+        return ""
+
+    while part := next_part():
+        prefix += part
     return prefix

@@ -112,7 +112,7 @@ def find_masters(root: Any, models: Mapping[Place, Mapping[str, Any]], wrappers:
     for bundle in _bundles(root, (), set()):
         if not free or bundle.place in halves or _is_of_another_model(bundle.place, halves):
             continue
-        matches = _matches(bundle, free)
+        matches = _find_matches(bundle, free)
         is_known = _is_of_copies(bundle, wrappers)
         if not is_known:
             matches = _convincing_matches(bundle, matches, free)
@@ -174,18 +174,19 @@ def _share_with_tied_weights(found: Masters, weights: list[_Weight]) -> None:
     named = [weight for weight in weights if weight.name in found.by_model[weight.model]]
     for weight in weights:
         held = found.by_model[weight.model]
-        if weight.name not in held:
-            own, varies = weight.value, _has_several_values(weight.value)
-            twin = next(
-                (
-                    o
-                    for o in named
-                    if _memory_key(own) == _memory_key(o.value) or (varies and _are_equal_tensors(own, o.value))
-                ),
-                None,
-            )
-            if twin is not None:
-                held[weight.name] = found.by_model[twin.model][twin.name]
+        if weight.name not in held and (twin := _tied_weight(weight, named)) is not None:
+            held[weight.name] = found.by_model[twin.model][twin.name]
+
+
+def _tied_weight(weight: _Weight, named: list[_Weight]) -> _Weight | None:
+    """Return the first of some weights that is tied to another one; None if none is."""
+    varies = _has_several_values(weight.value)
+    for other in named:
+        if _memory_key(weight.value) == _memory_key(other.value):
+            return other
+        if varies and _are_equal_tensors(weight.value, other.value):
+            return other
+    return None
 
 
 def _bundles(value: Any, place: Place, seen: set[int]) -> Iterator[_Bundle]:
@@ -215,7 +216,7 @@ def _bundle(place: Place, items: list[tuple[str, Any]], *, is_state: bool = Fals
         yield _Bundle(place, [name for name, _ in tensors], [item for _, item in tensors], is_state)
 
 
-def _matches(bundle: _Bundle, free: list[_Weight]) -> list[list[int]]:
+def _find_matches(bundle: _Bundle, free: list[_Weight]) -> list[list[int]]:
     """Return the positions of the weights that each tensor is a copy of: one, several if it is flat, or none."""
     by_shape: dict[torch.Size, list[int]] = {}
     for at, weight in enumerate(free):
@@ -242,7 +243,7 @@ def _matches(bundle: _Bundle, free: list[_Weight]) -> list[list[int]]:
             choose(number, [min(left, key=lambda at: (at - expected) % len(free))])
     for number, tensor in enumerate(bundle.tensors):
         if not options[number] and tensor.ndim == 1:
-            choose(number, _split(tensor, free, taken))
+            choose(number, _weights_in_flat(tensor, free, taken))
     return chosen
 
 
@@ -255,7 +256,7 @@ def _expected_position(chosen: list[list[int]], number: int) -> int:
     return 0 if after is None else max(0, chosen[after][0] - (after - number))
 
 
-def _split(flat: Tensor, free: list[_Weight], taken: set[int]) -> list[int]:
+def _weights_in_flat(flat: Tensor, free: list[_Weight], taken: set[int]) -> list[int]:
     """Return the positions of weights that follow each other in a flat tensor, which may end with zeros.
 
     Weights of equal values, such as biases of zeros, are tried in their order, and the next ones where that fails.

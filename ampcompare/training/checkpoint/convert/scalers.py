@@ -18,7 +18,10 @@ MAX_SCALE = float(2**128 - 2**104)
 """The largest fp32 number: every scaler multiplies in fp32."""
 MAX_STEPS = 2**53
 FIRST_SCALE = 65536.0
-APEX_FACTOR, APEX_BACKOFF, APEX_INTERVAL, APEX_MAX = 2.0, 0.5, 2000, 2.0**24
+APEX_FACTOR = 2.0
+APEX_BACKOFF = 0.5
+APEX_INTERVAL = 2000
+APEX_MAX = 2.0**24
 NEVER = 2**31 - 1
 MEGATRON_INTERVAL = 1000
 UNKNOWN_STATIC = (
@@ -189,7 +192,9 @@ def scalers_from_apex(
         is_power = math.frexp(scale)[0] == 0.5  # as 65536 is, and what doubling and halving make of it
         is_static = static or clean >= APEX_INTERVAL or is_one or (static is None and not is_power)
         if is_static and scale == 1.0 and level == "O3":
-            is_static, scale, clean = False, FIRST_SCALE, 0
+            is_static = False
+            scale = FIRST_SCALE
+            clean = 0
             changed.append(f"{name}: O3 scaled nothing, so the GradScaler begins as a new one")
         scales[name] = HeldScale(scale, not is_static, clean, None if is_static else APEX_INTERVAL)
     if static is None and any(held.dynamic for held in scales.values()):

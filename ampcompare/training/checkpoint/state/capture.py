@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from ampcompare.base.errors import CheckpointError
 from ampcompare.base.tensors.lists import copies_on_host
-from ampcompare.base.tensors.sharded import placed_like, whole_tree
+from ampcompare.base.tensors.sharded import gather_tree, placed_like
 from ampcompare.base.tensors.tree import map_tree
 from ampcompare.training.checkpoint.state.check_checkpoint import Names, check_training_state
 from ampcompare.training.checkpoint.state.flattened import is_flattened, plain_state, rebuild_tensor
@@ -38,7 +38,7 @@ def training_state(
     `names` are those of the parameters that the optimizers held before `prepare`.
     """
     return {
-        "model": one_or_list([whole_tree(model.state_dict()) for model in models]),
+        "model": one_or_list([gather_tree(model.state_dict()) for model in models]),
         "optimizer": one_or_list([plain_state(optimizer.state_dict()) for optimizer in optimizers]),
         precision.key: precision.state_dict(),
         "masters": one_or_list(_masters(models, optimizers, names)),

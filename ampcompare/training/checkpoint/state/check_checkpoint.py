@@ -61,7 +61,9 @@ def check_model(model: nn.Module, weights: Mapping[str, Any], *, same_types: boo
 
 def check_position(progress: Mapping[str, Any], steps_per_epoch: int, total_steps: int) -> None:
     """Check that a position is one that a run of this length can have."""
-    step, epoch, batch = progress["step"], progress["epoch"], progress["batch"]
+    step = progress["step"]
+    epoch = progress["epoch"]
+    batch = progress["batch"]
     # A run that was stopped after the last update of an epoch still lacks its evaluation.
     inside = step == epoch * steps_per_epoch + batch and batch <= steps_per_epoch
     cut_short = step == total_steps and batch == 0 and epoch == math.ceil(total_steps / steps_per_epoch)

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ampcompare.base.errors import CheckpointError
-from ampcompare.base.tensors.sharded import is_sharded, local, whole_tree
+from ampcompare.base.tensors.sharded import gather_tree, is_sharded, local_part
 from ampcompare.training.checkpoint.store.layout import TENSOR_CLASS
 
 
@@ -71,7 +71,7 @@ def plain_state(state: dict[str, Any]) -> dict[str, Any]:
     """
     entries: dict[Any, dict[str, Any]] = state["state"]
     values = [value for entry in entries.values() for value in entry.values() if isinstance(value, Tensor)]
-    shards = [local(value) for value in values if is_sharded(value)]
+    shards = [local_part(value) for value in values if is_sharded(value)]
     if shards:
         answers: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(answers, any(map(is_wrapped, shards)))  # a short one may be plain
@@ -80,7 +80,7 @@ def plain_state(state: dict[str, Any]) -> dict[str, Any]:
                 "the optimizer keeps state in a few bits, in blocks of the shards of each rank, which no checkpoint "
                 "holds; save no checkpoints, or use an optimizer with plain state"
             )
-        return whole_tree(state)  # type: ignore[no-any-return]
+        return gather_tree(state)  # type: ignore[no-any-return]
     if not any(map(is_wrapped, values)):
         return state
     plain = {

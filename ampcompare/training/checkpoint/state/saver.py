@@ -11,7 +11,7 @@ from typing import Any
 from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.settings.config import SavingConfig
 from ampcompare.training.checkpoint.store.file import write_pickle, write_weights
-from ampcompare.training.checkpoint.store.folder import CheckpointFolder, snapshot
+from ampcompare.training.checkpoint.store.folder import CheckpointFolder, copy_to_host
 from ampcompare.training.checkpoint.store.layout import apex_layout, weights_only
 
 APEX_FILE = "apex-layout.pt"
@@ -94,7 +94,7 @@ class Saver:
         self._failure = None
         if self.config.in_background:
             pool = ThreadPoolExecutor(1)
-            self._pending = pool.submit(self._files.save, snapshot(state), step=step, best=best)
+            self._pending = pool.submit(self._files.save, copy_to_host(state), step=step, best=best)
             pool.shutdown(wait=False)
             return
         try:

@@ -132,7 +132,7 @@ class CheckpointFolder:
         return None
 
 
-def snapshot(state: Any) -> Any:
+def copy_to_host(state: Any) -> Any:
     """Return a copy of plain data with every tensor copied into memory of the host; one tensor once."""
     seen: dict[int, Tensor] = {}
 

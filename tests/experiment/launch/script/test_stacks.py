@@ -147,7 +147,7 @@ def test_a_script_that_fails_there_is_a_record(end: str, tmp_path: Path, launche
     expected = {"kill": "SIGKILL", "hang": "hangs in the stack old", "fail": "ValueError: boom"}[end]
     assert expected in str(record.error)
     steps = len(list(iter_steps(tmp_path / "cell" / "steps.jsonl")))
-    assert steps <= 6 if end == "kill" else steps == 6  # one that is killed has not written its last second
+    assert steps == 6
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ampcompare.base.formatting import format_count
-from ampcompare.experiment.launch.cell_files import continue_steps
+from ampcompare.experiment.launch.cell_files import copy_first_steps
 from ampcompare.experiment.launch.contract import Progress
 from ampcompare.experiment.launch.forked import ForkedLauncher
 from ampcompare.experiment.launch.worker.cell import run_cell
@@ -147,12 +147,12 @@ def test_steps_are_kept_up_to_the_checkpoint(tmp_path: Path) -> None:
     """Lines after it go, half a line counts as none, and a file that misses a step is not used."""
     steps = tmp_path / "steps.jsonl"
     steps.write_text('{"step": 0}\n{"step": 1}\n{"step": 2}\n{"st')
-    assert continue_steps(tmp_path, [], 2)
+    assert copy_first_steps(tmp_path, [], 2)
     assert steps.read_text() == '{"step": 0}\n{"step": 1}\n'
-    assert not continue_steps(tmp_path, [], 3)
+    assert not copy_first_steps(tmp_path, [], 3)
     assert steps.read_text() == ""
     (tmp_path / "other.jsonl").write_text('{"step": 0}\n{"step": 2}\n')
-    assert not continue_steps(tmp_path, [tmp_path / "other.jsonl"], 2)
+    assert not copy_first_steps(tmp_path, [tmp_path / "other.jsonl"], 2)
 
 
 class Disk:
@@ -194,5 +194,5 @@ def test_a_power_cut_leaves_every_row_that_a_checkpoint_counts(
         left = tmp_path / f"after-{step}"
         left.mkdir()
         (left / "steps.jsonl").write_bytes(rows)
-        assert continue_steps(left, [], step)
+        assert copy_first_steps(left, [], step)
         assert [row.step for row in iter_steps(left / "steps.jsonl")] == list(range(step))

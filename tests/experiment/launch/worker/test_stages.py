@@ -57,6 +57,8 @@ def test_configure_process_sets_what_the_settings_name(make_config: MakeConfig) 
     """Threads, determinism and the switch of cuDNN are those of the configuration."""
     configure_process(make_config(recipe={"cudnn_benchmark": True}), CPU)
     assert torch.backends.cudnn.benchmark
+    configure_process(make_config(), CPU)  # as one trial of `profile` follows another
+    assert not torch.backends.cudnn.benchmark
     configure_process(make_config(threads=2, deterministic=True), CPU)
 
     assert torch.get_num_threads() == 2

@@ -58,7 +58,7 @@ def test_which_rank_is_named(there: list[int], answers: list[int], words: str) -
     rolls = {rank: Roll(store, world(rank)) for rank in there}
     for rank in answers:
         rolls[rank].answer()
-    assert rolls[0].find_stalled(7.0).startswith(words)
+    assert rolls[0].stalled_ranks_message(7.0).startswith(words)
 
 
 @pytest.mark.usefixtures("quick")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.results.analysis.effects.loss_tail import tail_loss
+from ampcompare.results.analysis.effects.loss_tail import tail_loss_evidence
 from ampcompare.results.analysis.gates import check_gates, parse_gate
 from ampcompare.results.analysis.inference.terms import Terms, terms_of
 from ampcompare.results.analysis.summary import summarize
@@ -78,7 +78,7 @@ def test_a_pilot_gives_the_spread() -> None:
         (make_record("half", seed, loss_tail=loss * 1.001), make_record(seed=seed, loss_tail=loss))
         for seed, loss in enumerate(REFERENCE)
     ]
-    effect = tail_loss(pairs, frozenset({0, 1, 2})).effect
+    effect = tail_loss_evidence(pairs, frozenset({0, 1, 2})).effect
     assert effect is not None
     assert (effect.pairs, effect.freedom) == (5, 2)
 

@@ -47,7 +47,7 @@ def run_folder(tmp_path: Path) -> MakeFolder:
     def write(seeds: Sequence[int] = range(5)) -> Path:
         plan = make_plan(RunConfig.model_validate({"device": "cpu", "recipe": {"epochs": 1}}), ["fp32", "half"], seeds)
         for config in plan.cells:
-            cell = RunDirectory(tmp_path / "run").cell(config)
+            cell = RunDirectory(tmp_path / "run").cell_folder(config)
             cell.mkdir(parents=True)
             made = make_record(config.arm, config.recipe.seed, top1=TOP1[config.arm][config.recipe.seed] / 1000)
             facts = {
@@ -170,9 +170,9 @@ def test_compare_runs_an_edited_cell_again(run_folder: MakeFolder) -> None:
     path = record_path(folder, "half", 0)
     config = read_record(path).config
     _edit(path, lambda data: data.update(environment={**data["environment"], **fingerprint()}), seal=True)
-    assert RunDirectory(folder).reusable(config).record is not None
+    assert RunDirectory(folder).find_reusable(config).record is not None
     _edit(path, lambda data: data["summary"].update(metric_final=0.9))
-    reuse = RunDirectory(folder).reusable(config)
+    reuse = RunDirectory(folder).find_reusable(config)
     assert reuse.record is None
     assert "its checksum does not match" in reuse.reason
     assert reuse.reason.endswith("; the file is kept as record.rejected.json")

@@ -3,6 +3,7 @@
 import pytest
 
 from ampcompare.source.migrate.adapter.imports import ADAPTER, adapt_text
+from ampcompare.source.migrate.rewrite import migrate_text
 
 
 @pytest.mark.parametrize(
@@ -105,11 +106,46 @@ def test_what_the_adapter_lacks_stays_next_to_what_it_has() -> None:
     assert [each.line for each in migration.findings] == [4, 5]
 
 
-@pytest.mark.parametrize(("arguments", "notes"), [("model", 1), ("model, delay_allreduce=True", 0)])
-def test_parameters_without_gradient_are_an_error_of_the_wrapper(arguments: str, notes: int) -> None:
-    """The one of the adapter is torch's."""
-    found = adapt_text(f"from apex.parallel import DistributedDataParallel as DDP\nDDP({arguments})\n").findings
+@pytest.mark.parametrize(
+    ("code", "notes"),
+    [
+        ("DDP(model)", 1),
+        ("wrap(DDP)", 1),
+        ("DDP(model, delay_allreduce=True)", 0),
+        ("DDP(model, device_ids=[0])", 0),
+        ("def wrap(model: DDP) -> tuple[DDP, int]: pass", 0),
+        ("held: list[DDP] = []", 0),
+        ("isinstance(model, (DDP, int))", 0),
+        ("type(model) is DDP", 0),
+    ],
+)
+def test_parameters_without_gradient_are_an_error_of_the_wrapper(code: str, notes: int) -> None:
+    """The one of the adapter is torch's; what Apex would refuse was never Apex's, and a type makes none."""
+    text = f"from apex.parallel import DistributedDataParallel as DDP\n{code}\n"
+    found = adapt_text(text).findings
     assert [each.line for each in found if "pass delay_allreduce=True" in each.message] == [2] * notes
+    found = migrate_text(text).findings
+    assert [each.line for each in found if "takes parameters that never get a gradient" in each.message] == [2] * notes
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        ("parallel.DistributedDataParallel(net, gradient_predivide_factor=2, prof=True, num_allreduce_streams=2)", ""),
+        ("parallel.DistributedDataParallel(net, retain_allreduce_buffers=True)", "keeps no allreduce_buffers"),
+        ("optimizers.FusedSGD(w, lr=1, momentum=0.5)", ""),
+        ("optimizers.FusedSGD(w, lr=1, wd_after_momentum=True)", "has no option wd_after_momentum"),
+        ("optimizers.FusedAdam(w, adam_w_mode=False)", ""),
+        ("optimizers.FusedAdam(w, set_grad_none=True)", "has no option set_grad_none"),
+        ("normalization.FusedLayerNorm(2, memory_efficient=True)", "has no option memory_efficient"),
+        ("parallel.SyncBatchNorm(2, fuse_relu=True)", "has no option fuse_relu"),
+    ],
+)
+def test_options_that_the_adapter_does_not_take_are_named_where_they_are_given(call: str, says: str) -> None:
+    found = adapt_text(f"from apex import normalization, optimizers, parallel\n{call}\n").findings
+    found = [each for each in found if "never get a gradient" not in each.message]
+    assert [each.line for each in found] == [2] * bool(says)
+    assert says in "".join(each.message for each in found)
 
 
 def test_a_module_of_a_package_has_its_full_name() -> None:
@@ -122,3 +158,15 @@ def test_a_module_of_a_package_has_its_full_name() -> None:
 def test_a_relative_module_named_apex_is_not_apex() -> None:
     text = "from .apex import amp\nfrom .. import apex\n"
     assert adapt_text(text).text == text
+
+
+def test_a_name_of_no_apex_fails_to_import_as_before() -> None:
+    """As a replacement of words over many files may write one: Apex is not needed for it."""
+    text = (
+        "try:\n    from apex.normalization import FusedHouseLayerNorm\n    norm = FusedHouseLayerNorm(2)\n"
+        "except ImportError:\n    norm = None\n"
+    )
+    for migration in (adapt_text(text), migrate_text(text)):
+        assert migration.text == text
+        assert [each.kind for each in migration.findings] == ["note"]
+        assert "no version of Apex has apex.normalization.FusedHouseLayerNorm" in migration.findings[0].message

@@ -1,16 +1,23 @@
 """The adapter against the engine, both under the emulated GPU: the same output, to the last digit."""
 
 import ast
+import inspect
 import os
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
 
+from ampcompare import apex
 from ampcompare.api.migration import lint_paths, migrate_script
 from ampcompare.source.migrate.adapter.imports import ADAPTER, OFFERED, adapt_text, adapter_text
+from ampcompare.source.migrate.replacements import DDP_ARGUMENTS
 
 SCRIPT = Path(__file__).with_name("scripts") / "train.py"
 KINDS = (
@@ -192,3 +199,45 @@ def test_has_every_name_that_imports_are_changed_to() -> None:
     stored = (node for each in tree.body if isinstance(each, ast.Assign) for node in ast.walk(each))
     names |= {node.id for node in stored if isinstance(node, ast.Name)}
     assert set().union(*OFFERED.values(), OFFERED) <= names
+
+
+OF_DDP = (
+    {"gradient_predivide_factor": 4.0},
+    {"gradient_predivide_factor": 4.0, "gradient_average": False, "message_size": 25, "num_allreduce_streams": 2},
+    {"allreduce_always_fp32": True, "gradient_average_split_factor": 2.0, "prof": False, "shared_param": None},
+    {"delay_allreduce": True, "retain_allreduce_buffers": True, "allreduce_trigger_params": None},
+)
+
+
+@pytest.fixture
+def wrappers(monkeypatch: pytest.MonkeyPatch) -> tuple[type, type]:
+    """The DistributedDataParallel of the adapter and that of the engine."""
+    namespace: dict[str, Any] = {"__name__": ADAPTER}
+    monkeypatch.setitem(sys.modules, ADAPTER, ModuleType(ADAPTER))
+    exec(compile(adapter_text(), ADAPTER, "exec"), namespace)
+    return namespace["DistributedDataParallel"], apex.parallel.DistributedDataParallel
+
+
+def test_its_wrapper_takes_the_options_of_that_of_apex_in_the_same_order(wrappers: tuple[type, type]) -> None:
+    ours, theirs = (list(inspect.signature(each).parameters) for each in wrappers)
+    assert ours == theirs[: len(ours)] == list(DDP_ARGUMENTS)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_options_of_its_wrapper_mean_what_they_do_in_apex(wrappers: tuple[type, type]) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        for options in OF_DDP:
+            found = []
+            for wrapper in wrappers:
+                torch.manual_seed(0)
+                net = wrapper(nn.Linear(2, 2), **options)
+                net(torch.ones(1, 2)).sum().backward()
+                found.append(torch.cat([each.grad.flatten() for each in net.parameters()]))
+            assert torch.equal(*found), options
+            assert found[0][0] == (0.25 if options.get("gradient_average") is False else 1.0)
+        with pytest.raises(ValueError, match="leave it out"):
+            wrappers[0](nn.Linear(2, 2), shared_param=True)
+    finally:
+        dist.destroy_process_group()

@@ -254,7 +254,7 @@ def test_a_package_of_tests_with_the_folders_of_the_library(tmp_path: Path) -> N
     (tmp_path / "lib/engine/__init__.py").write_text(HEAD + TRAIN, encoding="utf-8")
     test = tmp_path / "tests/lib/engine/test_train.py"
     test.write_text(f"{HEAD}from lib.engine import train\n{MAIN}", encoding="utf-8")
-    assert _is_left(test, "a part of Apex's core is in __init__.py too")
+    assert _is_left(test, "a part of Apex's core is in ../../../lib/engine/__init__.py too")
 
 
 def test_amp_and_the_question_for_it_that_a_star_import_passes_on(tmp_path: Path) -> None:
@@ -278,3 +278,17 @@ def test_a_test_that_asks_for_apex_as_long_as_what_it_tests_needs_that(tmp_path:
     assert "        there = False\n" in text
     _files(tmp_path, loop=HEAD + TRAIN + MAIN)
     assert "import apex" not in _migrated(tmp_path / "test_loop.py")
+
+
+def test_files_that_only_lie_nearby_are_of_no_project(tmp_path: Path) -> None:
+    """Below the root of a repository, and in a folder that was named, all files are of one; else imports say so."""
+    loop = "\n\ndef main(model, optimizer):\n    model, optimizer = amp.initialize(model, optimizer)\n"
+    for name, text in (("one", f"{HEAD}{loop}    model.backward()\n"), ("two", HEAD + HOOK)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.py").write_text(text, encoding="utf-8")
+    script, said = tmp_path / "one" / "train.py", "a part of Apex's core is in ../two/train.py too"
+    assert "no file calls scale_loss" in "\n".join(migrate_file(script).lines())
+    assert "no file calls scale_loss" in "\n".join(migrate_file(script, within=[tmp_path / "one"]).lines())
+    assert said in "\n".join(migrate_file(script, within=[tmp_path]).lines())
+    (tmp_path / "setup.py").touch()
+    assert said in "\n".join(migrate_file(script).lines())

@@ -29,7 +29,7 @@ WITH_MASTERS = ("apex:O2", "half:dynamic,masters=fp32")
 MOVING = {"native:fp16", "accelerate:fp16", "apex:O1", "apex:O2"}
 
 
-def state_of(arm: str) -> dict[str, Any]:
+def mtime_and_size(arm: str) -> dict[str, Any]:
     """What a run of an arm saves, with masters under O2 and fp16 tensors under half."""
     exact = torch.full((9,), 1 / 3)
     weight = (
@@ -51,7 +51,7 @@ def state_of(arm: str) -> dict[str, Any]:
 @pytest.mark.parametrize("target", STATES)
 def test_every_arm_goes_on_from_every_other(source: str, target: str) -> None:
     """The precision state is of the target's kind alone; weights and state are fp32, and as exact as saved."""
-    state = state_of(source)
+    state = mtime_and_size(source)
     result = into_arm(state, target)
     (key,) = [key for key in ("amp", "scaler", "precision") if key in result.state]
     assert key == next(iter(STATES[target]))
@@ -76,7 +76,7 @@ def test_every_arm_goes_on_from_every_other(source: str, target: str) -> None:
 
 def test_options_of_the_target_arm_stand() -> None:
     """A static scale, masters at O3, and a GradScaler's own factors are those of the arm that goes on."""
-    state = state_of("apex:O2")
+    state = mtime_and_size("apex:O2")
     static = into_arm(state, "apex:O1,loss_scale=128").state["amp"]
     assert static == {"loss_scaler0": {"loss_scale": 128.0, "unskipped": 0}}
     assert "weight" in into_arm(state, "apex:O3,master_weights=true").state["masters"]

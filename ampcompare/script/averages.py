@@ -1,0 +1,122 @@
+"""Averages of weights in 16 bits that do not move: rounding loses what each step adds to them.
+
+With a decay of 0.999 an average takes a thousandth of the difference to the weights; bf16 has steps of 0.2 to 0.4 %.
+"""
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from ampcompare.base.formatting import rough_percent
+from ampcompare.base.location import user_location
+from ampcompare.base.patches import Subscriptions
+from ampcompare.base.tensors.products import dtype_name
+from ampcompare.script.recording.recorder import Rows
+from ampcompare.training.precision.base import owned_params
+
+HALF = (torch.float16, torch.bfloat16)
+WRITES = ((Tensor, "add_"), (Tensor, "lerp_"), (Tensor, "copy_"), (torch, "_foreach_add_"), (torch, "_foreach_lerp_"))
+STEPS = 16  # behind which an average that has moved nowhere is one that stands still
+MOST = 0.9  # of the elements that differ from the weights
+MAX_TENSORS = 16
+MAX_ELEMENTS = 4096  # of each
+
+
+class AverageWatch:
+    """Notes the averages of weights that stand still, once for each line that writes them."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._watched: dict[int, _Average] = {}  # by storage
+        self._noted: set[str] = set()
+        self._depth = 0  # of optimizers that step: their state is no average of weights
+        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that have stepped
+        self._is_installed = False
+
+    def follow(self, events: Subscriptions, has_16_bits: Callable[[], bool]) -> None:
+        """Begin at the first step of an optimizer with 16-bit weights, or of any where others are there."""
+
+        def before_step(optimizer: Any, *_: Any) -> None:
+            self._depth += 1
+            if self._is_installed or optimizer in self._seen:
+                return
+            self._seen.add(optimizer)
+            if has_16_bits() or any(param.dtype in HALF for param in owned_params(optimizer)):
+                self._is_installed = True
+                for owner, name in WRITES:
+                    events.wrap(owner, name, functools.partial(self._write, name))
+
+        def after_step(*_: Any) -> None:
+            self._depth = max(0, self._depth - 1)
+
+        events.at_end(register_optimizer_step_pre_hook(before_step).remove)
+        events.at_end(register_optimizer_step_post_hook(after_step).remove)
+
+    def _write(self, name: str, inner: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+        result = inner(target, *args, **kwargs)
+        if not self._depth:
+            first = target[0] if isinstance(target, list | tuple) and target else target
+            if isinstance(first, Tensor) and first.dtype in HALF and not torch.compiler.is_compiling():
+                given = args[0] if args else kwargs.get("end", kwargs.get("other"))
+                given = given[0] if isinstance(given, list | tuple) and given else given
+                self._look(name, first, given)
+        return result
+
+    def _look(self, name: str, target: Tensor, given: Any) -> None:
+        """Follow what is written to one tensor by others of its shape, such as weights."""
+        is_weights = isinstance(given, Tensor) and given.shape == target.shape and given.is_floating_point()
+        if not is_weights or target.requires_grad or (name == "copy_" and not isinstance(target, nn.Parameter)):
+            return
+        storage = target.untyped_storage()
+        known = self._watched.get(storage._cdata)
+        if known is None or known.reference.expired():
+            if len(self._watched) < MAX_TENSORS:
+                self._watched[storage._cdata] = _Average(target, self._rows.num_steps)
+            return
+        if known.is_over or self._rows.num_steps < known.first_step + STEPS:
+            return
+        known.is_over = True
+        if name == "copy_":  # of the average that was computed apart
+            given = self._weights_like(target)
+        share = 0.0 if given is None else known.share_at_rest(target, given)
+        place = str(user_location())
+        if share >= MOST and place not in self._noted:
+            self._noted.add(place)
+            self._rows.add_note(
+                f"an average in {dtype_name(target.dtype)} stands still: {STEPS} steps moved "
+                f"{rough_percent(1 - share)} % of its elements that differ from the weights, as rounding loses what is "
+                f"added; keep it in fp32 ({place})"
+            )
+
+    def _weights_like(self, target: Tensor) -> Tensor | None:
+        """Return weights of the shape of an average that an optimizer steps."""
+        owned = (param for optimizer in list(self._seen) for param in owned_params(optimizer))
+        return next((param for param in owned if param.shape == target.shape), None)
+
+
+class _Average:
+    """What a tensor was behind its first write."""
+
+    def __init__(self, target: Tensor, step: int) -> None:
+        self.reference = StorageWeakRef(target.untyped_storage())
+        self.first_step = step
+        self.is_over = False
+        self._before = _sample_of(target).clone()
+
+    def share_at_rest(self, target: Tensor, given: Tensor) -> float:
+        """Return the share of elements that are what they were, of those that differ from what is averaged."""
+        now, weights = _sample_of(target), _sample_of(given)
+        differs = weights.to(now.dtype) != now
+        count = int(differs.sum())
+        return int((differs & (now == self._before)).sum()) / count if count >= len(now) / 2 else 0.0
+
+
+@torch.no_grad()
+def _sample_of(tensor: Tensor) -> Tensor:
+    return tensor.detach().reshape(-1)[:MAX_ELEMENTS]

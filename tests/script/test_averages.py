@@ -1,0 +1,72 @@
+"""Averages of weights in 16 bits whose updates rounding loses."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, swa_utils
+
+from ampcompare.script.recording.recorder import Recorder, Rows
+
+Average = Callable[[nn.Module, nn.Module, float], None]
+
+
+def _by_lerp(average: nn.Module, model: nn.Module, decay: float) -> None:
+    for held, weight in zip(average.parameters(), model.parameters(), strict=True):
+        held.data.lerp_(weight.data, 1 - decay)
+
+
+def _by_sum(average: nn.Module, model: nn.Module, decay: float) -> None:
+    for held, weight in zip(average.state_dict().values(), model.state_dict().values(), strict=True):
+        held.mul_(decay).add_(weight, alpha=1 - decay)
+
+
+def _by_copy(average: nn.Module, model: nn.Module, decay: float) -> None:
+    for held, weight in zip(average.parameters(), model.parameters(), strict=True):
+        held.copy_(decay * held + (1 - decay) * weight)
+
+
+def _by_lists(average: nn.Module, model: nn.Module, decay: float) -> None:
+    held: Any = list(average.parameters())
+    swa_utils.get_ema_multi_avg_fn(decay)(held, list(model.parameters()), None)
+
+
+def _notes(behind: Any, arm: str, average: Average, decay: float, dtype: torch.dtype) -> list[str]:
+    """Return the notes on a training of 24 steps with an average that begins as a copy of its weights."""
+    torch.manual_seed(0)
+    recorder = Recorder(None, {})
+    recorded: list[dict[str, Any]] = []
+    recorder.after_row(recorded.append)
+    behind(arm, Rows(recorder))
+    model = nn.Linear(32, 8).to(dtype)
+    optimizer, averaged = SGD(model.parameters(), 0.05), None
+    for _ in range(24):
+        result: Tensor = model(torch.randn(16, 32).to(model.weight.dtype))
+        (result.float() - 1).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        averaged = averaged or copy.deepcopy(model).requires_grad_(False)
+        with torch.no_grad():
+            average(averaged, model, decay)
+    return [row["text"] for row in recorded if row["kind"] == "note" and "average" in row["text"]]
+
+
+@pytest.mark.parametrize("average", [_by_lerp, _by_sum, _by_copy, _by_lists])
+@pytest.mark.parametrize(("arm", "dtype"), [("script", torch.bfloat16), ("half:bf16", torch.float32)])
+def test_an_average_that_stands_still_is_named(behind: Any, average: Average, arm: str, dtype: torch.dtype) -> None:
+    (note,) = _notes(behind, arm, average, 0.9999, dtype)
+    assert note.startswith("an average in bf16 stands still: 16 steps moved ")
+    assert "test_averages.py:" in note
+
+
+@pytest.mark.parametrize(
+    ("arm", "decay", "dtype"),
+    [("script", 0.5, torch.bfloat16), ("script", 0.9999, torch.float32), ("half:bf16", 0.0, torch.float32)],
+)
+def test_an_average_that_moves_is_not(behind: Any, arm: str, decay: float, dtype: torch.dtype) -> None:
+    """One that follows its weights at once, and one in fp32, are none."""
+    for average in (_by_lerp, _by_sum, _by_copy):
+        assert _notes(behind, arm, average, decay, dtype) == []
