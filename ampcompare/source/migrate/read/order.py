@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from ampcompare.source.branches import Facts, branches_around, contradict, expression_of, narrow
+from ampcompare.source.branches import Facts, contradict, expression_of, narrow
 from ampcompare.source.call_order import DEFINITIONS, CallFollower, Frame
 from ampcompare.source.index import Answer, Event, Function, Imported, Index, Unknown, choices_of, nodes_of
 from ampcompare.source.migrate.finding import Unsure
@@ -613,11 +613,6 @@ class _Proof:
             return []
         near = [each for each in trace if each.block and each.scope is backward.scope]
         same = [each for each in near if each.calls[:-1] == backward.calls[:-1]] or near
-        for outer, positive in branches_around(self._module, backward.node):
-            other = outer.orelse if positive else outer.body
-            twins = [each for each in same if self._module.is_in(each.node, other)]
-            if twins:  # it takes their place where nothing is scaled
-                return [name for each in twins for name in each.names]
         return [name for each in same for name in each.names]
 
     def _note_pending(self, read: Happening, pending: list[tuple[str, Happening]]) -> None:
