@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 
+from ampcompare.source.index import Answer
 from ampcompare.source.migrate.core.context import Core
+from ampcompare.source.migrate.core.holders import path_of
 from ampcompare.source.migrate.core.model_casts import level_of_fp16
+from ampcompare.source.migrate.core.outputs import AutocastOutputs
+from ampcompare.source.migrate.finding import Unsure
 from ampcompare.source.module import Module
-from ampcompare.source.syntax import argument_values, dotted_name, last_name
+from ampcompare.source.syntax import (
+    argument_values,
+    bound_in,
+    dotted_name,
+    is_literal,
+    last_name,
+    last_part,
+    strip_star,
+    walk,
+)
 
 # What O1 does with 16-bit inputs, and with others; then what autocast of CUDA does. By function of torch.nn.functional,
 # of torch, or method; a test measures them.
@@ -65,21 +79,31 @@ OF_O2 = (
     "in the model these were computed in fp16 where their inputs were, and are in fp32 under autocast; outside of it "
     "in fp32 both times: {0}"
 )
+FACTORS = frozenset({"mat1", "mat2", "mat", "vec", "vec1", "vec2", "batch1", "batch2"})
 MADE_FP32 = (
     "what a model computes on tensors that it makes fp32 itself, as it may in {0}, was in fp32 at {1}; autocast casts "
     'products of them to fp16: keep these under torch.autocast("cuda", enabled=False)'
 )
-# Products in place: Apex cast their arguments, autocast leaves them as they are.
+# Products in place: Apex cast their arguments to the type of the receiver, autocast leaves them as they are.
 IN_PLACE = ("addmm_", "addmv_", "addr_", "addbmm_", "baddbmm_")
+INTO = frozenset({"addmm", "addmv", "addr", "addbmm", "baddbmm", "mm", "mv", "bmm", "matmul", "dot"})
 PRODUCT = (
-    "{0}: Apex cast its arguments to one type; autocast leaves what works in place alone, and products of fp16 and "
-    "fp32 fail: write it without the last _, as in x = x.{1}(...)"
+    "{0}: O1 cast its arguments to the type of what it works on; autocast leaves what works in place alone, and "
+    "products of fp16 and fp32 fail: write x.{0}(a.to(x.dtype), b.to(x.dtype))"
 )
+PRODUCT_INTO = (
+    "{0} with out=: O1 cast its arguments; autocast leaves what writes into a tensor alone, and products of fp16 and "
+    "fp32 fail: write x = torch.{0}(...)"
+)
+PRODUCT_ELSEWHERE = "{0} calls {1} in line {2}, which may run under autocast here. {3}"
+PRODUCT_REACHED = "this training runs line {2} of {0}, with {1}, under autocast. {3}; or take the adapter, which casts"
+PRODUCT_HERE = "{0}; or take the adapter, which casts"
 CPU = "O1 cast to fp32 at .cpu(); this has the type of its tensor now: write .float() before it if that is an output"
 CPU_ELSEWHERE = (
-    "O1 cast to fp32 at .cpu(), as in line {1} of {0}; what comes from autocast keeps fp16 there now: write .float() "
-    "before .cpu()"
+    "O1 cast to fp32 at .cpu(), as in {0}; what comes from autocast keeps fp16 there now: write .float() before .cpu()"
 )
+# Names of what is no integer.
+FLOATS = re.compile(r"logit|feat|embed|prob|hidden", re.IGNORECASE)
 # Methods that keep a tensor's type.
 KEEP = frozenset({
     "detach", "contiguous", "view", "reshape", "squeeze", "unsqueeze", "flatten", "clone", "permute", "transpose", "t",
@@ -93,12 +117,12 @@ NO_FLOATS = frozenset({
 })  # fmt: skip
 
 
-def note_casts(core: Core) -> None:
+def note_casts(core: Core, outputs: AutocastOutputs) -> None:
     """Note for each file of the project which functions it calls that autocast computes in another type than Apex."""
     is_half = bool(level_of_fp16(core.sites))
     for initialize in core.sites.initializes[:1] if not core.is_off else []:
         for module in (core.module, *core.around.modules_below(core.module)):
-            found = _wide_calls(module) if is_half else _other_casts(module)
+            found = _wide_calls(module) if is_half else _other_casts(core, module, outputs)
             if found:
                 where = f"{core.index.name_of(module)}: " if module is not core.module else ""
                 core.note(initialize.call, where + (OF_O2 if is_half else OF_O1).format(", ".join(found)))
@@ -131,14 +155,23 @@ def _makes_fp32(module: Module, call: ast.Call, owner: ast.expr) -> bool:
     return any(module.resolve(each) in ("torch.float32", "torch.float", "torch.FloatTensor") for each in given)
 
 
-def _other_casts(module: Module) -> list[str]:
+def _other_casts(core: Core, module: Module, outputs: AutocastOutputs) -> list[str]:
     """Return the functions that O1 and autocast compute in different types, each with its first line and both types."""
     found: dict[str, str] = {}
     for name, functional, call in _calls(module, LAYERS):
+        if name in IN_ITS_PLACE and not _may_be_16bit(core, module, call, outputs):
+            continue
         types = IN_ITS_PLACE.get(name) or (FUNCTIONAL if functional else PLAIN).get(name)
         if types is not None:
             found.setdefault(name, f"{name} (line {call.lineno}) {types[0]}, now {types[1]}")
     return list(found.values())
+
+
+def _may_be_16bit(core: Core, module: Module, call: ast.Call, outputs: AutocastOutputs) -> bool:
+    """Return whether a method may run under autocast, or of what came from it."""
+    if outputs.coverage.at(module, call) is not Answer.NO:
+        return True
+    return module is core.module and any(map(outputs.hold, [*argument_values(call), *_receiver(call)]))
 
 
 def _wide_calls(module: Module) -> list[str]:
@@ -156,62 +189,120 @@ def _calls(module: Module, layers: Mapping[str, str]) -> Iterator[tuple[str, boo
     Args:
         layers: classes of torch.nn, with the functions that they call.
     """
+    own = {last_part(key) for key in bound_in(module.tree) if "." in key}
     for call in module.calls:
         name, meaning = last_name(call.func), module.resolve(call.func) or ""
         if meaning.startswith("torch.nn.") and name in layers:
             yield layers[name], True, call
         elif meaning.startswith("torch.nn.functional."):
             yield name, True, call
-        elif meaning == f"torch.{name}" or (not meaning and _is_of_tensor(call)):
+        elif meaning == f"torch.{name}" or (not meaning and _is_of_tensor(call, own)):
             yield name, False, call
 
 
-def _is_of_tensor(call: ast.Call) -> bool:
-    """Return whether a call by an unknown name is one of a method that only tensors have."""
-    return isinstance(call.func, ast.Attribute) and call.func.attr not in OFTEN_OF_OTHERS
+def _is_of_tensor(call: ast.Call, own: set[str]) -> bool:
+    """Return whether a call by an unknown name is one of a method that only tensors have, and no attribute is that."""
+    if not isinstance(call.func, ast.Attribute) or call.func.attr in OFTEN_OF_OTHERS:
+        return False
+    return dotted_name(call.func.value) != "self" and call.func.attr not in own
 
 
-def keep_fp32(core: Core) -> None:
-    """Let outputs that go to the CPU be fp32, as under O1, and note products in place, in all files of the project."""
+def keep_fp32(core: Core, outputs: AutocastOutputs) -> None:
+    """Let outputs that go to the CPU be fp32, as under O1, and products in place work, in all files of the project.
+
+    Raises:
+        Unsure: a product in place surely runs under autocast, and its arguments cannot be cast.
+    """
     if core.is_off:
         return
-    _note_products(core)
+    _settle_products(core, outputs)
     if level_of_fp16(core.sites):
         return  # whose models return fp32, here too
-    tails = core.models
     for call, owner in core.module.methods("cpu"):
-        if call.args or call.keywords or not tails:
+        if call.args or call.keywords or not core.models:
             continue
-        origin = _origin(core, owner, tails)
+        origin = _origin(core, owner, outputs)
         if origin == "output":
             _, end = core.module.span(owner)
             core.edits.replace_span(end, end, ".float()")
         elif origin == "made from one":
             core.note(call, CPU)
-    for initialize in core.sites.initializes[:1]:
-        for module in core.around.modules_below(core.module):
-            moved = [each for each, owner in module.methods("cpu") if _origin_by_name(module, owner)]
-            if moved:
-                core.note(initialize.call, CPU_ELSEWHERE.format(core.index.name_of(module), moved[0].lineno))
-                break
+    _note_moves_elsewhere(core, outputs)
 
 
-def _note_products(core: Core) -> None:
-    for call, _ in core.module.methods(*IN_PLACE):
+def _note_moves_elsewhere(core: Core, outputs: AutocastOutputs) -> None:
+    """Note for each other file the first line that moves to the CPU what may come from autocast."""
+    lines: dict[Module, int] = {}
+    for module, call in outputs.calls_elsewhere("cpu"):
+        lines[module] = min(call.lineno, lines.get(module, call.lineno))
+    for module in core.around.modules_below(core.module):
+        for call, owner in module.methods("cpu"):
+            if module not in lines and _origin_by_name(module, owner):
+                if outputs.coverage.at(module, call) is not Answer.NO:
+                    lines[module] = call.lineno
+    if lines and core.sites.initializes:
+        places = sorted(f"line {line} of {core.index.name_of(module)}" for module, line in lines.items())
+        core.note(core.sites.initializes[0].call, CPU_ELSEWHERE.format(", ".join(places)))
+
+
+def _settle_products(core: Core, outputs: AutocastOutputs) -> None:
+    """Cast the arguments of products in place that run under autocast as O1 did, or note them where they may."""
+    for call, text in _products(core.module):
+        if not _may_be_16bit(core, core.module, call, outputs) or _cast_arguments(core, call):
+            continue
+        if outputs.coverage.at(core.module, call) is Answer.YES:
+            raise Unsure(call, PRODUCT_HERE.format(text))
+        core.note(call, text)
+    for module in core.around.modules_of_program(core.module) if core.sites.initializes else ():
+        for call, text in _products(module):
+            answer, name = outputs.coverage.at(module, call), last_name(call.func)
+            if answer is Answer.NO:
+                continue
+            words, first = (core.index.name_of(module), name, call.lineno, text), core.sites.initializes[0].call
+            if answer is Answer.YES:
+                raise Unsure(first, PRODUCT_REACHED.format(*words))
+            core.note(first, PRODUCT_ELSEWHERE.format(*words))
+
+
+def _products(module: Module) -> Iterator[tuple[ast.Call, str]]:
+    """Yield the products that write into a tensor, each with what is said of it."""
+    for call, _ in module.methods(*IN_PLACE):
+        yield call, PRODUCT.format(last_name(call.func))
+    for call in module.calls:
         name = last_name(call.func)
-        core.note(call, PRODUCT.format(name, name.removesuffix("_")))
-    for initialize in core.sites.initializes[:1]:
-        for module in core.around.modules_below(core.module):
-            for call, _ in module.methods(*IN_PLACE):
-                name, file = last_name(call.func), core.index.name_of(module)
-                text = f"{file} calls {name} in line {call.lineno}. {PRODUCT.format(name, name.removesuffix('_'))}"
-                core.note(initialize.call, text)
+        if name in INTO and any(each.arg == "out" and not is_literal(each.value, None) for each in call.keywords):
+            if module.resolve(call.func) == f"torch.{name}":
+                yield call, PRODUCT_INTO.format(name)
 
 
-def _origin(core: Core, node: ast.expr, tails: set[str], depth: int = 0) -> str:
+def _receiver(call: ast.Call) -> list[ast.expr]:
+    return [call.func.value] if isinstance(call.func, ast.Attribute) else []
+
+
+def _cast_arguments(core: Core, call: ast.Call) -> bool:
+    """Cast the factors of a product in place to the type of its receiver; return whether that can be written."""
+    names = [dotted_name(each) for each in _receiver(call)]
+    factors = [each.value for each in call.keywords if each.arg in FACTORS]
+    factors = [*call.args[max(0, len(call.args) - 2 + len(factors)) :], *factors]
+    if last_name(call.func) not in IN_PLACE or None in names or len(factors) != 2:
+        return False
+    if any(isinstance(each, ast.Starred) for each in call.args) or any(each.arg is None for each in call.keywords):
+        return False
+    for each in factors:
+        start, end = core.module.span(each)
+        if not isinstance(each, (ast.Name, ast.Attribute, ast.Call, ast.Subscript)):
+            core.edits.replace_span(start, start, "(")
+            core.edits.replace_span(end, end, f").to({names[0]}.dtype)")
+        else:
+            core.edits.replace_span(end, end, f".to({names[0]}.dtype)")
+    return True
+
+
+def _origin(core: Core, node: ast.expr, outputs: AutocastOutputs, depth: int = 0) -> str:
     """Return whether a tensor is an `output` of a model, as it is; is `made from one`; or neither, as an empty text."""
-    kept = True
+    kept, base, tails = True, None, core.models
     while True:
+        base = node if base is None and path_of(node) else base
         if isinstance(node, ast.Call):
             name = last_name(node.func)
             if name in tails:
@@ -229,15 +320,16 @@ def _origin(core: Core, node: ast.expr, tails: set[str], depth: int = 0) -> str:
             break
     text = dotted_name(node)
     values = [] if text is None or depth > 2 else core.module.values_of(text, core.module.scope_of[node]) or []
-    found = {_origin(core, each, tails, depth + 1) for each in values if not isinstance(each, ast.Starred)}
-    found |= {
-        "made from one"
+    is_float = FLOATS.search(last_part(text or "")) is not None  # a part of what a model returns may hold integers
+    found = {
+        _origin(core, strip_star(each), outputs, depth + 1) if is_float or not isinstance(each, ast.Starred) else ""
         for each in values
-        if isinstance(each, ast.Starred) and isinstance(each.value, ast.Call) and last_name(each.value.func) in tails
+        if node not in walk(each)  # as in `logits = logits.cpu()`
     }
     if found == {"output"} and kept:
         return "output"
-    return "made from one" if found - {""} else ""
+    is_held = base is not None and not depth and outputs.hold(base) and not outputs.is_loss(base)
+    return "made from one" if is_held or found - {""} else ""
 
 
 def _origin_by_name(module: Module, node: ast.expr) -> bool:

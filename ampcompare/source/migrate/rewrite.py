@@ -14,6 +14,7 @@ from ampcompare.source.migrate.core.context import Core
 from ampcompare.source.migrate.core.core import MAY_BE_APEX, rewrite_core
 from ampcompare.source.migrate.core.internals import AMP_STATE, INTERNALS, NO_EQUIVALENT, find_internals
 from ampcompare.source.migrate.core.model_casts import level_of_fp16
+from ampcompare.source.migrate.core.outputs import AutocastOutputs
 from ampcompare.source.migrate.finding import BY_HAND, MARK, NOTE, Finding, origins_of_lines
 from ampcompare.source.migrate.read.names import Names
 from ampcompare.source.migrate.read.neighbors import ALONE, Around, look_around
@@ -215,8 +216,9 @@ class _Rewrite:
                 raise Unsure(next(iter(node for node, _ in self.names.uses)), refused)
             self.core = rewrite_core(self.module, self.names, self.edits, self.torch, self._around)
             if self.core is not None:
-                keep_fp32(self.core)
-                note_casts(self.core)
+                outputs = AutocastOutputs(self.core)
+                keep_fp32(self.core, outputs)
+                note_casts(self.core, outputs)
                 self.findings += self.core.findings
         except Unsure as error:
             self.is_whole = False

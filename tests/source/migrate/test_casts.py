@@ -21,7 +21,7 @@ from ampcompare.source.migrate.casts import (
     WIDE,
     WIDE_UNDER_AUTOCAST,
 )
-from ampcompare.source.migrate.finding import NOTE
+from ampcompare.source.migrate.finding import BY_HAND, NOTE
 from ampcompare.source.migrate.project import migrate_file
 from ampcompare.source.migrate.rewrite import migrate_text
 
@@ -181,3 +181,148 @@ def test_a_file_that_is_imported_has_a_note_of_its_own(tmp_path: Path) -> None:
     found = migrate_file(tmp_path / "train.py").rows()
     (place,) = [place for place, _, message in found if message.startswith("net.py: types that O1 and autocast")]
     assert place.startswith("6:")
+
+
+LOSS = """import torch
+
+class Distances(torch.nn.Module):
+    def forward(self, a, b):
+        return distances(a, b).sum()
+
+def distances(a, b):
+    dist = a.pow(2).sum(1, keepdim=True) + b.pow(2).sum(1, keepdim=True).t()
+    dist.addmm_(1, -2, a, b.t())
+    return dist
+
+def rank(a, b):
+    return torch.zeros(2, 2).addmm_(a, b)
+"""
+TRAINER = """import torch
+from apex import amp
+from losses import rank
+
+class Trainer:
+    def __init__(self, model, loss_func):
+        self.model, self.loss_func = model, loss_func
+        self.optimizer = torch.optim.SGD(model.parameters())
+        self.model, self.optimizer = amp.initialize(self.model, self.optimizer, opt_level="O1")
+
+    def step(self, x):
+        out = self.model(x)
+        loss = self.loss_func(out, out)
+        with amp.scale_loss(loss, self.optimizer) as scaled:
+            scaled.backward()
+        self.optimizer.step()
+        return rank(x, x)
+"""
+MAIN = """from losses import Distances
+from trainer import Trainer
+
+def make_loss(name):
+    distances = Distances()
+
+    def loss_func(a, b):
+        return distances(a, b)
+
+    return loss_func
+"""
+
+
+@pytest.mark.parametrize(
+    ("made", "kind"),
+    [
+        ("make_loss('distances')", BY_HAND),
+        ("Distances()", BY_HAND),
+        ("LOSSES[name]", NOTE),
+    ],
+)
+def test_products_in_place_of_a_loss_of_another_file_are_named(tmp_path: Path, made: str, kind: str) -> None:
+    """Those that no autocast reaches are not."""
+    (tmp_path / "losses.py").write_text(LOSS, encoding="utf-8")
+    (tmp_path / "trainer.py").write_text(TRAINER, encoding="utf-8")
+    (tmp_path / "main.py").write_text(MAIN + f"\ntrainer = Trainer(net, {made})\ntrainer.step(x)\n", encoding="utf-8")
+    found = [row for row in migrate_file(tmp_path / "trainer.py").rows() if "addmm_" in row[2]]
+    ((_, said, message),) = found
+    assert said == kind
+    assert message.startswith("this training runs line 9 of" if kind == BY_HAND else "losses.py calls addmm_ in line 9")
+
+
+@pytest.mark.parametrize(
+    ("product", "result"),
+    [
+        ("x.addmm_(x, x.t())", "x.addmm_(x.to(x.dtype), x.t().to(x.dtype))"),
+        ("self.c.addr_(1, -2, x + x, x)", "self.c.addr_(1, -2, (x + x).to(self.c.dtype), x.to(self.c.dtype))"),
+        ("x.baddbmm_(x, batch2=x, beta=2)", "x.baddbmm_(x.to(x.dtype), batch2=x.to(x.dtype), beta=2)"),
+    ],
+)
+def test_products_in_place_of_the_file_get_the_casts_of_O1(product: str, result: str) -> None:
+    old = "x = F.gelu(x).exp_().softmax(-1)"
+    migration = migrate_text(HEAD.replace(old, product))
+    assert f"        {result}\n" in migration.text
+
+
+def test_a_product_that_cannot_be_cast_is_left() -> None:
+    migration = migrate_text(HEAD.replace("F.gelu(x).exp_().softmax(-1)", "torch.mm(x, x.t(), out=x)"))
+    assert any("mm with out=" in each.message for each in migration.findings)
+    migration = migrate_text(HEAD.replace("loss = model(x)", "loss = torch.mm(model(x), x, out=y).sum()"))
+    (left,) = [each.message for each in migration.findings if each.kind == BY_HAND]
+    assert left.endswith("; or take the adapter, which casts")
+
+
+UNPACKED = """with torch.no_grad():
+    PARTS
+    logits = logits.detach().cpu().numpy()
+"""
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        "kept, logits = model(x)",
+        "kept, logits = model(x)[:2]",
+        "outputs = model(x)\n    kept, logits = outputs[:2]",
+        "outputs = model(x)\n    kept, logits = outputs",
+        "logits = model(x)",
+    ],
+)
+def test_parts_of_outputs_go_to_the_cpu_in_fp32(parts: str) -> None:
+    text = HEAD + UNPACKED.replace("PARTS", parts)
+    assert "logits.detach().float().cpu()" in migrate_text(text).text
+    other = migrate_text(text.replace("logits", "tags").replace("tags = model(x)", "_, tags = model(x)"))
+    assert "tags.detach().cpu()" in other.text  # which may be integers
+    assert any(each.message.startswith("O1 cast to fp32 at .cpu()") for each in other.findings)
+
+
+@pytest.mark.parametrize("parts", ["_, logits = model(x).max(1)", "logits = model(x).topk(2)[1]", "_, logits = x"])
+def test_indices_and_inputs_go_to_the_cpu_as_they_are(parts: str) -> None:
+    migration = migrate_text(HEAD + UNPACKED.replace("PARTS", parts))
+    assert "logits.detach().cpu()" in migration.text
+    assert not any(".cpu()" in each.message for each in migration.findings)
+
+
+@pytest.mark.parametrize("covered", [True, False])
+def test_another_file_that_moves_outputs_is_named_where_they_may_be_fp16(tmp_path: Path, covered: bool) -> None:
+    run = "def detect(model, x):\n    return show(model(x))\n\ndef show(logits):\n    return logits.cpu()\n"
+    (tmp_path / "show.py").write_text(run, encoding="utf-8")
+    below = "def check():\n    with torch.no_grad():\n        out = model(x)\n    show(out)\n" if covered else ""
+    text = f"from show import detect, show\n{HEAD}{below}model.eval()\nfound = detect(model, x)\n"
+    (tmp_path / "train.py").write_text(text, encoding="utf-8")
+    said = [message for _, _, message in migrate_file(tmp_path / "train.py").rows()]
+    assert any(".cpu(), as in line 5 of show.py" in each for each in said) == covered
+
+
+def test_an_attribute_is_no_method_of_a_tensor() -> None:
+    """O1 casts in nn.Softmax, which calls that of torch.nn.functional."""
+    body = "        self.softmax = nn.Softmax(-1)\n        return self.softmax(x) + other.softmax(x)\n"
+    text = HEAD.replace("        x = F.gelu(x).exp_().softmax(-1)\n", body)
+    assert not any(" softmax (" in each.message for each in migrate_text(text).findings)
+
+
+def test_what_runs_before_training_refuses_no_fp16() -> None:
+    head, train = HEAD.split("class Net")
+    text = (
+        head
+        + "def prepare(x):\n    return x.renorm_(2, 0, 1)\n\nweight = prepare(torch.rand(3, 3))\n\nclass Net"
+        + train
+    )
+    assert not any("renorm_" in each.message for each in migrate_text(text).findings)

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ampcompare.source.module import Block, Module
-from ampcompare.source.syntax import argument_values
+from ampcompare.source.syntax import argument_values, last_name
 
 Path: TypeAlias = tuple[str, ...]  # of a name, its attributes and its items: ("hyp", "['loss']")
 Place: TypeAlias = tuple[int, int]
 ADDING = frozenset({"append", "extend", "insert", "add", "update", "add_", "copy_"})
+# Functions and methods that return numbers and where they are.
+WITH_INDICES = frozenset({"max", "min", "topk", "sort", "median", "mode", "kthvalue", "cummax", "cummin"})
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 BEGIN: Place = (0, 0)
 
@@ -77,7 +79,7 @@ class Holders:
         within: Block | ast.AST | None = None
         place = _end(node)
         if isinstance(node, (ast.Assign, ast.AnnAssign)):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            targets = [_numbers_of(each, node.value) for each in _targets_of(node)]
             values, within = [node.value] if node.value is not None else [], self._module.block(node)
         elif isinstance(node, (ast.AugAssign, ast.NamedExpr)):
             targets, values = [node.target], [node.value]
@@ -120,6 +122,22 @@ class Holders:
         loops = (each for each in around if isinstance(each, (ast.For, ast.AsyncFor, ast.While)))
         both = next((each for each in loops if _begin(each) <= binding.place <= _end(each)), None)
         return both is not None and last < _begin(both)
+
+
+def _targets_of(node: ast.Assign | ast.AnnAssign) -> list[ast.expr]:
+    return node.targets if isinstance(node, ast.Assign) else [node.target]
+
+
+def _numbers_of(target: ast.expr, value: ast.expr | None) -> ast.expr:
+    """Return the part of a target that gets numbers, where the other one gets their indices."""
+    if isinstance(target, ast.Tuple) and len(target.elts) == 2 and value is not None and makes_indices(value):
+        return target.elts[0]
+    return target
+
+
+def makes_indices(node: ast.expr) -> bool:
+    """Return whether an expression is a call of what returns numbers and their indices."""
+    return isinstance(node, ast.Call) and last_name(node.func) in WITH_INDICES
 
 
 def _paths_bound(target: ast.AST) -> Iterator[tuple[Path, bool]]:

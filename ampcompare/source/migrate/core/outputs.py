@@ -5,15 +5,27 @@ from __future__ import annotations
 import ast
 import builtins
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ampcompare.source.index import Answer, Imported, choices_of, nodes_of
 from ampcompare.source.index import Function as Called
-from ampcompare.source.migrate.core.holders import Holders, Path, parts_below, path_of
+from ampcompare.source.migrate.core.context import called_name
+from ampcompare.source.migrate.core.coverage import Coverage, home_of, strongest
+from ampcompare.source.migrate.core.holders import Holders, Path, makes_indices, parts_below, path_of
+from ampcompare.source.migrate.core.model_casts import casts_itself
 from ampcompare.source.migrate.finding import Unsure
 from ampcompare.source.module import Module, Scope
-from ampcompare.source.syntax import argument_values, arguments, child_nodes, dotted_name, last_name, last_part, walk
+from ampcompare.source.syntax import (
+    argument_values,
+    arguments,
+    child_nodes,
+    dotted_name,
+    is_literal,
+    last_name,
+    last_part,
+    walk,
+)
 
 if TYPE_CHECKING:
     from ampcompare.source.migrate.core.context import Core
@@ -76,7 +88,7 @@ def cast_what_follows(core: Core) -> None:
     Raises:
         Unsure: one of them cannot be put under autocast.
     """
-    follower = _AutocastOutputTracker(core)
+    follower = AutocastOutputs(core)
     found, unknown = follower.statements()
     updates = {each.statement for each in core.sites.backwards} | {each.statement for each in core.sites.steps}
     for each in found:
@@ -102,17 +114,11 @@ def _add_region(core: Core, statement: ast.stmt) -> None:
     core.forward.regions.append((statement, statement))
 
 
-def _strongest(answers: Iterable[Answer]) -> Answer:
-    """Return yes if one of some answers is, and else whether one is unknown."""
-    found = set(answers)
-    return next((each for each in (Answer.YES, Answer.UNKNOWN) if each in found), Answer.NO)
-
-
 class _Names:
     """The names of one function, or of a module, that hold what came from autocast."""
 
     def __init__(
-        self, follower: _AutocastOutputTracker, module: Module, scope: Scope, seeds: frozenset[Path], depth: int
+        self, follower: AutocastOutputs, module: Module, scope: Scope, seeds: frozenset[Path], depth: int
     ) -> None:
         self._follower, self.module, self.scope, self._depth = follower, module, scope, depth
         self.nodes = list(nodes_of(scope))
@@ -138,7 +144,9 @@ class _Names:
         """Return whether the value of an expression may be, or hold, a tensor that came from autocast."""
         if isinstance(node, (ast.Constant, ast.Compare, ast.Lambda, ast.JoinedStr)):
             return False
-        if isinstance(node, ast.Attribute) and node.attr in NO_TENSORS:
+        if isinstance(node, ast.Attribute) and node.attr in NO_TENSORS | {"indices"}:
+            return False
+        if isinstance(node, ast.Subscript) and is_literal(node.slice, 1) and makes_indices(node.value):
             return False
         if path_of(node):
             return bool(self.held_item_paths(node))
@@ -186,7 +194,7 @@ class _Names:
 
     def _function_casts(self, call: ast.Call, full: str, held: list[ast.expr]) -> Answer:
         """Return whether one of the functions that a call may name computes on arguments that came from autocast."""
-        answer = _strongest(
+        answer = strongest(
             self._leads_to_casts(call, each) if isinstance(each, Called) else self._may_cast(each.name, held)
             for each in self.choices(call) or (Imported(full),)
         )
@@ -208,18 +216,25 @@ class _Names:
         node = function.scope.node
         if self._depth >= MAX_DEPTH or isinstance(node, (ast.Module, ast.ClassDef)):
             return Answer.UNKNOWN
-        given: set[Path] = set()
-        inside = function.module
-        named = [each.arg for each in node.args.args] if isinstance(node, ast.Lambda) else inside.positional(node)
+        return self._follower.casts_in(function, self.find_held_parameters(call, function), self._depth + 1)
+
+    def find_held_parameters(self, call: ast.Call, function: Called) -> frozenset[Path]:
+        """Return which parameters of a function hold something in a call of it."""
+        node, found = function.scope.node, set[Path]()
+        if isinstance(node, (ast.Module, ast.ClassDef)):
+            return frozenset()
+        named = (
+            [each.arg for each in node.args.args] if isinstance(node, ast.Lambda) else function.module.positional(node)
+        )
         for key, value in arguments(call, named).items():
             if path_of(value):
-                given |= {(key, *parts) for parts in self.held_item_paths(value)}
+                found |= {(key, *parts) for parts in self.held_item_paths(value)}
             elif self.holds(value):
-                given.add((key,))
-        return self._follower.casts_in(function, frozenset(given), self._depth + 1)
+                found.add((key,))
+        return frozenset(found)
 
 
-class _AutocastOutputTracker:
+class AutocastOutputs:
     """Follows what comes from autocast through the assignments, returns and attributes of a module."""
 
     def __init__(self, core: Core) -> None:
@@ -227,11 +242,37 @@ class _AutocastOutputTracker:
         self.shared: set[Path] = set()
         self._losses = {dotted_name(each.loss) for each in core.sites.backwards} - {None}
         self._answers: dict[tuple[Scope, frozenset[Path]], Answer] = {}
-        self._covered: dict[tuple[Scope, bool], bool] = {}
+        self.coverage = Coverage(core)
         functions = [scope for scope in core.module.scopes if scope.function is scope.node and scope.function]
         self._names = {
             scope: _Names(self, core.module, scope, frozenset(), 0) for scope in [*functions, core.module.top]
         }
+        for _ in range(8):
+            changed = [each.spread() for each in self._names.values()]
+            if not any(changed):
+                break
+
+    def hold(self, node: ast.expr) -> bool:
+        """Return whether the value of an expression of the file may be, or hold, a tensor that came from autocast."""
+        return self._names[home_of(self.core.module, node)].holds(node)
+
+    def calls_elsewhere(self, method: str) -> Iterator[tuple[Module, ast.Call]]:
+        """Yield the calls of a method of what came from autocast, in functions of other files that get it."""
+        waiting = [(each, 0) for each in self._names.values()]
+        seen: set[tuple[Scope, frozenset[Path]]] = set()
+        for names, depth in waiting:  # which grows meanwhile
+            for call in (each for each in names.nodes if isinstance(each, ast.Call)):
+                if isinstance(call.func, ast.Attribute) and call.func.attr == method and names.holds(call.func.value):
+                    if names.module is not self.core.module:
+                        yield names.module, call
+                for each in names.choices(call) if depth < MAX_DEPTH else ():
+                    if isinstance(each, Called) and (given := names.find_held_parameters(call, each)):
+                        if (each.scope, given) not in seen:
+                            seen.add((each.scope, given))
+                            inner = _Names(self, each.module, each.scope, given, depth + 1)
+                            while inner.spread():
+                                pass
+                            waiting.append((inner, depth + 1))
 
     def statements(self) -> tuple[list[ast.stmt], dict[str, ast.Call]]:
         """Return the statements outside of autocast that compute on what came from it, in the order of the text.
@@ -239,13 +280,9 @@ class _AutocastOutputTracker:
         Returns:
             Them, and the calls of which it is not known whether they compute, by the name of what is called.
         """
-        for _ in range(8):
-            changed = [each.spread() for each in self._names.values()]
-            if not any(changed):
-                break
         module, found, unknown = self.core.module, dict[ast.stmt, None](), list[ast.Call]()
         for names in self._names.values():
-            for node in () if self._runs_covered(names.scope, every=True) else names.nodes:
+            for node in () if self.coverage.is_always(names.scope) else names.nodes:
                 statement, answer = module.statement(node), names.computes(node)
                 if answer is Answer.NO or statement in found or self._is_cast_alike(node):
                     continue
@@ -280,7 +317,9 @@ class _AutocastOutputTracker:
         """Return whether a call under autocast computes by itself: one of a model, or of what nobody defines here."""
         if module is not self.core.module:
             return False
-        if not (self.core.is_covered(call) or self._runs_covered(self._home(call), every=False)):
+        if casts_itself(self.core):
+            return called_name(call.func) in self.core.models  # whose forward pass alone has autocast
+        if self.coverage.at(module, call) is not Answer.YES:
             return False
         if self.is_of_model(module, call):
             return True
@@ -322,25 +361,5 @@ class _AutocastOutputTracker:
             names = _Names(self, function.module, function.scope, given, depth)
             while names.spread():
                 pass
-            self._answers[key] = _strongest(map(names.computes, names.nodes))
+            self._answers[key] = strongest(map(names.computes, names.nodes))
         return self._answers[key]
-
-    def _runs_covered(self, scope: Scope, *, every: bool) -> bool:
-        """Return whether calls of a function are under autocast: every one of them, or at least one."""
-        if (scope, every) not in self._covered:
-            self._covered[scope, every] = False
-            core = self.core
-            calls, complete = ([], False) if scope is core.module.top else core.index.callers(scope)
-            inside = [
-                core.is_covered(each) or self._runs_covered(self._home(each), every=every)
-                for each in calls
-                if each in core.module.scope_of
-            ]
-            answer = complete and len(inside) == len(calls) > 0 and all(inside) if every else any(inside)
-            self._covered[scope, every] = answer
-        return self._covered[scope, every]
-
-    def _home(self, call: ast.Call) -> Scope:
-        module = self.core.module
-        function = module.function(call)
-        return module.top if function is None else module.scope_from[function]

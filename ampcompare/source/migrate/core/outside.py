@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
-import re
 from typing import TYPE_CHECKING
 
 from ampcompare.source.index import Answer, choices_of
 from ampcompare.source.index import Function as Called
-from ampcompare.source.migrate.core.context import called_name, parameters_given
+from ampcompare.source.migrate.core.context import called_name
+from ampcompare.source.migrate.core.half_networks import makes_half, refuse_half_weights, settle_half_networks
+from ampcompare.source.migrate.core.model_calls import calls_parameter, computes, find_traced, owner_of
 from ampcompare.source.migrate.core.model_casts import casts_itself
 from ampcompare.source.migrate.core.outputs import CASTS, cast_what_follows
 from ampcompare.source.migrate.finding import Unsure
@@ -24,18 +25,10 @@ if TYPE_CHECKING:
 NO_GRAD = ("torch.no_grad", "torch.inference_mode", "torch.autograd.no_grad")
 NETWORKS = ("torch.nn.", "torchvision.models.", "torch.hub.", "timm.", "transformers.", "segmentation_models_pytorch.")
 MAX_DEPTH = 4
-HALVES = ("torch.half", "torch.float16", "torch.cuda.HalfTensor")
 HALF_GIVEN = (
     "this runs outside of autocast, on weights that are fp32 in the result, and line {0} makes fp16 tensors: put it "
     'under torch.autocast("cuda", dtype=torch.float16) and take that cast away'
 )
-HALF_WEIGHTS = (
-    "this casts weights of a model that amp.initialize got to fp16; GradScaler refuses gradients of fp16, which "
-    "Apex takes, as the adapter does"
-)
-# Methods that give a model back, and those that give its parts.
-CHAINED = frozenset({"cuda", "cpu", "to", "train", "eval", "float", "requires_grad_", "half"})
-PARTS = ("parameters", "named_parameters", "modules", "named_modules", "children", "named_children", "buffers")
 # Methods of torch.nn.Module and of its parallel wrappers, none of which computes; a test asks torch for them.
 OF_MODULE = frozenset({
     "add_module", "apply", "bfloat16", "buffers", "children", "compile", "cpu", "cuda", "double", "eval", "extra_repr",
@@ -57,13 +50,6 @@ ELSEWHERE = (
     "O1 cast all over the process, in every file; autocast covers its blocks alone, so what else computes is in fp32 "
     "now, as by: {0}"
 )
-# What is called so on models, and does not compute, by its words; which notes say.
-NO_COMPUTATION = re.compile(
-    r"^_?(?:load|save|set|get|add|register|freeze|unfreeze|remove|named|init|initialize|reset|print|summary|export|apply|update|"
-    r"zero_grad|parameters|modules|children|buffers|state_dict|train|eval|to|cpu|cuda|half|float|double|bfloat16|type|"
-    r"requires_grad|share_memory|module|append|extend|insert|items|keys|values|copy|pop|format|join|no_sync|backward|"
-    r"step|num|is|has|with|make|build|create|config|resize|tie|hook|log)(?:_|$)"
-)
 OUTSIDE = "Apex cast in {0} too; it is in fp32 now, unless under autocast"
 MAY_TRAIN = (
     "{0} is not under autocast in the result, and it may belong to the training that Apex cast; the adapter casts it"
@@ -78,8 +64,9 @@ def cast_other_calls(core: Core) -> None:
     if not casts_itself(core):
         core.wrapped |= _cast_evaluation(core) | _cast_own_forward(core)
         cast_what_follows(core)
-    _refuse_half_weights(core)
+    refuse_half_weights(core)
     _refuse_half_outside(core)
+    settle_half_networks(core)
     _note_trusted(core)
     if not casts_itself(core):
         _Outside(core).settle()
@@ -124,7 +111,7 @@ def _cast_own_forward(core: Core) -> set[ast.AST]:
     for function in (each for each in module.scope_from if isinstance(each, ast.FunctionDef)):
         if function.name != "forward" or function in trained or module.class_of(function) not in holders:
             continue
-        inside = [each for each in function.body if any(_computes(call, tails) for call in _calls_in(each))]
+        inside = [each for each in function.body if any(computes(call, tails) for call in _calls_in(each))]
         if inside and core.reaches_scaler(inside[0]):
             core.edits.wrap(inside[0], inside[-1], core.autocast)
             first, last = (function.body.index(each) for each in (inside[0], inside[-1]))
@@ -136,22 +123,6 @@ def _calls_in(node: ast.AST) -> list[ast.Call]:
     return [each for each in walk(node) if isinstance(each, ast.Call)]
 
 
-def _computes(call: ast.Call, tails: set[str]) -> bool:
-    """Return whether a call is one of a model, or of a method of a model that may compute."""
-    name = last_name(call.func)
-    if called_name(call.func) in tails:
-        return True
-    if not isinstance(call.func, ast.Attribute) or NO_COMPUTATION.search(name) or not (call.args or call.keywords):
-        return False
-    return _owner(call.func) in tails
-
-
-def _owner(method: ast.Attribute) -> str:
-    """Return the last part of the name of the object whose method it is, or of that around its module."""
-    owner = method.value
-    return called_name(owner.value if isinstance(owner, ast.Attribute) and owner.attr == "module" else owner)
-
-
 def _refuse_half_outside(core: Core) -> None:
     """Refuse calls of a model that stay outside of autocast and may get fp16 tensors, and note those of methods.
 
@@ -159,11 +130,11 @@ def _refuse_half_outside(core: Core) -> None:
     """
     module = core.module
     tails = core.models
-    halves = [node for node in module.nodes if _makes_half(core, node)]
+    halves = [node for node in module.nodes if makes_half(module, node)]
     noted: set[str] = set()
     for call in module.calls:
         name = called_name(call.func)
-        is_method = name not in tails and _computes(call, tails)
+        is_method = name not in tails and computes(call, tails)
         if not is_method and (name not in tails or casts_itself(core)):
             continue
         statement = module.statement(call)
@@ -178,40 +149,6 @@ def _refuse_half_outside(core: Core) -> None:
             core.note(call, METHOD.format(f"{ast.unparse(call.func)}()"))
 
 
-def _refuse_half_weights(core: Core) -> None:
-    """Refuse casts of the weights of a model that trains to fp16, as they are in place."""
-    if not any(each.block for each in core.sites.backwards):
-        return
-    for call, owner in core.module.methods("half", "to", "type"):
-        types = [call] if last_name(call.func) == "half" else argument_values(call)
-        if not any(_makes_half(core, each) for each in types) or core.runs_before(core.module.statement(call)):
-            continue
-        if _is_of_model(core, owner):
-            raise Unsure(call, HALF_WEIGHTS)
-    for call in core.module.calls:
-        for parameter, function in core.parameters_given(call, core.models):
-            module = function.module
-            for each, owner in module.methods("half"):
-                if module.function(each) is function.scope.node and dotted_name(owner) == parameter:
-                    raise Unsure(call, HALF_WEIGHTS)
-
-
-def _is_of_model(core: Core, node: ast.expr) -> bool:
-    """Return whether an expression is a model, a part of one, or one of what a loop gets from a model."""
-    while not dotted_name(node):
-        if isinstance(node, ast.Call) and last_name(node.func) in CHAINED and isinstance(node.func, ast.Attribute):
-            node = node.func.value
-        elif isinstance(node, (ast.Attribute, ast.Subscript)):
-            node = node.value
-        else:
-            return False
-    names = (dotted_name(node) or "").split(".")
-    if not core.models.isdisjoint(names):
-        return True
-    loops = [each for each in core.module.nodes if isinstance(each, ast.For) and names[0] in bound_in(each.target)]
-    return any(last_name(each.func) in PARTS for loop in loops for each in _calls_in(loop.iter))
-
-
 def _note_trusted(core: Core) -> None:
     """Note the methods of models outside of autocast of which only the name says that they do not compute."""
     noted: set[str] = set()
@@ -219,7 +156,7 @@ def _note_trusted(core: Core) -> None:
         name = last_name(call.func)
         if not isinstance(call.func, ast.Attribute) or name in KNOWN | core.models | noted:
             continue
-        if _owner(call.func) in core.models and not _computes(call, core.models):
+        if owner_of(call.func) in core.models and not computes(call, core.models):
             if not core.is_covered(call) and not core.runs_before(core.module.statement(call)):
                 noted.add(name)
                 methods = list(_methods_of_project(core, name))
@@ -295,30 +232,11 @@ def _is_network(core: Core, call: ast.Call) -> bool:
 
 
 def _gets_model(core: Core, call: ast.Call) -> bool:
-    """Return whether a call hands a model to a function of another file, which calls it."""
+    """Return whether a call hands a model to a library that traces it, or a function of another file that calls it."""
+    if (network := find_traced(core.module, call)) is not None and called_name(network) in core.models:
+        return True
     given = core.parameters_given(call, core.models)
-    return any(each.module is not core.module and _calls_parameter(core, each, name) for name, each in given)
-
-
-def _calls_parameter(core: Core, function: Called, parameter: str, depth: int = 0) -> bool:
-    """Return whether a function calls one of its parameters, or hands it to one of the project that does."""
-    module, names = function.module, {parameter}
-    for call in module.calls:
-        if function.scope.node not in list[ast.AST](module.functions_around(call)):
-            continue
-        if _computes(call, names):
-            return True
-        given = parameters_given(core.index.seen_from(module), call, names) if depth < MAX_DEPTH else []
-        if any(_calls_parameter(core, each, key, depth + 1) for key, each in given):
-            return True
-    return False
-
-
-def _makes_half(core: Core, node: ast.AST) -> bool:
-    if isinstance(node, ast.Call):
-        return isinstance(node.func, ast.Attribute) and node.func.attr == "half" and not node.args
-    is_name = isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load)
-    return is_name and core.module.resolve(node, follow=False) in HALVES
+    return any(each.module is not core.module and calls_parameter(core.index, each, name) for name, each in given)
 
 
 def _is_no_grad(core: Core, node: ast.With) -> bool:
@@ -348,7 +266,7 @@ class _Outside:
             Unsure: a call may belong to a loss, which Apex cast.
         """
         for call in self._module.calls:
-            if _computes(call, self._tails):
+            if computes(call, self._tails):
                 self._settle(call)
 
     def _settle(self, call: ast.Call) -> None:

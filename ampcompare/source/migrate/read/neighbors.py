@@ -135,6 +135,18 @@ class Around:
                 if (found := project.module(path)) is not None:
                     yield found
 
+    def modules_of_program(self, module: Module) -> Iterator[Module]:
+        """Yield the other modules that run where one does: what it imports, and what imports it, with all of theirs."""
+        if self.path is not None:
+            project = self.project(module)
+            assert project.path is not None
+            found = _reached_from(project, project.path)
+            for path, _ in self.modules_above(module):
+                found |= {path} | _reached_from(project, path)
+            for path in sorted(found - {project.path}):
+                if (other := project.module(path)) is not None:
+                    yield other
+
     def importers(self, module: Module, names: Collection[str]) -> dict[str, Path]:
         """Return which of the names of a module another one has from it, by `import *` too, with the first of these."""
         found: dict[str, Path] = {}

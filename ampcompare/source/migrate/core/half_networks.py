@@ -1,0 +1,194 @@
+"""Networks whose weights a script casts to fp16: those that train, and those that run outside of autocast."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING
+
+from ampcompare.source.index import Answer, Index, choices_of
+from ampcompare.source.index import Function as Called
+from ampcompare.source.migrate.core.coverage import Coverage, home_of
+from ampcompare.source.migrate.core.model_calls import MAX_DEPTH, calls_parameter, find_traced
+from ampcompare.source.migrate.core.model_casts import level_of_fp16
+from ampcompare.source.migrate.finding import Unsure
+from ampcompare.source.module import Module, Scope
+from ampcompare.source.syntax import argument_values, arguments, bound_in, dotted_name, last_name, walk
+
+if TYPE_CHECKING:
+    from ampcompare.source.migrate.core.context import Core
+
+HALVES = ("torch.half", "torch.float16", "torch.cuda.HalfTensor")
+HALF_WEIGHTS = (
+    "this casts weights of a model that amp.initialize got to fp16; GradScaler refuses gradients of fp16, which "
+    "Apex takes, as the adapter does"
+)
+HALF_RUNS = (
+    "this runs a network outside of autocast whose weights line {0} casts to fp16; O1 cast its inputs to that, and "
+    "without it those in fp32 fail; the adapter casts them"
+)
+HALF_RUNS_ELSEWHERE = (
+    "line {1} of {0} runs a network whose weights line {2} casts to fp16; O1 cast its inputs to that; outside of "
+    "autocast those in fp32 fail now"
+)
+# Methods that give a model back, and those that give its parts.
+CHAINED = frozenset({"cuda", "cpu", "to", "train", "eval", "float", "requires_grad_", "half", "type"})
+PARTS = ("parameters", "named_parameters", "modules", "named_modules", "children", "named_children", "buffers")
+
+
+def refuse_half_weights(core: Core) -> None:
+    """Refuse casts of the weights of a model that trains to fp16, as they are in place."""
+    if not any(each.block for each in core.sites.backwards):
+        return
+    for call, owner in casts_to_half(core.module):
+        if not core.runs_before(core.module.statement(call)) and _is_of_model(core, owner):
+            raise Unsure(call, HALF_WEIGHTS)
+    for call in core.module.calls:
+        for parameter, function in core.parameters_given(call, core.models):
+            module = function.module
+            for each, owner in module.methods("half"):
+                if module.function(each) is function.scope.node and dotted_name(owner) == parameter:
+                    raise Unsure(call, HALF_WEIGHTS)
+
+
+def settle_half_networks(core: Core) -> None:
+    """Refuse networks that run outside of autocast with weights in fp16, and note those of files that this one imports.
+
+    O1 cast the inputs of their layers, in the whole process.
+
+    Raises:
+        Unsure: one of them is called, or traced.
+    """
+    if level_of_fp16(core.sites) or not core.sites.initializes:
+        return
+    for run, line in _runs_of_half(core.index):
+        if not core.is_covered(run) and not core.runs_before(core.module.statement(run)):
+            raise Unsure(run, HALF_RUNS.format(line))
+    coverage, first = Coverage(core), core.sites.initializes[0].call
+    for module in core.around.modules_below(core.module):
+        runs = [each for each in _runs_of_half(core.index.seen_from(module)) if not _is_cast(coverage, module, each[0])]
+        for number, (run, line) in enumerate(runs):
+            words = core.index.name_of(module), run.lineno, line
+            if _is_led_to(core, home_of(module, run)):
+                raise Unsure(first, HALF_RUNS_ELSEWHERE.format(*words))
+            if not number:
+                core.note(first, HALF_RUNS_ELSEWHERE.format(*words))
+
+
+def _is_cast(coverage: Coverage, module: Module, run: ast.Call) -> bool:
+    return coverage.at(module, run) is Answer.YES
+
+
+def _is_led_to(core: Core, scope: Scope, depth: int = 0) -> bool:
+    """Return whether the file calls a function, if only through others."""
+    if scope.function is None:
+        return False
+    return any(
+        each in core.module.scope_of or (depth < MAX_DEPTH and _is_led_to(core, core.index.scope_of(each), depth + 1))
+        for each in core.index.callers(scope)[0]
+    )
+
+
+def casts_to_half(module: Module) -> Iterator[tuple[ast.Call, ast.expr]]:
+    """Yield the calls of methods that cast an object to fp16, with that object."""
+    for call, owner in module.methods("half", "to", "type"):
+        types = [call] if last_name(call.func) == "half" else argument_values(call)
+        if any(makes_half(module, each) for each in types):
+            yield call, owner
+
+
+def makes_half(module: Module, node: ast.AST) -> bool:
+    """Return whether a node makes a tensor or an object fp16, or is that type."""
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Attribute) and node.func.attr == "half" and not node.args
+    is_name = isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Load)
+    return is_name and module.resolve(node, follow=False) in HALVES
+
+
+def _runs_of_half(index: Index) -> Iterator[tuple[ast.Call, int]]:
+    """Yield the calls that run an object after its cast to fp16, each with the line of that.
+
+    What is called is a network, or a copy of one: tensors are not.
+    """
+    module, halves = index.module, dict[str, ast.Call]()
+    casts = dict(casts_to_half(module))
+    for call, owner in casts.items():
+        for key in {dotted_name(_object_of(owner)), *_names_given(module, call)} - {None}:
+            halves.setdefault(str(key), call)
+    for call in module.calls if casts else ():
+        for each in (call.func, *argument_values(call)):
+            cast = _cast_in(casts, each)
+            if cast is None and (name := dotted_name(_object_of(each)) or "") in halves:
+                cast = _cast_before(module, call, halves[name], name)
+            if cast is not None and (
+                each is call.func or each is find_traced(module, call) or _is_run(index, call, each)
+            ):
+                yield call, cast.lineno
+                break
+
+
+def _is_run(index: Index, call: ast.Call, given: ast.expr) -> bool:
+    """Return whether a function of the project gets an object and calls it."""
+    for each in choices_of(index.callee(call, index.module.scope_of[call])):
+        if isinstance(each, Called) and isinstance(each.scope.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            bound = arguments(call, each.module.positional(each.scope.node))
+            if any(one is given and calls_parameter(index, each, key) for key, one in bound.items()):
+                return True
+    return False
+
+
+def _cast_in(casts: Collection[ast.Call], node: ast.expr) -> ast.Call | None:
+    """Return the cast to fp16 whose result an expression is, as of `copy.deepcopy(net).half()`."""
+    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHAINED:
+        if node in casts:
+            return node
+        node = node.func.value
+    return None
+
+
+def _cast_before(module: Module, call: ast.Call, cast: ast.Call, name: str) -> ast.Call | None:
+    """Return a cast that may have run where a call stands: above it, in another function, or in a round of a loop."""
+    function = module.function(cast)
+    if function is not module.function(call):
+        is_shared = name.startswith("self.") or function is None or function in list(module.functions_around(call))
+        return cast if is_shared else None
+    loops = [each for each in module.within_function(call) if isinstance(each, (ast.For, ast.AsyncFor, ast.While))]
+    return cast if cast.lineno < call.lineno or any(each in module.ancestors(cast) for each in loops) else None
+
+
+def _names_given(module: Module, call: ast.Call) -> set[str]:
+    """Return the names that get the result of a call, which is all of the value that is assigned."""
+    statement = module.statement(call)
+    value = statement.value if isinstance(statement, ast.Assign) else None
+    while value is not None and value is not call:
+        is_chain = isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in CHAINED
+        value = value.func.value if is_chain else None  # type: ignore[attr-defined]
+    return set() if value is None else bound_in(statement)
+
+
+def _object_of(node: ast.expr) -> ast.expr:
+    """Return what an expression is a method of, as of `net.cuda().half`, through methods that give the object back."""
+    while True:
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHAINED:
+            node = node.func.value
+        elif isinstance(node, ast.Attribute) and node.attr == "module":
+            node = node.value
+        else:
+            return node
+
+
+def _is_of_model(core: Core, node: ast.expr) -> bool:
+    """Return whether an expression is a model, a part of one, or one of what a loop gets from a model."""
+    while not dotted_name(node):
+        if isinstance(node, ast.Call) and last_name(node.func) in CHAINED and isinstance(node.func, ast.Attribute):
+            node = node.func.value
+        elif isinstance(node, (ast.Attribute, ast.Subscript)):
+            node = node.value
+        else:
+            return False
+    names = (dotted_name(node) or "").split(".")
+    if not core.models.isdisjoint(names):
+        return True
+    loops = [each for each in core.module.nodes if isinstance(each, ast.For) and names[0] in bound_in(each.target)]
+    calls = (each for loop in loops for each in walk(loop.iter) if isinstance(each, ast.Call))
+    return any(last_name(each.func) in PARTS for each in calls)
