@@ -184,7 +184,7 @@ def _differences(whole: Trace, at: int, broken: Trace, resumed: Trace) -> list[D
         drawn = ("learning rate", "options", "batches", "generators")
         found = [one for one in found if one.step > at + 1 or one.role not in drawn]
         text = f"{lost} of {len(whole.steps[at].batches)} forward passes left out"
-        found.append(Difference("steps", at + 1, text, f"{MIDDLE}{_line_of(broken.saves)}"))
+        found.append(Difference("steps", at + 1, text, f"{MIDDLE}{_line_in_brackets(broken.saves)}"))
     made, left = len(resumed.steps), len(whole.steps[at:])
     text = f"{made} steps where {left} were left"
     if shift:
@@ -333,7 +333,7 @@ def _first_other_average(whole: Trace, at: int, broken: Trace, resumed: Trace) -
             one != step.value("averages").get(name, {}).get("values") for one, step in pairs
         ):
             cause = "the average of the weights is not restored: it is not in the file, or not loaded"
-            return Difference("averages", at + 1, name, f"{cause}{_line_of(broken.saves)}")
+            return Difference("averages", at + 1, name, f"{cause}{_line_in_brackets(broken.saves)}")
     return None
 
 
@@ -435,7 +435,7 @@ def _cause(role: str, what: str, index: int, at: int, whole: Trace, broken: Trac
         rounded = _cause_of_tensors(role, first.value(role), second.value(role), broken)
         average = _average_in(first, second) if role == "weights" else ""
         if average:
-            return f"weights are those of the average {average}{_line_of(resumed.loads)}"
+            return f"weights are those of the average {average}{_line_in_brackets(resumed.loads)}"
         return rounded or _cause_of_age(role, at, whole, broken, resumed)
     if role == "moments":
         known = _cause_of_moments(first.value(role), second.value(role), broken, resumed)
@@ -547,17 +547,17 @@ def _cause_of_age(role: str, at: int, whole: Trace, broken: Trace, resumed: Trac
             return f"an older file is loaded: {name}, of step {then} ({old[-1]['line']})"
         if not then:
             return FIRST.format(role, _where_they_are(role, apart, broken, resumed))
-        return f"{role} are those behind step {then}: they were taken before step {then + 1}{_line_of(broken.saves)}"
+        return f"{role} are those behind step {then}: they were taken before step {then + 1}{_line_in_brackets(broken.saves)}"
     return ""
 
 
 def _where_they_are(role: str, apart: list[str], broken: Trace, resumed: Trace) -> str:
     """Return whether tensors that are not restored are in the file; of statistics of a batch norm it is known."""
     if role != "buffers" or not all(name.partition(" of model ")[0].endswith(STATISTICS) for name in apart):
-        return f"they are not in the file, or are not loaded{_line_of(broken.saves)}"
+        return f"they are not in the file, or are not loaded{_line_in_brackets(broken.saves)}"
     if any("buffers" in row["holds"] for row in broken.saves):
-        return f"they are in the file, and are not loaded{_line_of(resumed.loads)}"
-    return f"they are not in the file{_line_of(broken.saves)}"
+        return f"they are in the file, and are not loaded{_line_in_brackets(resumed.loads)}"
+    return f"they are not in the file{_line_in_brackets(broken.saves)}"
 
 
 def _flat(role: str, step: Step) -> dict[str, str]:
@@ -614,9 +614,9 @@ def _cause_of_rounding(
     short = {SHORT.get(weights.get(name, {}).get("dtype", "")) for name in names}
     types = {SHORT.get(given.get("dtype", "")) for due, given in pairs if due["values"] != given["values"]}
     if loads and short == types == {half}:
-        line = _line_of(loads)
+        line = _line_in_brackets(loads)
         return f"moments are rounded to {half} at load: load_state_dict gives them the type of the weights{line}"
-    return f"moments were saved or loaded in {half}{_line_of(broken.saves)}"
+    return f"moments were saved or loaded in {half}{_line_in_brackets(broken.saves)}"
 
 
 def _cause_of_state(
@@ -647,7 +647,7 @@ def _cause_of_state(
     else:
         begins = place or f"{name} {'starts from scratch' if starts_again else 'has another state'}"
     if what not in {part for row in broken.saves for part in row["holds"]}:
-        return f"{begins}: its state is not in the file{_line_of(broken.saves)}"
+        return f"{begins}: its state is not in the file{_line_in_brackets(broken.saves)}"
     restored = [row for row in of_kind if own is None or row["number"] in (None, own)]
     if restored:
         return "" if only_missing else f"{begins}, though {restored[-1]['line']} loads its state"
@@ -664,10 +664,10 @@ def _where_it_is(what: str, broken: Trace, resumed: Trace) -> str:
     if loaded and read and what not in read:
         name = next(os.path.basename(row["path"]) for row in reversed(broken.saves) if what in row["holds"])
         return f"{name}, which is not loaded"
-    return f"the file, and is not loaded{_line_of(resumed.loads)}"
+    return f"the file, and is not loaded{_line_in_brackets(resumed.loads)}"
 
 
-def _line_of(rows: list[dict[str, Any]]) -> str:
+def _line_in_brackets(rows: list[dict[str, Any]]) -> str:
     return f" ({rows[-1]['line']})" if rows else ""
 
 

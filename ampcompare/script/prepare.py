@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from ampcompare.backends.arm import Arm
 from ampcompare.base.environment.variables import CELL_FOLDER, CODE_FOLDER
 from ampcompare.base.errors import AmpCompareError
-from ampcompare.base.files.loaded_code import CodeWatch
+from ampcompare.base.files.loaded_code import UsedInputsRecorder
 from ampcompare.base.patches import Layer, Subscriptions
 from ampcompare.base.rank_marks import mark_output
 from ampcompare.base.tensors.cuda_casts import cuda_casts
@@ -131,7 +131,7 @@ def prepare_arm_process(settings: ExecSettings, *, child: str | None = None) -> 
         if rows is not None and settings.watch and (cell := os.environ.get(CELL_FOLDER)):
             # Of the environment: a process that the script starts may have another working directory.
             base = Path(os.environ.get(CODE_FOLDER, "."))
-            rows.recorder.before_close(CodeWatch(Path(cell), base).end)
+            rows.recorder.before_close(UsedInputsRecorder(Path(cell), base).end)
             rows.recorder.before_close(functools.partial(_add_lost_statistics, rows.recorder))
         if rows is not None:
             # Before the watch, which may end the script at a row.

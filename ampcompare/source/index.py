@@ -181,7 +181,7 @@ class Event:
     harmless: Callable[[Module, ast.Call], bool] = lambda module, call: False
 
 
-class _shared(Generic[T]):
+class _shared_table(Generic[T]):
     """A table of an index that is made once, for all modules that it can be looked at from."""
 
     def __init__(self, make: Callable[[Index], T]) -> None:
@@ -217,7 +217,7 @@ class Index:
         self._reached: dict[tuple[str, Scope, Scope | None], Answer] = {}
         self._orders: dict[Scope, tuple[list[Scope], str | None]] = {}
 
-    @_shared
+    @_shared_table
     def modules(self) -> list[Module]:
         """The module itself and those around it."""
         if self._project is None or self._project.path is None or self._alone:
@@ -763,7 +763,7 @@ class Index:
         listed = {str(one.value) for each in lists for one in each.elts if isinstance(one, ast.Constant)}
         return listed or {name for name in self._bindings_of(module.top) if not name.startswith("_")}
 
-    @_shared
+    @_shared_table
     def _subclasses(self) -> dict[Scope, list[Scope]]:
         found: dict[Scope, list[Scope]] = defaultdict(list)
         for module in self.modules:
@@ -773,7 +773,7 @@ class Index:
                         found[base].append(scope)
         return found
 
-    @_shared
+    @_shared_table
     def _stores(self) -> dict[str, list[tuple[ast.expr, ast.expr, Scope]]]:
         """What is assigned to attributes of other objects than `self`: by name, the object and the value."""
         found: dict[str, list[tuple[ast.expr, ast.expr, Scope]]] = defaultdict(list)
@@ -799,7 +799,7 @@ class Index:
                 found |= self.values(value, scope)
         return found
 
-    @_shared
+    @_shared_table
     def _additions(self) -> dict[str, list[tuple[ast.expr, Scope]]]:
         """What is added to lists and dicts, by the last part of their names."""
         found: dict[str, list[tuple[ast.expr, Scope]]] = defaultdict(list)
@@ -813,7 +813,7 @@ class Index:
         found.pop("", None)
         return found
 
-    @_shared
+    @_shared_table
     def _decorators(self) -> dict[Scope, list[Scope]]:
         """The functions that each function of the project decorates, itself or by what it returns."""
         found: dict[Scope, list[Scope]] = defaultdict(list)
@@ -825,11 +825,11 @@ class Index:
                             found[each.scope].append(scope)
         return found
 
-    @_shared
+    @_shared_table
     def _scope_of_call(self) -> dict[ast.Call, Scope]:
         return {call: module.scope_of[call] for module in self.modules for call in module.calls}
 
-    @_shared
+    @_shared_table
     def _names_called(self) -> tuple[dict[str, list[ast.Call]], set[str]]:
         """All calls by the last part of the name of their function, and the names that are used otherwise."""
         calls: dict[str, list[ast.Call]] = defaultdict(list)
@@ -845,7 +845,7 @@ class Index:
                         passed.add(last_name(node))
         return calls, passed
 
-    @_shared
+    @_shared_table
     def _aliases(self) -> dict[str, set[str]]:
         """What imports call a name instead."""
         found: dict[str, set[str]] = defaultdict(set)
@@ -855,7 +855,7 @@ class Index:
                     found[alias.name].add(alias.asname)
         return found
 
-    @_shared
+    @_shared_table
     def _calls_of_variables(self) -> list[ast.Call]:
         """All calls by a name that holds a value, such as a parameter, an attribute or what a decorator made."""
         names = {""}
@@ -872,7 +872,7 @@ class Index:
         """Whether a question is being answered, so that answers to others may be incomplete."""
         return bool(self._active)
 
-    @_shared
+    @_shared_table
     def _callers(self) -> _Callers:
         return _Callers(self)
 

@@ -106,7 +106,7 @@ def _digest_of_variable(value: str | None) -> str:
     return "unset" if value is None else hashlib.sha256(value.encode("utf-8", "surrogateescape")).hexdigest()[:DIGITS]
 
 
-class CodeWatch:
+class UsedInputsRecorder:
     """Records at the end of this process what code and files it has used.
 
     Args:

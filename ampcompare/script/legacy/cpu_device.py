@@ -80,7 +80,7 @@ def redirect_cuda_to_cpu(*, quiet: bool = False, autocast_lists: str = "cuda") -
     _replace_factories()
     _replace_generator()
     _replace_tensor_methods()
-    _replace_module_methods()
+    _replace_modules_and_loaders()
     _replace_loading()
     _autocast_on_cpu(autocast_lists)
     gloo_for_nccl()
@@ -203,7 +203,7 @@ def _replace_tensor_methods() -> None:
         storage.pin_memory = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
 
 
-def _replace_module_methods() -> None:
+def _replace_modules_and_loaders() -> None:
     module_to = nn.Module.to
 
     @functools.wraps(module_to)

@@ -117,16 +117,16 @@ class FormatPlan:
         if torch.is_grad_enabled():
             self.passes += 1
             for generator in self._generators.values():
-                generator.manual_seed(self._draw)
+                generator.manual_seed(self._pass_seed)
 
     def generator(self, device: torch.device) -> torch.Generator:
         """Return the generator of a device, apart from torch's own, so that dropout draws the same numbers."""
         if device not in self._generators:
-            self._generators[device] = torch.Generator(device).manual_seed(self._draw)
+            self._generators[device] = torch.Generator(device).manual_seed(self._pass_seed)
         return self._generators[device]
 
     @property
-    def _draw(self) -> int:
+    def _pass_seed(self) -> int:
         group = torch.distributed
         rank = group.get_rank() if group.is_available() and group.is_initialized() else 0
         return step_seed(f"gemm on rank {rank}", self.seed, self.passes)

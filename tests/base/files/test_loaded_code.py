@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ampcompare.base.files import loaded_code
-from ampcompare.base.files.loaded_code import CodeWatch, changed_code, digest_of, read_loaded_code
+from ampcompare.base.files.loaded_code import UsedInputsRecorder, changed_code, digest_of, read_loaded_code
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_modules_and_the_files_that_they_name_count(project: Path, cell: Path) -
         "import subprocess\nfrom pathlib import Path\nexec(Path('read.py').read_text())\n"
         "subprocess.run(['true', 'started.py'])\nsettings = 'settings.yaml'\n"
     )
-    watch = CodeWatch(cell, project)
+    watch = UsedInputsRecorder(cell, project)
     importlib.import_module("nets.deep.block")
     _import(project / "by_path.py")
     watch.end()
@@ -69,7 +69,7 @@ def test_settings_of_the_cell_name_files_too(project: Path, cell: Path, tmp_path
     (project / "a.txt").write_text("1")
     (tmp_path / "far.npy").write_text("1")
     (cell / "config.json").write_text(json.dumps({"arguments": ["--data=a.txt", str(tmp_path / "far.npy"), "b.txt"]}))
-    CodeWatch(cell, project).end()
+    UsedInputsRecorder(cell, project).end()
     assert list(read_loaded_code(cell).files) == ["../far.npy", "a.txt"]
 
 
@@ -80,7 +80,7 @@ def test_installed_packages_python_and_the_cell_do_not_count(project: Path, cell
     (installed / "library.py").write_text("")
     (cell / "made.py").write_text(f"NAMES = '{json.__file__}', 'made.txt'\n")
     (cell / "made.txt").write_text("1")
-    watch = CodeWatch(cell, project)
+    watch = UsedInputsRecorder(cell, project)
     _import(installed / "library.py")
     _import(cell / "made.py")
     watch.end()
@@ -98,7 +98,7 @@ def test_the_end_adds_modules_that_are_there_and_versions(
     (installed / "quick-3.dist-info" / "RECORD").write_text("fast.py,,\n")
     (installed / "fast.py").write_text("")
     monkeypatch.syspath_prepend(installed)
-    watch = CodeWatch(cell, project)
+    watch = UsedInputsRecorder(cell, project)
     importlib.import_module("fast")
     watch.end()
     found = read_loaded_code(cell)
@@ -115,7 +115,7 @@ def test_changed_gone_and_shadowed_files_are_found(
         (tmp_path / name / "helper.py").write_text(text)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "old"))
     monkeypatch.syspath_prepend(str(tmp_path / "old"))
-    watch = CodeWatch(cell, project)
+    watch = UsedInputsRecorder(cell, project)
     importlib.import_module("helper")
     importlib.import_module("nets.deep.block")
     watch.end()
@@ -133,12 +133,12 @@ def test_changed_gone_and_shadowed_files_are_found(
 
 def test_a_module_that_changes_meanwhile_equals_no_form(project: Path, cell: Path) -> None:
     """What was loaded is not known then; two processes that loaded different contents leave both."""
-    watches = [CodeWatch(cell, project)]
+    watches = [UsedInputsRecorder(cell, project)]
     importlib.import_module("late")
     time.sleep(0.02)  # longer than the disk's clock takes to advance
     (project / "late.py").write_text("X = 22\n")
     time.sleep(0.02)
-    watches.append(CodeWatch(cell, project))
+    watches.append(UsedInputsRecorder(cell, project))
     for watch in watches:
         watch.end()
     files = read_loaded_code(cell).files
@@ -167,7 +167,7 @@ def test_named_data_counts_wherever_it_lies(project: Path, cell: Path, tmp_path:
     os.mkfifo(project / "pipe")
     named = ["data.npy", *names, "pipe", "out", "set", str(outside), "result.txt", ".", "", "/dev/null", "missing"]
     (project / "late.py").write_text(f"NAMES = {named}\n")
-    watch = CodeWatch(cell, project)
+    watch = UsedInputsRecorder(cell, project)
     importlib.import_module("late")
     time.sleep(0.02)
     (project / "result.txt").write_text("written by the run")
@@ -199,7 +199,7 @@ def test_variables_that_the_code_asks_for_count(project: Path, cell: Path, monke
         "os.environ['ONE'], os.environ.get('TWO'), os.getenv('UNSET'), 'THREE' in os.environ\n"
         "os.environ.get('HF_TOKEN'), os.environ['RANK'], dict(os.environ), os.environ.copy(), {**os.environ}\n"
     )
-    watch = CodeWatch(cell, project)
+    watch = UsedInputsRecorder(cell, project)
     _import(project / "asks.py")
     watch.end()
     files = read_loaded_code(cell).files

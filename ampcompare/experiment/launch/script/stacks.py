@@ -99,10 +99,10 @@ class Stack:
 
     def records_by_itself(self, config: RunConfig) -> bool:
         """Return whether its own ampcompare trains a cell; a script for the genuine Apex runs as it does today."""
-        return self.has_ampcompare and not (self.apex and _script_as_written(config))
+        return self.has_ampcompare and not (self.apex and _script_if_as_written(config))
 
 
-def _script_as_written(config: RunConfig) -> ScriptConfig | None:
+def _script_if_as_written(config: RunConfig) -> ScriptConfig | None:
     """Return the script of a cell under the arm `script`, which changes nothing of it; None for any other cell."""
     return config.script if config.parsed_arm.is_as_written else None
 
@@ -370,7 +370,7 @@ def _has_weights(record: RunRecord, folder: Path) -> bool:
 
 def has_own_first_weights(config: RunConfig) -> bool:
     """Return whether the first weights of a cell are those of its stack anyway: the script as it is trains there."""
-    script = _script_as_written(config)
+    script = _script_if_as_written(config)
     return script is not None and config.stack is not None and config.stack == script.first_weights
 
 
@@ -447,7 +447,7 @@ def _why_recorder_cannot(config: RunConfig, stack: Stack) -> str:
     """Return why the recorder cannot train a cell; "" if it can."""
     there = stack.facts.get("ampcompare")
     has = f"has ampcompare {there}, not {__version__}" if there else "has no ampcompare"
-    if (script := _script_as_written(config)) is None:
+    if (script := _script_if_as_written(config)) is None:
         of_apex = " or is to train with its own Apex" if stack.apex and stack.has_ampcompare else ""
         return f"the stack {stack.name} {has}{of_apex}: only the arm script, of a script after --, can train there"
     if config.first_weights == "twin":

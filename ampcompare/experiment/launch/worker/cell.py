@@ -29,7 +29,7 @@ from ampcompare.base.environment.fingerprint import fingerprint, host_name
 from ampcompare.base.environment.ranks import DistributedEnv
 from ampcompare.base.environment.torch_names import missing_torch_name_error
 from ampcompare.base.errors import AmpCompareError, EnvironmentUnfit
-from ampcompare.base.files.loaded_code import CodeWatch
+from ampcompare.base.files.loaded_code import UsedInputsRecorder
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.files.write import write_atomically
 from ampcompare.base.formatting import first_line, format_count
@@ -82,7 +82,7 @@ def run_cell(
     Errors of the user's code, of torch and of this package end in a record with status "failed".
     """
     write_config(config, folder)
-    code = CodeWatch(folder, Path.cwd())
+    code = UsedInputsRecorder(folder, Path.cwd())
     try:
         with own_group(config):
             result = train_cell(config, folder, on_progress)

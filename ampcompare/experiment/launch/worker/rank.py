@@ -25,7 +25,7 @@ import torch.distributed as dist
 from ampcompare.base.environment.fingerprint import fingerprint
 from ampcompare.base.environment.ranks import DistributedEnv, loopback, read_distributed_env
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit, LaunchError
-from ampcompare.base.files.loaded_code import CodeWatch
+from ampcompare.base.files.loaded_code import UsedInputsRecorder
 from ampcompare.base.files.run_files import log_name
 from ampcompare.experiment.launch.cell_files import (
     progress_writer,
@@ -78,7 +78,7 @@ def run_rank(
     """
     roll: Roll | None = None
     show_stack_on_signal()
-    code = CodeWatch(folder, Path.cwd())
+    code = UsedInputsRecorder(folder, Path.cwd())
     with contextlib.ExitStack() as stack:
         try:
             device = local_device(config.device, world)

@@ -116,11 +116,11 @@ def adapt_text(text: str, adapter: str = ADAPTER, *, exports: bool = False) -> M
         if twin(full) is not None:
             edits.replace(text_node, repr(adapter).replace("'", '"'))
     findings += [Finding.at(call, BY_HAND, ASKS) for call in _asked_versions(module)]
-    findings += _note_ddp(module, names) + _find_options(module, names)
+    findings += _find_ddp_limits(module, names) + _find_options(module, names)
     return Migration(edits.result() if edits else text, sorted(set(findings)), len(names.uses), len(missing))
 
 
-def _note_ddp(module: Module, names: Names) -> list[Finding]:
+def _find_ddp_limits(module: Module, names: Names) -> list[Finding]:
     """Note each DistributedDataParallel of the adapter, which is torch's, that may meet parameters without gradient."""
     found = []
     for node, full in names.uses:

@@ -18,7 +18,7 @@ from ampcompare.source.migrate.core.outside import OUTSIDE, cast_other_calls
 from ampcompare.source.migrate.core.scalers import plan_scaler
 from ampcompare.source.migrate.core.state_dict import rewrite_state
 from ampcompare.source.migrate.core.steps import (
-    note_joint_steps,
+    note_joint_skips,
     note_steps_apart,
     place_unscale,
     refuse_half_leaves,
@@ -120,7 +120,7 @@ def rewrite_core(module: Module, names: Names, edits: Edits, torch: str, around:
         _rewrite_backward(core, backward)
     rewrite_steps(core)
     note_steps_apart(core)
-    note_joint_steps(core)
+    note_joint_skips(core)
     refuse_half_leaves(core)
     rewrite_state(core)
     refuse_internals(core)
@@ -148,7 +148,7 @@ def _refuse_several_files(module: Module, sites: Sites, asked: ast.AST | None, a
         *(each.node for each in sites.backwards),
         *(node for node in (*sites.masters, *sites.saves, *sites.loads, asked) if node is not None),
     ]
-    for other in around.modules_that_share(module, everywhere=trains and not scales):
+    for other in around.paths_sharing_training(module, everywhere=trains and not scales):
         raise Unsure(nodes[0], SEVERAL_FILES.format(around.name_of(other)))
     if not sites.initializes:
         raise Unsure(nodes[0], NO_INITIALIZE)

@@ -305,7 +305,7 @@ def _stepped_apart(core: Core, function: Function | None) -> list[tuple[ast.Call
     return found
 
 
-def note_joint_steps(core: Core) -> None:
+def note_joint_skips(core: Core) -> None:
     """Note optimizers that skip together in Apex after an overflow, because they share a loss."""
     for each in core.sites.backwards:
         if each.block and len(each.optimizers) > 1:

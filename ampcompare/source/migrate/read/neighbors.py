@@ -74,7 +74,7 @@ class Around:
                 if any(_may_reach(both, {one, *theirs}) for one, theirs in reached.items()):
                     yield path, other
 
-    def modules_that_share(self, module: Module, *, everywhere: bool) -> Iterator[Path]:
+    def paths_sharing_training(self, module: Module, *, everywhere: bool) -> Iterator[Path]:
         """Yield the other files that may have a part of the same training.
 
         Two that initialize and scale a loss each have one of their own, unless one of them leads to the other.
