@@ -547,7 +547,8 @@ def _cause_of_age(role: str, at: int, whole: Trace, broken: Trace, resumed: Trac
             return f"an older file is loaded: {name}, of step {then} ({old[-1]['line']})"
         if not then:
             return FIRST.format(role, _where_they_are(role, apart, broken, resumed))
-        return f"{role} are those behind step {then}: they were taken before step {then + 1}{_line_in_brackets(broken.saves)}"
+        line = _line_in_brackets(broken.saves)
+        return f"{role} are those behind step {then}: they were taken before step {then + 1}{line}"
     return ""
 
 
