@@ -25,13 +25,13 @@ import torch
 from harness import load, make_table, write_results
 
 from ampcompare.base.tensors.tree import first_difference
+from ampcompare.checkpoints.store import file
+from ampcompare.checkpoints.store.folder import CheckpointFolder
 from ampcompare.experiment.launch.worker.cell import run_cell
 from ampcompare.results.records.run import RunRecord, read_record
 from ampcompare.results.records.step import iter_steps
 from ampcompare.settings.config import RunConfig
-from ampcompare.training.checkpoint.state.saver import Saver
-from ampcompare.training.checkpoint.store import file
-from ampcompare.training.checkpoint.store.folder import CheckpointFolder
+from ampcompare.training.checkpoint.saver import Saver
 
 ARMS = (
     "fp32",

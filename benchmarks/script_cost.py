@@ -29,7 +29,7 @@ from workloads import WORKLOADS, sgd
 
 from ampcompare import Arm
 from ampcompare.apex._install import install
-from ampcompare.script.legacy.settings import ExecSettings
+from ampcompare.script.exec_settings import ExecSettings
 from ampcompare.script.recording.recorder import Recorder, Rows, header
 from ampcompare.script.stand_in import StandIn
 from ampcompare.script.watch import CellFactsRecorder

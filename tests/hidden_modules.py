@@ -18,9 +18,9 @@ from typing import Any
 LEADERS = ("numpy", "torch", "torch._dynamo", "pydantic", "click", "rich.live", "yaml", "psutil", "scipy.stats")
 OWN = (
     "ampcompare.experiment.run_plan",
-    "ampcompare.script.prepare",
-    "ampcompare.script.legacy.execute",
-    "ampcompare.script.legacy.replay",
+    "ampcompare.script.arm_process",
+    "ampcompare.script.process.execute",
+    "ampcompare.script.process.rewrite_run",
     "ampcompare.base.processes.server",
     "ampcompare.experiment.launch.worker.cell",
 )

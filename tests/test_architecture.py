@@ -31,7 +31,15 @@ TESTS_WITHOUT_A_ROOM = ("benchmarks", "distributed", "docker", "docs")
 pytestmark = pytest.mark.xdist_group("architecture")
 # Names of objects of a script, or of a file's own, that have attributes of the names of points.
 OBJECTS = {"self", "self._watch", "optimizer", "window", "param", "master"}
-MAY_PRINT = ("apex", "base.environment.oldest", "script.legacy", "cli", "__main__")
+MAY_PRINT = (
+    "apex",
+    "base.environment.oldest",
+    "script.legacy",
+    "script.process.execute",
+    "script.stderr",
+    "cli",
+    "__main__",
+)
 
 
 MODULES = modules_of_package()
@@ -239,8 +247,8 @@ def test_one_place_replaces_functions_of_torch() -> None:
     """What follows a script subscribes to `base/patches.py`; what changes a whole process need not."""
     names = _subscribed_names()
     assert {"backward", "step", "scale", "scale_loss", "_initialize", "__call__", "grad"} <= names
-    own = ("torch_functions", "cpu_device", "child_processes")
-    apart = ("base.patches", *(f"script.legacy.{name}" for name in own))
+    own = ("legacy.torch_functions", "legacy.cpu_device", "process.child_processes")
+    apart = ("base.patches", *(f"script.{name}" for name in own))
     modules = [name for name in _in_room("script", "guards") if not _is_in(name, apart)]
     assert not {name: lines for name in modules if (lines := _replaced(_tree(name), names))}
 
@@ -325,7 +333,9 @@ def _compared(module: str) -> Iterator[str]:
 
 def test_the_process_of_a_script_asks_for_no_option_of_an_arm() -> None:
     """What a backend does in a script, its `InScript`, its `Roles` and the file in `script/behind` say."""
-    asking = _with(r"\.options\b", [f"ampcompare.script.{name}" for name in ("stand_in", "prepare", "behind.own_arm")])
+    asking = _with(
+        r"\.options\b", [f"ampcompare.script.{name}" for name in ("stand_in", "arm_process", "behind.own_arm")]
+    )
     assert asking == ["ampcompare.script.behind.own_arm"]
 
 

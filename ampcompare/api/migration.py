@@ -14,9 +14,9 @@ from ampcompare.base.environment.extras import require_torch
 from ampcompare.base.errors import ConfigError, require_one_of
 
 if TYPE_CHECKING:
+    from ampcompare.checkpoints.convert.fp32_weights import Conversion
     from ampcompare.source.lint.report import Report
     from ampcompare.source.migrate.project import FileMigration
-    from ampcompare.training.checkpoint.convert.fp32_weights import Conversion
 
 
 def exec_script(
@@ -180,7 +180,7 @@ def convert_checkpoint(
         EnvironmentUnfit: the target cannot be written.
     """
     require_torch()
-    from ampcompare.training.checkpoint.convert.convert import convert_file
+    from ampcompare.checkpoints.convert.convert import convert_file
 
     return convert_file(
         Path(source),

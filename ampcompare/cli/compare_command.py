@@ -224,8 +224,8 @@ def _keep_step_of_script(options: CompareOptions, step: int, *, has_script: bool
         raise ConfigError("--capsule keeps a step of a script: compare --capsule STEP -- SCRIPT ARGS...")
     require_torch()
     KEEP_STEP.check(options.settings.layers)
-    from ampcompare.script.legacy.settings import ExecSettings
-    from ampcompare.script.legacy.target import target_of
+    from ampcompare.script.exec_settings import ExecSettings
+    from ampcompare.script.process.target import target_of
     from ampcompare.script.replay.keep import keep_step
 
     config = plan_comparison(options).plan.cells[0]

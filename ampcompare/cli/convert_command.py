@@ -17,7 +17,7 @@ from ampcompare.cli.shared_options import json_option
 from ampcompare.cli.values import LEVEL
 
 if TYPE_CHECKING:
-    from ampcompare.training.checkpoint.convert.convert import Target
+    from ampcompare.checkpoints.convert.convert import Target
 
 convert_option = option_factory(convert_checkpoint)
 
@@ -66,15 +66,15 @@ def command(
     if source.is_dir():
         raise ConfigError(_describe_folder(source))
     if asked is INSPECT:
-        from ampcompare.training.checkpoint.inspect import inspect_file, inspection_lines
+        from ampcompare.checkpoints.inspect import inspect_file, inspection_lines
 
         inspection = inspect_file(source)
         _show_document(asdict(inspection), inspection_lines(inspection), as_json)
         return 0
     if target is None or to is None:
         raise click.UsageError("give OUT and --to native or --to apex, or --inspect")
-    from ampcompare.training.checkpoint.convert.convert import convert_file
-    from ampcompare.training.checkpoint.inspect import conversion_report_lines
+    from ampcompare.checkpoints.convert.convert import convert_file
+    from ampcompare.checkpoints.inspect import conversion_report_lines
 
     result = convert_file(
         source, target, to, opt_level=opt_level, legacy_layout=save_apex_format, static_scale=static_scale or None

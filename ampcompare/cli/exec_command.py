@@ -17,10 +17,10 @@ from ampcompare.cli.forms import Form, form, plain_form
 from ampcompare.cli.help import Command, option, option_factory
 from ampcompare.cli.output import text_width
 from ampcompare.cli.values import FILE, LEVEL, Choice
-from ampcompare.script.legacy.settings import ExecSettings
+from ampcompare.script.exec_settings import ExecSettings
 
 if TYPE_CHECKING:
-    from ampcompare.script.legacy.target import Target
+    from ampcompare.script.process.target import Target
 
 exec_option = option_factory(ExecSettings)
 IN_EACH = ("script", "arguments", "module", "device", "compat_torch")
@@ -189,7 +189,7 @@ class ScriptCall:
     @property
     def target(self) -> Target:
         """What `execute` runs."""
-        from ampcompare.script.legacy.target import target_of
+        from ampcompare.script.process.target import target_of
 
         return target_of(self.script, list(self.arguments), is_module=self.is_module)
 
@@ -207,7 +207,7 @@ def _run_here(call: ScriptCall, ledger: bool, options: dict[str, Any]) -> int:
 
     require_torch()
     from ampcompare.results.analysis.pairing.declared import options_of_updates
-    from ampcompare.script.legacy.execute import execute
+    from ampcompare.script.process.execute import execute
 
     arm, record, weights = options["arm"], options["record"], options["first_weights"]
     target = call.target
@@ -222,7 +222,7 @@ def _run_here(call: ScriptCall, ledger: bool, options: dict[str, Any]) -> int:
     if arm is None:
         status = execute(target, settings)
     else:
-        from ampcompare.script.prepare import run_script
+        from ampcompare.script.arm_process import run_script
 
         status = run_script(target, settings)
     is_first = os.environ.get("RANK", "0") == "0"
@@ -295,7 +295,7 @@ def _run_in_stack(stacks: tuple[str, ...], words: list[str], *, ledger: bool, **
 def _say_what_was_shifted() -> None:
     """Write which seeds of a script have an offset to stderr."""
     from ampcompare.results.analysis.pairing.seeding import seed_line_texts
-    from ampcompare.script.prepare import shifted_seeds
+    from ampcompare.script.arm_process import shifted_seeds
 
     calls = shifted_seeds()
     for words, found in (
@@ -311,7 +311,7 @@ def _say_what_ran(arm: Arm, *, whole: bool) -> None:
     from ampcompare.results.analysis.pairing.declared import ineffective_option_sentences
     from ampcompare.results.report.ledger import ledger_document
     from ampcompare.results.report.terminal import Terminal
-    from ampcompare.script.prepare import script_ledger
+    from ampcompare.script.arm_process import script_ledger
 
     found = script_ledger()
     if whole and found is None:

@@ -14,7 +14,7 @@ from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, open_sandbox
 from ampcompare.base.processes.script_environment import script_environment
 from ampcompare.base.processes.start import kill_family, module_command
 from ampcompare.experiment.script_run import Run, read_error, read_run
-from ampcompare.script.legacy.replay import SEED
+from ampcompare.script.process.rewrite_run import SEED
 from ampcompare.settings.stack import StackConfig
 
 ENGINE = "on ampcompare's engine"
@@ -76,7 +76,7 @@ def run_script_in_child(
             words, place = json.dumps({**request, "script": at}, default=str), ""
             environment = {**script_environment(), "PYTHONDONTWRITEBYTECODE": "1", **sandbox.environment}
             if stack is None:
-                command = module_command("ampcompare.script.legacy.replay", words)
+                command = module_command("ampcompare.script.process.rewrite_run", words)
             else:
                 from ampcompare.experiment.launch.script.stacks import OTHER_PYTHON, traced_command  # it imports torch
 

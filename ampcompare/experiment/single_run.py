@@ -227,7 +227,7 @@ def _result_difference(one: RunRecord, other: RunRecord) -> str:
 def _state_difference(one: Path, other: Path) -> str:
     """Compare the contents of the last checkpoints; a diverged run leaves none at its end."""
     from ampcompare.base.tensors.tree import first_difference
-    from ampcompare.training.checkpoint.store.folder import CheckpointFolder
+    from ampcompare.checkpoints.store.folder import CheckpointFolder
 
     ends = [CheckpointFolder(folder / CellFile.CHECKPOINTS).newest() for folder in (one, other)]
     if ends[0] is None or ends[1] is None:

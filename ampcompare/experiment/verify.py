@@ -23,7 +23,7 @@ from ampcompare.experiment.rewrite_comparison import (
 )
 from ampcompare.experiment.script_process import ENGINE, require_script, run_script_in_child
 from ampcompare.experiment.script_run import UNKNOWN, Run
-from ampcompare.script.legacy.target import CALLS_APEX
+from ampcompare.script.process.target import CALLS_APEX
 from ampcompare.settings.stack import StackConfig
 from ampcompare.source.migrate.adapter.project import plan_adapters
 from ampcompare.source.migrate.finding import NOTE

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from ampcompare.diagnosis.options import PrefixRequest, Request
     from ampcompare.diagnosis.profiling.options import ProfileRequest
-    from ampcompare.script.legacy.prepare import Prepared
-    from ampcompare.script.legacy.settings import ExecSettings
+    from ampcompare.script.exec_settings import ExecSettings
+    from ampcompare.script.process.prepare import Prepared
     from ampcompare.script.recording.recorder import Recorder
     from ampcompare.settings.examination import ScriptRequest
     from ampcompare.settings.resume_trace import ResumeRequest
@@ -38,7 +38,7 @@ def main(kind: str, path: str) -> int:
     from ampcompare.base.errors import AmpCompareError
     from ampcompare.diagnosis.options import PrefixRequest, Request
     from ampcompare.diagnosis.profiling.options import ProfileRequest
-    from ampcompare.script.legacy.stderr import note
+    from ampcompare.script.stderr import note
     from ampcompare.settings.resume_trace import ResumeRequest
 
     rank = rank_of()
@@ -154,8 +154,8 @@ def _profile(request: ProfileRequest, rank: int) -> int:
 def _watch_prefix(request: PrefixRequest, rank: int) -> int:
     """Run the first steps of a script in fp32, and write what was seen of them."""
     from ampcompare.diagnosis.prefix import PrefixWatch
+    from ampcompare.script.arm_process import lifted_types
     from ampcompare.script.planned_steps import planned_repetitions
-    from ampcompare.script.prepare import lifted_types
     from ampcompare.script.watch import EnoughSteps
 
     watches: list[PrefixWatch] = []
@@ -191,7 +191,7 @@ def _trace_resume(request: ResumeRequest, rank: int) -> int:
     from ampcompare.settings.resume_trace import converted_name
 
     if request.convert:
-        from ampcompare.training.checkpoint.convert.convert import convert_file
+        from ampcompare.checkpoints.convert.convert import convert_file
 
         convert_file(Path(request.checkpoint), Path(converted_name(request.checkpoint)), "native")
 
@@ -216,9 +216,9 @@ def _trace_resume(request: ResumeRequest, rank: int) -> int:
 
 def _run_with(request: ScriptRequest, install: Callable[[Recorder], None], *, rewrite: str | None = None) -> int:
     """Run the script of a request and return its exit code; `install` is called with its recorder before it begins."""
-    from ampcompare.script.legacy.settings import ExecSettings
-    from ampcompare.script.legacy.target import target_of
-    from ampcompare.script.prepare import prepare_arm_process, run_script
+    from ampcompare.script.arm_process import prepare_arm_process, run_script
+    from ampcompare.script.exec_settings import ExecSettings
+    from ampcompare.script.process.target import target_of
 
     def prepare(given: ExecSettings) -> Prepared:
         prepared = prepare_arm_process(given)
@@ -229,7 +229,7 @@ def _run_with(request: ScriptRequest, install: Callable[[Recorder], None], *, re
     arguments = list(request.settings["arguments"])
     settings = ExecSettings(**{**request.settings, "arguments": tuple(arguments)})
     if rewrite is not None:
-        from ampcompare.script.legacy.replay import RewrittenTarget
+        from ampcompare.script.process.rewrite_run import RewrittenTarget
 
         return run_script(RewrittenTarget(settings.name, arguments, rewrite), settings, prepare=prepare)
     target = target_of(settings.name, arguments, is_module=request.is_module)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ampcompare.script.examination import main
-from ampcompare.script.legacy.target import add_first_entry
+from ampcompare.script.process.target import add_first_entry
 from ampcompare.settings.resume_trace import (
     ATTEMPTS,
     CHECKPOINT,
@@ -68,7 +68,7 @@ def _name_checkpoint(request: dict[str, Any], saved: str, states: str) -> None:
 
 def _start_from_each(folder: Path, rows: list[dict[str, Any]], template: Path) -> None:
     """Start the script from each set of files that killed copies have left, and write what came of it."""
-    from ampcompare.script import prepare  # noqa: F401 - imports torch once for all of them
+    from ampcompare.script import arm_process  # noqa: F401 - imports torch once for all of them
     from ampcompare.script.killed_saves import lay_out_remains, put_back_originals
 
     attempts: dict[str, list[dict[str, Any]]] = {}

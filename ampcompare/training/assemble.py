@@ -33,8 +33,8 @@ from ampcompare.settings.recipe import OWN_SETTINGS, OptimizerConfig, Recipe, Sc
 from ampcompare.tasks.data import seed_globals
 from ampcompare.tasks.factory import resolve_factory
 from ampcompare.tasks.task import Task
-from ampcompare.training.checkpoint.state.capture import restore_training
-from ampcompare.training.checkpoint.state.check_checkpoint import Names, check_position, parameter_names
+from ampcompare.training.checkpoint.capture import restore_training
+from ampcompare.training.checkpoint.check_checkpoint import Names, check_position, parameter_names
 from ampcompare.training.ema import ModelEma
 from ampcompare.training.parallel.ranks import Communicator, model_facts, require_equal
 from ampcompare.training.parallel.replication import (

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from ampcompare.base.tensors.lists import by_type, copy_by_dtype
-from ampcompare.training.checkpoint.state.check_checkpoint import check_model
+from ampcompare.training.checkpoint.check_checkpoint import check_model
 from ampcompare.training.parallel.ranks import Communicator
 from ampcompare.training.precision.base import Precision, owned_params
 

@@ -16,7 +16,7 @@ from ampcompare.base.tensors.sharded import gather_tree
 from ampcompare.results.records.evaluation import PrecisionResult
 from ampcompare.tasks.data import in_fp32
 from ampcompare.tasks.task import Task
-from ampcompare.training.checkpoint.state.capture import restore_random_states
+from ampcompare.training.checkpoint.capture import restore_random_states
 from ampcompare.training.evaluate import Evaluation, Extra
 from ampcompare.training.precision.base import Precision, Prepared
 from ampcompare.training.precision.cpu_half import cpu_half

@@ -17,8 +17,8 @@ from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.data import derive_seed
 from ampcompare.training.assemble import Assembly
 from ampcompare.training.build_loop import build_loop
-from ampcompare.training.checkpoint.state.capture import rank_states, restore_rank, training_state
-from ampcompare.training.checkpoint.state.saver import Position, Saver
+from ampcompare.training.checkpoint.capture import rank_states, restore_rank, training_state
+from ampcompare.training.checkpoint.saver import Position, Saver
 from ampcompare.training.device import synchronize
 from ampcompare.training.evaluate import Evaluation, Extra, evaluate
 from ampcompare.training.ledger import LedgerKeeper

@@ -41,7 +41,7 @@ SUITES = (
     Suite(
         "checkpoints on the CPU",
         ("tests/training/checkpoint", "-m", "not slow"),
-        ("tests/training/checkpoint/store/test_folder.py",),
+        ("tests/checkpoints/store/test_folder.py",),
         seconds=90.0,
     ),
     Suite(

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from ampcompare.training.checkpoint.store.folder import CheckpointFolder
+from ampcompare.checkpoints.store.folder import CheckpointFolder
 
 Call = Callable[..., Any]
 SAVING = ("--log-interval", "1", "--epochs", "2")

@@ -7,8 +7,8 @@ import torch
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble, make_parallel
-from ampcompare.training.checkpoint.state.resume import find_checkpoint, validate_resume
-from ampcompare.training.checkpoint.state.saver import Saver
+from ampcompare.training.checkpoint.resume import find_checkpoint, validate_resume
+from ampcompare.training.checkpoint.saver import Saver
 from ampcompare.training.parallel.ranks import Communicator, ProcessGroup
 from ampcompare.training.precision.base import make_precision
 from ampcompare.training.run_summary import RunMetrics

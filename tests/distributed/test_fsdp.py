@@ -18,10 +18,10 @@ from torch import nn
 from ampcompare.backends import fp8
 from ampcompare.base.errors import AmpCompareError
 from ampcompare.base.tensors.tree import first_difference
+from ampcompare.checkpoints.store.file import read_checkpoint
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.run import StepRecord
 from ampcompare.settings.config import RunConfig
-from ampcompare.training.checkpoint.store.file import read_checkpoint
 from ampcompare.training.hashes import weights_sha256
 from ampcompare.training.other_precisions import evaluate_in_others
 from ampcompare.training.precision.base import make_precision

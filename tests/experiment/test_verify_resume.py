@@ -47,7 +47,7 @@ def test_a_difference_is_named(tmp_path: Path) -> None:
     """A checkpoint that lost the momentum of one weight shows in the step after next."""
     import torch
 
-    from ampcompare.training.checkpoint.store.folder import CheckpointFolder
+    from ampcompare.checkpoints.store.folder import CheckpointFolder
 
     def spoil(config: RunConfig, folder: Path) -> None:
         if config.saving.resume:

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from ampcompare.experiment.launch.script.rows import read_rows
+from ampcompare.script.arm_process import _add_lost_statistics
 from ampcompare.script.lost_statistics import layers_with_lost_statistics
-from ampcompare.script.prepare import _add_lost_statistics
 from ampcompare.script.recording.recorder import Recorder
 from ampcompare.script.recording.summary import FORMAT, SCHEMA, read_exec_record
 

@@ -11,7 +11,7 @@ from ampcompare.backends.apex_levels import LEVELS
 from ampcompare.backends.arm import Arm
 from ampcompare.script.apex_amp import refuse_init
 from ampcompare.script.behind.side import ScriptSide, as_list
-from ampcompare.script.legacy.prepare import override_opt_level
+from ampcompare.script.process.prepare import override_opt_level
 from ampcompare.script.torch_amp.autocast_and_scaler import TorchAmp
 from ampcompare.script.torch_amp.half_weights import ApexScaling, HalfWeights
 from ampcompare.script.torch_amp.o1 import O1BehindTorch

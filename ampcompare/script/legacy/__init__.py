@@ -1,1 +1,1 @@
-"""Run scripts that were written for Apex and that no one ported: what they see as `apex`, and what their steps did."""
+"""Let scripts that no one ported run with the torch and the machine of today."""

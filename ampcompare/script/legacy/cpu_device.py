@@ -31,8 +31,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _device
 
 from ampcompare.base.tensors.cuda_casts import install, switch
-from ampcompare.script.legacy.stderr import note
 from ampcompare.script.legacy.torch_functions import gloo_for_nccl, keep_for_jit
+from ampcompare.script.stderr import note
 from ampcompare.training.precision.cpu_half import EmulatedHalf
 
 FACTORIES = (

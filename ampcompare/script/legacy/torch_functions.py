@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.optim import lr_scheduler
 
-from ampcompare.script.legacy.stderr import note
+from ampcompare.script.stderr import note
 
 __all__ = ["gloo_for_nccl", "keep_for_jit", "patch_torch"]
 

@@ -25,9 +25,9 @@ from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.base.secret_files import note_secrets_in_files
 from ampcompare.base.secrets import hide_words, mask
 from ampcompare.results.records.run import dump_json
-from ampcompare.script.legacy.settings import ExecSettings
-from ampcompare.script.legacy.stderr import note
+from ampcompare.script.exec_settings import ExecSettings
 from ampcompare.script.recording.summary import FORMAT, SCHEMA, in_words, read_exec_record
+from ampcompare.script.stderr import note
 
 MAX_ROWS_HELD = 256
 MAX_SECONDS_HELD = 1.0

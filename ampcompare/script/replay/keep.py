@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.script.legacy.execute import execute
-from ampcompare.script.legacy.prepare import Prepared, prepare_process
-from ampcompare.script.legacy.settings import ExecSettings
-from ampcompare.script.legacy.stderr import note
-from ampcompare.script.legacy.target import Target
+from ampcompare.script.exec_settings import ExecSettings
+from ampcompare.script.process.execute import execute
+from ampcompare.script.process.prepare import Prepared, prepare_process
+from ampcompare.script.process.target import Target
 from ampcompare.script.replay.one_step import Arm, Keeper, main, seed_all
+from ampcompare.script.stderr import note
 
 FAILED = 3
 

@@ -1,1 +1,1 @@
-"""Checkpoints as files: the state of a run, written whole, read without running anything, converted."""
+"""Saving a run at a drain point and resuming it bit for bit."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ampcompare.script.legacy.execute import lacks_gpu
+from ampcompare.script.process.execute import lacks_gpu
 
 NOTE = "ampcompare: --device cpu: CUDA calls run on the CPU"
 

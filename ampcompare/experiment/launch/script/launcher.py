@@ -75,7 +75,7 @@ EXEC, TORCHRUN = "ampcompare.cli:main", "torch.distributed.run"
 class ScriptLauncher(ForkServerLauncher):
     """Forks one process per cell: that of the script, or torchrun's, which starts as many as the configuration says."""
 
-    loaded = ("ampcompare.script.prepare", "ampcompare.cli.exec_command", "ampcompare.cli.group")
+    loaded = ("ampcompare.script.arm_process", "ampcompare.cli.exec_command", "ampcompare.cli.group")
     python_options = OPTIONS
 
     def __init__(self, place: Place = ANYWHERE) -> None:

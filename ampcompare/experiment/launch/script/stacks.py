@@ -379,7 +379,7 @@ def traced_command(
 ) -> tuple[list[str], Stack]:
     """Return the command that runs a script for some steps in a stack and leaves what it trained in a folder.
 
-    Where the stack has this ampcompare, and no genuine Apex, that is what `request` asks `script.legacy.replay` for.
+    Where the stack has this ampcompare, and no genuine Apex, `request` asks `script.process.rewrite_run` for that.
     Else the recorder writes `record.jsonl`, `first.pt` and `last.pt`.
 
     Raises:
@@ -390,7 +390,7 @@ def traced_command(
     if found.fault:
         raise EnvironmentUnfit(found.fault)
     if found.has_ampcompare and not found.apex:
-        words = ["-m", "ampcompare.script.legacy.replay", request]
+        words = ["-m", "ampcompare.script.process.rewrite_run", request]
     else:
         files = {"record": "record.jsonl", "save-weights": CellFile.WEIGHTS, "save-last": "last.pt"}
         options = [word for name, file in files.items() for word in (f"--{name}", str(folder / file))]

@@ -52,8 +52,8 @@ from ampcompare.results.records.run import ProcessFacts, Resumption, RunRecord, 
 from ampcompare.settings.config import RunConfig
 from ampcompare.tasks.task import make_task
 from ampcompare.training.assemble import assemble, cpu_half_of, make_parallel
-from ampcompare.training.checkpoint.state.resume import AUTO, find_checkpoint, validate_resume
-from ampcompare.training.checkpoint.state.saver import Saver
+from ampcompare.training.checkpoint.resume import AUTO, find_checkpoint, validate_resume
+from ampcompare.training.checkpoint.saver import Saver
 from ampcompare.training.device import resolve_device
 from ampcompare.training.hashes import parameters_sha256, weights_sha256
 from ampcompare.training.loop import allreduce_share

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from ampcompare.base.formatting import format_count
+from ampcompare.checkpoints.convert.convert import convert_file
 from ampcompare.experiment.launch.cell_files import copy_first_steps
 from ampcompare.experiment.launch.contract import Progress
 from ampcompare.experiment.launch.forked import ForkedLauncher
@@ -16,7 +17,6 @@ from ampcompare.results.analysis.pairing.comparability import foreign_steps_text
 from ampcompare.results.records.run import RunRecord, read_record
 from ampcompare.results.records.step import iter_steps
 from ampcompare.settings.config import RunConfig, SavingConfig
-from ampcompare.training.checkpoint.convert.convert import convert_file
 
 MakeConfig = Callable[..., RunConfig]
 

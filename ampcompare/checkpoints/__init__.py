@@ -1,0 +1,1 @@
+"""Checkpoints as files: written whole, read without running anything, inspected and converted."""

@@ -1,0 +1,255 @@
+"""Find weights, optimizers and loss scalers in a checkpoint of any program, and identify the program."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import compress
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ampcompare.checkpoints.convert.masters import find_masters, is_optimizer
+from ampcompare.checkpoints.convert.scalers import is_loss_scaler, is_number
+from ampcompare.checkpoints.store.layout import as_list
+
+Place = tuple[str, ...]
+BOOKKEEPING = {"callbacks", "loops"}
+"""What Lightning's own callbacks and loops count and keep, under their own names: not part of the training state."""
+SCALER_KEYS = {"scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker"}
+STATES_OF_OURS = ("model", "optimizer", "amp", "scaler", "parts")  # entries of ampcompare's own checkpoints
+MAX_DEPTH = 6
+SCALE_NAMES = ("loss_scale", "cur_scale")
+LONGEST_ARM = 500
+KEYS_OF_PROGRAMS = (
+    ("Lightning", "pytorch-lightning_version"),
+    ("mmengine", "meta", "message_hub"),
+    ("mmengine", "meta", "state_dict"),
+    ("timm", "arch", "state_dict", "version"),
+    ("timm", "state_dict", "amp_scaler"),
+    ("fairseq", "optimizer_history", "extra_state"),
+    ("Megatron", "checkpoint_version", "iteration"),
+    ("DeepSpeed", "module", "mp_world_size"),
+)
+"""The keys by which the files of programs are known."""
+
+
+@dataclass
+class CheckpointContents:
+    """What a checkpoint holds, by kind. A place is the path of keys to an entry.
+
+    Wrappers are states of optimizers that keep a loss scale or fp32 copies, each around one of `optimizers`: of Apex's
+    two `FP16_Optimizer`, of Megatron and DeepSpeed. Masters are fp32 copies of 16-bit weights; layouts are those of
+    `Masters`.
+    """
+
+    writer: str  # "ampcompare", another program, a kind of script, or what stands alone
+    because: str  # the evidence for the writer
+    models: dict[Place, dict[str, Any]] = field(default_factory=dict)  # state dicts of weights
+    averages: dict[Place, dict[str, Any]] = field(default_factory=dict)  # of averaged weights
+    optimizers: dict[Place, dict[str, Any]] = field(default_factory=dict)  # state dicts
+    apex: dict[Place, dict[str, Any]] = field(default_factory=dict)  # states of `apex.amp`
+    scalers: dict[Place, dict[str, Any]] = field(default_factory=dict)  # of `GradScaler`; none that is disabled
+    wrappers: dict[Place, dict[str, Any]] = field(default_factory=dict)
+    loss_scales: dict[Place, Any] = field(default_factory=dict)  # states of other loss scalers, or the scale alone
+    masters: list[dict[str, Tensor]] = field(default_factory=list)  # per model, by name
+    master_places: dict[Place, int] = field(default_factory=dict)  # with the number of weights found there
+    unmatched: int = 0  # fp32 copies that round to no weight
+    layouts: list[tuple[int, list[torch.Size]]] = field(default_factory=list)
+    arm: str | None = None  # of an ampcompare checkpoint
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this is the layout of `layout`."""
+        return self.writer == "ampcompare"
+
+    @property
+    def where_masters(self) -> str:
+        """The places of the masters, without the numbers of groups."""
+        keys = dict.fromkeys(
+            ".".join(key for key in place if not key.isdigit()) or "the top of the file" for place in self.master_places
+        )
+        return ", ".join(keys)
+
+
+def is_apex_state(value: Any) -> bool:
+    """Return whether a value is what `amp.state_dict()` returns."""
+    return _is_dict(value) and all(
+        isinstance(key, str) and "loss_scaler" in key and _is_dict(entry) and {"loss_scale", "unskipped"} <= set(entry)
+        for key, entry in value.items()
+    )
+
+
+def is_scaler_state(value: Any) -> bool:
+    """Return whether a value is what `GradScaler.state_dict()` returns for a scaler that is enabled."""
+    return _is_dict(value) and set(value) >= SCALER_KEYS
+
+
+def _is_weights(value: Any) -> bool:
+    """Return whether a value is a state dict of a model: names to tensors, and at most some other entries."""
+    if not _is_dict(value) or not all(isinstance(key, str) for key in value):
+        return False
+    tensors = [entry for entry in value.values() if isinstance(entry, Tensor)]
+    has_weights = any(tensor.is_floating_point() and tensor.ndim for tensor in tensors)
+    return has_weights and 2 * len(tensors) >= len(value) and not any(_is_dict(entry) for entry in value.values())
+
+
+def _is_of_optimizer(place: Place) -> bool:
+    """Return whether a place lies in the state of an optimizer, by parameter; Composer has all it saves below `state`.
+
+    What is known as an optimizer's state dict is not walked; this is of those in another form.
+    """
+    held = [number for number, key in enumerate(place[:-1]) if key == "state"]
+    return any(
+        place[number + 1].isdigit() or any(word in key.lower() for key in place[:number] for word in ("opt", "adam"))
+        for number in held
+    )
+
+
+def _inner_key(value: Any, place: Place) -> str | None:
+    """Return the key of the optimizer that another optimizer's state wraps; None if it is no such state.
+
+    The state of a wrapper has fp32 copies of weights, or a loss scale of a kind of its own.
+    """
+    if not isinstance(value, Mapping) or not any("opt" in key.lower() for key in place):
+        return None
+    inner = [str(key) for key, entry in value.items() if is_optimizer(entry)]
+    if len(inner) != 1 or any(_is_weights(entry) for entry in value.values()):
+        return None
+    keeps_scale = any(is_number(value.get(name)) for name in SCALE_NAMES) or "loss_scaler" in value
+    keeps_copies = any(
+        isinstance(entry, list) and any(isinstance(item, Tensor | list) for item in entry) for entry in value.values()
+    )
+    has_scaler = any(is_loss_scaler(entry) and not is_scaler_state(entry) for entry in value.values())
+    return inner[0] if keeps_scale or keeps_copies or has_scaler else None
+
+
+def _is_dict(value: Any) -> bool:
+    return isinstance(value, Mapping) and len(value) > 0
+
+
+def find_parts(root: Any) -> CheckpointContents:
+    """Sort the entries of a checkpoint, of tensors and plain values, looking at most six levels deep."""
+    alone = _contents_of_lone_state(root)
+    if alone is not None:
+        return alone
+    if not isinstance(root, Mapping):
+        return CheckpointContents("a script", f"it holds a {type(root).__name__}")
+    is_ours = isinstance(root.get("schema"), int) and "model" in root and isinstance(root.get("arm"), str)
+    parts = CheckpointContents("", "")
+    lightning = "pytorch-lightning_version" in root
+    walked = {key: value for key, value in root.items() if not (lightning and key in BOOKKEEPING)}
+    _note_scale(parts, root, ())
+    for place, value in _walk_entries(walked, (), set()):
+        if is_ours and place[0] not in STATES_OF_OURS:
+            continue
+        name = _field_of(value, place)
+        if name is not None:
+            getattr(parts, name)[place] = value
+        if name != "wrappers":
+            _note_scale(parts, value, place)
+    if is_ours:
+        parts.writer, parts.because = "ampcompare", f"schema {root['schema']}"
+        parts.arm = root["arm"][:LONGEST_ARM]
+        parts.masters = [dict(held) for held in as_list(root.get("masters") or {})]
+        return parts
+    if not parts.models:
+        parts.models, parts.averages = parts.averages, {}
+    parts.writer, parts.because = _writer_of_file(root, parts)
+    _add_masters(root, parts)
+    return parts
+
+
+def _field_of(value: Any, place: Place) -> str | None:
+    """Return the field of `CheckpointContents` to which an entry belongs; None for an entry of no kind."""
+    if is_apex_state(value):
+        return "apex"
+    if is_scaler_state(value):
+        return "scalers"
+    if _inner_key(value, place) is not None:
+        return "wrappers"
+    if is_optimizer(value):
+        return "optimizers"
+    if is_loss_scaler(value):
+        return "loss_scales"
+    if _is_weights(value) and not _is_of_optimizer(place):
+        is_averaged = place[0] == "parts" or any("ema" in key.lower() or "averag" in key.lower() for key in place)
+        return "averages" if is_averaged else "models"
+    return None
+
+
+def _add_masters(root: Mapping[Any, Any], parts: CheckpointContents) -> None:
+    """Find the fp32 copies of 16-bit weights, which are then no models."""
+    masters = find_masters(root, parts.models, list(parts.wrappers))
+    own = [place not in masters.places for place in parts.models]  # the others are copies under their names
+    parts.models = dict(compress(parts.models.items(), own))
+    parts.masters, parts.master_places = list(compress(masters.by_model, own)), masters.places
+    parts.unmatched, parts.layouts = masters.unmatched, masters.layouts
+
+
+def _contents_of_lone_state(root: Any) -> CheckpointContents | None:
+    """Return the contents of a file that is one state without a holder; None for others."""
+    kinds: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
+        ("optimizers", "an optimizer's state", is_optimizer),
+        ("apex", "a state of apex.amp", is_apex_state),
+        ("scalers", "a GradScaler's state", is_scaler_state),
+        ("loss_scales", "a loss scaler's state", is_loss_scaler),
+        ("models", "a state dict", _is_weights),
+    )
+    for name, what, is_kind in kinds:
+        if is_kind(root):
+            parts = CheckpointContents(f"{what} alone", "it holds nothing else")
+            setattr(parts, name, {(): dict(root)})
+            _note_scale(parts, root, ())
+            return parts
+    return None
+
+
+def _note_scale(parts: CheckpointContents, value: Any, place: Place) -> None:
+    """Note a loss scale that is a number next to the state of an optimizer or inside of it; settings have such too."""
+    if isinstance(value, Mapping) and (is_optimizer(value) or any(is_optimizer(entry) for entry in value.values())):
+        for name in SCALE_NAMES:
+            if is_number(value.get(name)):
+                parts.loss_scales[(*place, name)] = value[name]
+
+
+def _walk_entries(value: Any, place: Place, seen: set[int]) -> Iterator[tuple[Place, Any]]:
+    """Yield entries with their places; the insides of weights and optimizer state are not walked."""
+    items: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, Mapping) else enumerate(value)
+    for key, entry in items:
+        path = (*place, str(key))
+        if not isinstance(entry, Mapping | list):
+            continue
+        yield path, entry
+        if len(path) >= MAX_DEPTH or id(entry) in seen or _is_weights(entry) or is_apex_state(entry):
+            continue
+        seen.add(id(entry))
+        inner = _inner_key(entry, path)
+        if inner is not None:
+            held = entry.values() if isinstance(entry, Mapping) else entry
+            yield from _walk_entries({inner: next(filter(is_optimizer, held))}, path, seen)
+        elif is_optimizer(entry):
+            others = {name: item for name, item in entry.items() if name not in ("state", "param_groups")}
+            yield from _walk_entries(others, path, seen)
+        else:
+            yield from _walk_entries(entry, path, seen)
+
+
+def _writer_of_file(root: Mapping[Any, Any], parts: CheckpointContents) -> tuple[str, str]:
+    """Return who wrote a file, and the evidence."""
+    keys = {key for key in root if isinstance(key, str)}
+    meta = root.get("meta")
+    if isinstance(meta, Mapping) and "mmcv_version" in meta:
+        return "mmcv", "it has meta.mmcv_version"
+    for writer, *own in KEYS_OF_PROGRAMS:
+        if keys.issuperset(own) and (writer != "mmengine" or isinstance(meta, Mapping)):
+            return writer, f"it has {', '.join(own)}"
+    kinds: tuple[tuple[str, str, Mapping[Place, Any]], ...] = (
+        ("an Apex script", "amp.state_dict()", parts.apex),
+        ("a script with FP16_Optimizer", "its state", parts.wrappers),
+        ("a torch.amp script", "a GradScaler's state", parts.scalers),
+        ("a script with a loss scaler of its own", "a loss scale", parts.loss_scales),
+    )
+    for writer, what, places in kinds:
+        if places:
+            return writer, f"{what} under {', '.join(map('.'.join, places))}"
+    return "a script", "it has no loss scaler"

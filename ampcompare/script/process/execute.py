@@ -1,0 +1,308 @@
+"""Run a script to its end as the interpreter would: same `__main__`, same traceback, same exit code."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import linecache
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from types import CodeType, ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any
+
+from ampcompare.apex._install import ApexFinder
+from ampcompare.base.environment import first_path
+from ampcompare.base.environment.torch_names import missing_torch_name_error
+from ampcompare.base.errors import AmpCompareError, EnvironmentUnfit, GuardError
+from ampcompare.base.location import is_users, raised_at
+from ampcompare.script.banned_loss import find_banned_loss
+from ampcompare.script.exec_settings import ExecSettings
+from ampcompare.script.legacy.missing_names import missing_names
+from ampcompare.script.legacy.old_script import COMPAT_HINT, is_of_old_script
+from ampcompare.script.process import child_processes
+from ampcompare.script.process.prepare import Prepared, prepare_process
+from ampcompare.script.process.shadowed import explain_shadowing
+from ampcompare.script.process.target import (
+    NEEDED_LATER,
+    Target,
+    add_first_entry,
+    forget_shadowed_modules,
+    import_without_first_entry,
+    search_first_entry_last,
+)
+from ampcompare.script.stderr import point_at_migrate, say
+
+if TYPE_CHECKING:
+    from ampcompare.script.recording.recorder import Recorder
+
+TO_CPU = "this machine has no GPU: add --device cpu"
+PLACE = re.compile(r"[^\n:]+:\d+: ")
+HOOKS = ("ampcompare.guards.", "ampcompare.script.", "ampcompare.base.patches")
+
+_kept: list[ModuleType | None] = []
+# Messages of torch: of the CPU build, and of a CUDA build without a driver or a device; also in tracebacks of children.
+MESSAGES = re.compile(
+    "not compiled with CUDA|compiled without CUDA|requires CUDA support|without ATen_cuda"
+    "|Found no NVIDIA driver|No CUDA GPUs are available|no CUDA-capable device|CUDA driver initialization failed"
+    r"|no attribute '_(cuda|nccl)|dummy base class (Event|Stream|CUDAGraph)|dummy base class _Cuda"
+    "|NVTX functions not installed|doesn't have NCCL built in|only supported with GPUs"
+    r"|accelerator device when none is available|torch\.cuda\.is_available\(\) is False|CUDA is not available"
+)
+# A line of a script whose error does not mention CUDA: a bare `assert`, or `None.split`.
+ASKS = re.compile(r"cuda\s*\.\s*(is_available|device_count)\s*\(|version\s*\.\s*cuda\b|cudnn\s*\.\s*version\s*\(")
+
+
+def execute(
+    target: Target,
+    settings: ExecSettings,
+    prepare: Callable[[ExecSettings], Prepared] = prepare_process,
+    explain: Callable[[BaseException], AmpCompareError | None] = lambda error: None,
+) -> int:
+    """Prepare this process, run the target and return its exit code; an uncaught exception has been printed.
+
+    Args:
+        explain: returns what an uncaught exception means where the arm is its cause.
+    """
+    interrupted: list[bool] = []
+    # Registered first, so that it runs last: after the script's own handlers.
+    atexit.register(_die_if_interrupted, interrupted)
+    if first_path.IS_GONE:  # what follows must not take one of PYTHONPATH for it
+        add_first_entry()
+    if settings.imports_torch:
+        import_without_first_entry(NEEDED_LATER)
+    target.set_paths()
+    with search_first_entry_last():
+        prepared = prepare(settings)
+    forget_shadowed_modules()
+    code: CodeType | None = None
+    ending = Ending()
+    try:
+        code, main = target.load()
+        # This module's namespace is still in use and must not be collected.
+        _kept.append(sys.modules.get("__main__"))
+        sys.modules["__main__"] = main
+        exec(code, main.__dict__)
+    except SystemExit as caught:
+        ending.status = _exit_status(caught.code)
+    except AmpCompareError as caught:
+        if code is None:
+            prepared.close(2, str(caught))
+            raise
+        ending.error = caught
+    except BaseException as caught:
+        ending.error = caught
+    if ending.error is not None:
+        _explain(ending, ending.error, code, settings, explain)
+        if isinstance(ending.error, KeyboardInterrupt):
+            interrupted.append(True)
+    prepared.close(ending.status, ending.in_words, _advice_of(ending.error))
+    _print_missing_names(prepared.finder, ending.error)
+    if settings.watch or settings.arm is None:  # else the user has named no record
+        _print_step_sums(prepared.recorder)
+    if ending.status == 0 and settings.arm is None:  # which stays the last thing that is read
+        point_at_migrate(settings)
+    return ending.status
+
+
+@dataclass
+class Ending:
+    """How a script ended.
+
+    Attributes:
+        status: the exit code.
+        error: the uncaught exception, or what it means where ampcompare refuses something; None for none.
+        banned_loss: what is said of a loss that autocast refuses, in place of the error; None where it is no such one.
+        lacks_gpu: it failed as this machine has no GPU, and `--device cpu` may help.
+    """
+
+    status: int = 0
+    error: BaseException | None = None
+    banned_loss: str | None = None
+    lacks_gpu: bool = False
+
+    @property
+    def in_words(self) -> str | None:
+        """The error as the record has it; None without one."""
+        words = self.banned_loss or _error_in_words(self.error)
+        return f"{words}; {TO_CPU}" if self.lacks_gpu else words
+
+
+def _explain(
+    ending: Ending,
+    error: BaseException,
+    code: CodeType | None,
+    settings: ExecSettings,
+    explain: Callable[[BaseException], AmpCompareError | None],
+) -> None:
+    """Print an uncaught exception and what is known of it, and set the ending accordingly."""
+    ending.status = 130 if isinstance(error, KeyboardInterrupt) else 1
+    is_refusal = settings.arm is not None and isinstance(error, AmpCompareError)  # of what the script does
+    meaning = error if is_refusal else explain(error) or missing_torch_name_error(error)
+    if meaning is not error:
+        _print_traceback(error, code)
+    if isinstance(meaning, AmpCompareError):
+        ending.status = meaning.exit_code
+        ending.error = error = meaning
+        say(str(_error_in_words(meaning)))
+    elif banned := find_banned_loss(error):
+        ending.banned_loss = banned
+        say(banned)
+    if settings.device is None and lacks_gpu(error):
+        ending.lacks_gpu = True
+        say(
+            "this machine has no GPU; for a smoke test on the CPU put --device cpu before the script: "
+            f"ampcompare exec --device cpu {settings.name}"
+        )
+        if settings.watch:
+            ending.status = EnvironmentUnfit.exit_code
+    if (shadowed := explain_shadowing(error)) is not None:
+        helps = "" if settings.imports_torch else ", or try --compat-torch, which imports torch before it"
+        say(f"{shadowed}{helps}")
+    elif not settings.compat_torch and is_of_old_script(f"{type(error).__name__}: {error}"):
+        say(COMPAT_HINT)
+
+
+def _advice_of(error: BaseException | None) -> dict[str, Any] | None:
+    """Return what a record holds of advice that names arms: which they are, and the words around them."""
+    if not isinstance(error, AmpCompareError) or not error.advice.arms:
+        return None
+    return {**asdict(error.advice), "seen": _error_in_words(error, error.seen)}
+
+
+def _error_in_words(error: BaseException | None, said: str = "") -> str | None:
+    """Return an error with the line of the script that led to it; some of ampcompare's own begin with it.
+
+    Args:
+        said: its message, or the part of it that is wanted; all by default.
+    """
+    if error is None:
+        return None
+    said = said or str(error)
+    if not isinstance(error, AmpCompareError):
+        said = ": ".join([type(error).__name__, *filter(None, [_without_frames(said)])])
+    if isinstance(error, SyntaxError) or (isinstance(error, AmpCompareError) and PLACE.match(said)):
+        return said
+    place = raised_at(error)
+    return said if place is None else f"{said} ({place})"
+
+
+def _without_frames(message: str) -> str:
+    """Return a message without the traceback of another process in it: what was said before, and the error itself."""
+    before, begin, rest = message.partition("Traceback (most recent call last):\n")
+    if not begin:
+        return message
+    lines = rest.strip().splitlines()
+    last_frame = max((number for number, line in enumerate(lines) if line.startswith("  ")), default=-1)
+    head = before.strip().removesuffix("Original").strip(" -:.\n")
+    return ": ".join(filter(None, [head, "\n".join(lines[last_frame + 1 :])]))
+
+
+def _exit_status(code: Any) -> int:
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code
+    sys.stdout.flush()
+    print(code, file=sys.stderr)
+    return 1
+
+
+def _die_if_interrupted(interrupted: list[bool]) -> None:
+    """End as the interpreter does on Ctrl-C: by the signal itself, so that a shell's loop stops too."""
+    if interrupted:
+        sys.stdout.flush()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def _print_traceback(error: BaseException, code: CodeType | None) -> None:
+    """Pass the exception to `sys.excepthook` with only the frames of the script."""
+    traceback: TracebackType | None = error.__traceback__
+    while traceback is not None and traceback.tb_frame.f_code is not code:
+        traceback = traceback.tb_next
+    if traceback is None:  # raised before the script ran, by an import of its parent package
+        traceback = _traceback_outside_of_exec(error.__traceback__)
+    if isinstance(error, GuardError):
+        _end_at_users_line(traceback)
+    error.__traceback__ = _without_hooks(traceback)
+    chained, visited = error.__cause__ or error.__context__, {id(error)}
+    while chained is not None and id(chained) not in visited:
+        visited.add(id(chained))
+        chained.__traceback__ = _without_hooks(chained.__traceback__)
+        chained = chained.__cause__ or chained.__context__
+    sys.stdout.flush()
+    sys.excepthook(type(error), error, error.__traceback__)
+
+
+def _without_hooks(traceback: TracebackType | None) -> TracebackType | None:
+    """Remove the frames that watch or redirect a call: plain Python would not have them."""
+    kept: list[TracebackType] = []
+    while traceback is not None:
+        if traceback.tb_next is None or not _is_hook(traceback):
+            kept.append(traceback)
+        traceback = traceback.tb_next
+    for outer, inner in itertools.pairwise(kept):
+        outer.tb_next = inner
+    return kept[0] if kept else None
+
+
+def _is_hook(traceback: TracebackType) -> bool:
+    name = traceback.tb_frame.f_globals.get("__name__", "")
+    return isinstance(name, str) and name.startswith(HOOKS)
+
+
+def _end_at_users_line(traceback: TracebackType | None) -> None:
+    """Cut off the frames of torch and of the guards, which do not help with a mistake of the script."""
+    last = traceback
+    while traceback is not None:
+        if is_users(traceback.tb_frame.f_code.co_filename):
+            last = traceback
+        traceback = traceback.tb_next
+    if last is not None:
+        last.tb_next = None
+
+
+def _traceback_outside_of_exec(traceback: TracebackType | None) -> TracebackType | None:
+    while traceback is not None and traceback.tb_frame.f_globals.get("__name__", "").startswith(
+        ("ampcompare.script.process", "importlib")
+    ):
+        traceback = traceback.tb_next
+    return traceback
+
+
+def _print_missing_names(finder: ApexFinder | None, error: BaseException | None) -> None:
+    names = [] if finder is None else missing_names(finder, error)
+    if names:
+        say(
+            f"the script asked for {', '.join(names)}, which the compat engine does not have; if it caught the error, "
+            "it silently took another path; run with --engine nvidia where that Apex is installed"
+        )
+
+
+def _print_step_sums(recorder: Recorder | None) -> None:
+    if recorder is not None:
+        empty = "the record has no step: none went through apex.amp, FP16_Optimizer or GradScaler"
+        if child_processes.num_started():
+            empty = "the record has no step of this process; processes that it started write their own files"
+        say(recorder.sums() or empty)
+
+
+def lacks_gpu(error: BaseException) -> bool:
+    """Return whether an exception, such as a bare `assert torch.cuda.is_available()`, comes from the lack of a GPU."""
+    torch: Any = sys.modules.get("torch")
+    if not isinstance(error, Exception) or (torch is not None and torch.cuda.is_available()):
+        return False
+    return MESSAGES.search(str(error)) is not None or _asks_for_gpu(error)
+
+
+def _asks_for_gpu(error: Exception) -> bool:
+    traceback = error.__traceback__
+    if traceback is None or not isinstance(error, AssertionError | AttributeError | TypeError):
+        return False
+    while traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return ASKS.search(linecache.getline(traceback.tb_frame.f_code.co_filename, traceback.tb_lineno)) is not None

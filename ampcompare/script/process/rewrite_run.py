@@ -1,0 +1,485 @@
+"""Run a script for some steps in this process and keep what it trained: the child process of `migrate --verify`.
+
+The modules that the script imports from its own folder are rewritten as they are imported, if the script is: for torch,
+or for the adapter. There is no Apex then, whatever is installed: not by `import`, `sys.modules` or `find_spec`.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.abc
+import importlib.machinery
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+from ampcompare.apex._install import KERNELS, STANDALONE, ApexFinder
+from ampcompare.script.exec_settings import ExecSettings
+from ampcompare.script.process.execute import execute
+from ampcompare.script.process.prepare import Prepared, prepare_process
+from ampcompare.script.process.target import Target, add_first_entry, files_with_apex
+from ampcompare.source.migrate.adapter.imports import ADAPTER, TEMPLATE, adapt_text, adapter_text
+from ampcompare.source.migrate.project import migrate_file
+
+if TYPE_CHECKING:
+    from ampcompare.script.first_weights import FirstWeights
+    from ampcompare.script.recording.recorder import Rows
+    from ampcompare.script.watch import FirstBatches
+
+SEED = 20250508
+# How a script is rewritten.
+FOR_TORCH, FOR_ADAPTER = "torch", "adapter"
+# Relative: half a unit in the last place of an fp16 weight, up or down, is what a rounding makes at most.
+UNIT = 2.0**-11
+MAX_READS = 10_000
+
+
+def main() -> int:
+    """Run what `sys.argv[1]`, a JSON object, says; write the rows and weights into its folder."""
+    request: dict[str, Any] = json.loads(sys.argv[1])
+    add_first_entry()
+    folder = Path(request["folder"])
+    trace = _Trace(request["steps"], twin=request["twin"], first_weights=request["first_weights"])
+
+    def prepare(given: ExecSettings) -> Prepared:
+        prepared = prepare_process(given)
+        assert prepared.rows is not None
+        trace.begin(prepared.rows)
+        return prepared
+
+    settings = ExecSettings(
+        opt_level=request["opt_level"],
+        record=str(folder / "record.jsonl"),
+        device="cpu",
+        compat_torch=True,
+        guards="off",
+        name=request["script"],
+        arguments=tuple(request["arguments"]),
+    )
+    status = execute(
+        _SeededTarget(request["script"], list(request["arguments"]), request["rewrite"], trace), settings, prepare
+    )
+    trace.write(folder, request["script"])
+    return status
+
+
+class RewrittenTarget(Target):
+    """A script that is rewritten, with the modules of its folder as they are imported.
+
+    Args:
+        how: for "torch", or the "adapter".
+        on_adapter: gets the module of the adapter when it is imported.
+    """
+
+    def __init__(
+        self, name: str, arguments: list[str], how: str, on_adapter: Callable[[ModuleType], None] = lambda module: None
+    ) -> None:
+        super().__init__(name, arguments, is_module=False)
+        self._how, self._on_adapter = how, on_adapter
+
+    def load(self) -> tuple[CodeType, ModuleType]:
+        """Return the rewritten code and its `__main__`; there is no Apex from here on."""
+        sys.dont_write_bytecode = True
+        path = Path(self.name).resolve()
+        _hide_apex()
+        sys.meta_path.insert(0, _RewritingFinder(path.parent, self._how, self._on_adapter))
+        _, main = super().load()
+        return compile(_rewrite_module(path, self._how), str(path), "exec", dont_inherit=True), main
+
+
+class _SeededTarget(Target):
+    """A script that starts with fixed seeds, and rewritten if it is to be."""
+
+    def __init__(self, name: str, arguments: list[str], rewrite: str | None, trace: _Trace) -> None:
+        super().__init__(name, arguments, is_module=False)
+        self._rewritten = None
+        if rewrite is not None:
+            self._rewritten = RewrittenTarget(name, arguments, rewrite, trace.record_adapter)
+
+    def load(self) -> tuple[CodeType, ModuleType]:
+        """Return the code and its `__main__`."""
+        from ampcompare.script.arm_process import seed_all  # which imports torch, and is not to find the script's files
+
+        seed_all(SEED)
+        return super().load() if self._rewritten is None else self._rewritten.load()
+
+
+def _is_apex(name: str) -> bool:
+    return name.partition(".")[0] in {"apex", *STANDALONE, *KERNELS}
+
+
+class _WithoutApex(importlib.abc.MetaPathFinder):
+    """Finds what another finder finds, without Apex."""
+
+    def __init__(self, finder: Any) -> None:
+        self._finder = finder
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._finder, name)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        found: importlib.machinery.ModuleSpec | None = None
+        if not _is_apex(fullname):
+            found = self._finder.find_spec(fullname, path, target)
+        return found
+
+
+def _hide_apex() -> None:
+    """Let this process be one in which no Apex is installed."""
+    for name in [each for each in sys.modules if _is_apex(each)]:
+        del sys.modules[name]
+    others = [each for each in sys.meta_path if not isinstance(each, ApexFinder)]
+    sys.meta_path[:] = [_WithoutApex(each) for each in others]
+
+
+def _rewrite_module(path: Path, how: str) -> str:
+    if how == FOR_ADAPTER:
+        return adapt_text(path.read_text(encoding="utf-8")).text
+    result = migrate_file(path)
+    if result.migration is not None:
+        return result.migration.text
+    return path.read_text(encoding="utf-8") if result.document is None else result.document.text
+
+
+class _RewritingLoader(importlib.machinery.SourceFileLoader):
+    """Loads a rewritten module."""
+
+    def __init__(self, fullname: str, path: str, how: str) -> None:
+        super().__init__(fullname, path)
+        self._how = how
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        return compile(_rewrite_module(Path(self.path), self._how), self.path, "exec", dont_inherit=True)
+
+
+class _AdapterLoader(importlib.machinery.SourceFileLoader):
+    """Loads the adapter, and passes it on."""
+
+    def __init__(self, on_adapter: Callable[[ModuleType], None]) -> None:
+        super().__init__(ADAPTER, str(TEMPLATE))
+        self._on_adapter = on_adapter
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        return compile(adapter_text(), self.path, "exec", dont_inherit=True)
+
+    def exec_module(self, module: ModuleType) -> None:
+        super().exec_module(module)
+        self._on_adapter(module)
+
+
+class _RewritingFinder(importlib.abc.MetaPathFinder):
+    """Finds the modules below a folder that use Apex, and the adapter."""
+
+    def __init__(self, root: Path, how: str, on_adapter: Callable[[ModuleType], None]) -> None:
+        self._root = root
+        self._how = how
+        self._on_adapter = on_adapter
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname == ADAPTER and self._how == FOR_ADAPTER:
+            return importlib.machinery.ModuleSpec(fullname, _AdapterLoader(self._on_adapter), origin=str(TEMPLATE))
+        if _is_apex(fullname):
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+            return None
+        origin = Path(spec.origin).resolve()
+        if not origin.is_relative_to(self._root) or "site-packages" in origin.parts:
+            return None
+        if b"apex" not in origin.read_bytes():
+            return None
+        spec.loader = _RewritingLoader(fullname, spec.origin, self._how)
+        return spec
+
+
+class _Enough(SystemExit):
+    """Ends the script after its last step, past every `except Exception`."""
+
+
+class _Trace:
+    """The parameters of each optimizer after each step, and the types in which values leave the model and the device.
+
+    A twin's weights are changed behind its first step, each by a unit in the last place of fp16.
+
+    Args:
+        first_weights: for a run that is compared with one of another stack: the file from which it begins, or that it
+            is to write, if there is none yet.
+    """
+
+    def __init__(self, steps: int, *, twin: bool = False, first_weights: str | None = None) -> None:
+        self._steps = steps
+        self._stored = None if first_weights is None else Path(first_weights)
+        self._first: FirstWeights | None = None
+        self._batches: FirstBatches | None = None
+        self._clipped: float | None = None  # the norm that a clipping of gradients has found, before it clips
+        self._is_twin = twin
+        self._plain_steps = 0
+        self._depth = 0  # of calls of modules
+        self._evaluations: list[str] = []
+        self._reads: list[str] = []
+        self._digests: dict[int, list[list[str]]] = {}
+        self._norms: dict[int, list[float | None]] = {}
+        self._clip_norms: dict[int, list[float | None]] = {}
+        self._given: dict[int, float] = {}  # norms of the gradients of steps, by the id of the optimizer
+        self._passes: list[dict[str, tuple[int, int]]] = []
+        self._halves: set[str] = set()  # 16-bit types of what losses are computed from
+        self._policy: list[float] = []  # how the loss scale of a GradScaler grows, backs off, and how often
+        self._clears: list[bool] = [False]  # whether gradients were cleared before each step
+        self._final: dict[str, Any] = {}
+        self._rows: Rows | None = None
+        self._is_cut = self._is_inside = self._is_noting = False
+
+    def begin(self, rows: Rows) -> None:
+        """Watch every step that is recorded, and what is given to it: master weights have no gradients behind it."""
+        import torch
+        from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+        from ampcompare.base.patches import Layer, Points, Subscriptions
+
+        self._rows, rows.on_step = rows, self._note_step
+        events = Subscriptions(Layer.RECORD)
+        events.wrap(*Points.BACKWARD, self._backward)
+        events.wrap(*Points.FORWARD, self._forward)
+        events.wrap(torch.amp.GradScaler, "step", self._scaler_step)
+        for owner in (torch.optim.Optimizer, torch.nn.Module):
+            events.wrap(owner, "zero_grad", self._clear)
+        register_optimizer_step_pre_hook(self._before_step)
+        self._watch_reads()
+        if self._stored is not None:
+            from ampcompare.script.first_weights import FirstWeights
+            from ampcompare.script.watch import FirstBatches
+
+            self._first = FirstWeights(events, self._stored if self._stored.exists() else None)
+            self._batches = FirstBatches(lambda hashes, draws: None)
+            events.wrap(torch.nn.utils, "clip_grad_norm_", self._clip)
+
+    def record_adapter(self, adapter: ModuleType) -> None:
+        """Record what goes through the adapter."""
+        from ampcompare.script.recording.scaled_steps import record_adapter
+
+        assert self._rows is not None
+        record_adapter(self._rows, adapter)
+
+    def _clip(self, inner: Any, *args: Any, **options: Any) -> Any:
+        norm = inner(*args, **options)
+        self._clipped = float(norm)
+        return norm
+
+    def _before_step(self, optimizer: Any, *_: Any) -> None:
+        if self._first is not None:
+            self._first.check()
+        self._plain_steps += 1
+        self._given[id(optimizer)] = _norm_of_gradients(optimizer)
+
+    def _scaler_step(self, inner: Any, scaler: Any, *args: Any, **options: Any) -> Any:
+        if scaler.is_enabled():
+            policy = scaler.get_growth_factor(), scaler.get_backoff_factor(), scaler.get_growth_interval()
+            self._policy = list(map(float, policy))
+        return inner(scaler, *args, **options)
+
+    def _clear(self, inner: Any, owner: Any, *args: Any, **options: Any) -> Any:
+        self._clears[-1] = True
+        return inner(owner, *args, **options)
+
+    def _watch_reads(self) -> None:
+        """Note in which type values come to the host; O1 replaces the same function, around this one."""
+        import torch
+
+        cpu = torch.Tensor.cpu
+
+        @functools.wraps(cpu)
+        def read(tensor: Any, *args: Any, **options: Any) -> Any:
+            result = cpu(tensor, *args, **options)
+            if not self._is_noting and len(self._reads) < MAX_READS and result.is_floating_point():
+                self._reads.append(str(result.dtype).removeprefix("torch."))
+            return result
+
+        torch.Tensor.cpu = read  # type: ignore[method-assign, assignment]
+
+    def _forward(self, inner: Any, module: Any, *args: Any, **options: Any) -> Any:
+        """Note the type of what a model returns in an evaluation."""
+        import torch
+
+        self._depth += 1
+        try:
+            result = inner(module, *args, **options)
+        finally:
+            self._depth -= 1
+        if not self._depth and not torch.is_grad_enabled() and len(self._evaluations) < MAX_READS:
+            found = result[0] if isinstance(result, (list, tuple)) and result else result
+            if isinstance(found, torch.Tensor) and found.is_floating_point():
+                self._evaluations.append(str(found.dtype).removeprefix("torch."))
+        return result
+
+    def _note_step(self, number: int) -> None:
+        assert self._rows is not None
+        digests = self._digests.setdefault(number, [])
+        if len(digests) >= self._steps:
+            self._is_cut = True
+            raise _Enough(0)
+        self._is_noting = True
+        digests.append([_digest(each) for each in _parameters_of_optimizer(self._rows, number)])
+        self._is_noting = False
+        if self._is_twin:
+            self._is_twin = False
+            _change_weights(each for one in self._rows.optimizers for each in one.param_groups)
+        optimizer = self._rows.optimizers[number]
+        stepped = [id(each) for each in (optimizer, getattr(optimizer, "optimizer", None))]
+        norm = next((self._given[each] for each in stepped if each in self._given), None)
+        self._norms.setdefault(number, []).append(norm)
+        self._clip_norms.setdefault(number, []).append(norm if self._clipped is None else self._clipped)
+        self._clipped = None
+        self._clears.append(False)
+        self._given.clear()
+        if len(digests) == self._steps:
+            self._keep()
+
+    def _backward(self, inner: Any, tensors: Any, *args: Any, **options: Any) -> Any:
+        """Note the operations of a backward pass by their precision."""
+        if self._is_inside:  # of a checkpoint: its operations run a second time
+            return inner(tensors, *args, **options)
+        counts, halves = _count_operations(tensors)
+        self._passes.append(counts)
+        self._halves |= halves
+        self._is_inside = True
+        try:
+            return inner(tensors, *args, **options)
+        finally:
+            self._is_inside = False
+
+    def _keep(self) -> None:
+        self._final = {
+            f"{number}.{index}": each.detach().float().cpu().numpy().copy()
+            for number in self._digests
+            for index, each in enumerate(_parameters_of_optimizer(self._rows, number))
+        }
+
+    def write(self, folder: Path, script: str) -> None:
+        """Write digests of every step, the last weights, and which files of the script use Apex."""
+        import numpy
+
+        names: dict[str, str] = {}
+        if self._digests:
+            if not self._final:
+                self._keep()
+            names = _parameter_names(self._rows, list(self._digests))
+            numpy.savez(folder / "weights.npz", **self._final)
+        if self._first is not None and self._stored is not None and self._first.kept:
+            import torch
+
+            torch.save(self._first.kept, self._stored)
+        content = {
+            "is_cut": self._is_cut,
+            "plain_steps": self._plain_steps,
+            "initialize": _state_of_amp(),
+            "evaluations": self._evaluations,
+            "reads": self._reads,
+            "files": files_with_apex(script),
+            "digests": self._digests,
+            "names": names,
+            "norms": self._norms,
+            "clip_norms": self._clip_norms,
+            "batches": [] if self._batches is None else self._batches.hashes,
+            "draws": [] if self._batches is None else self._batches.draws,
+            "first_changed": 0 if self._first is None else self._first.changed,
+            "passes": self._passes,
+            "halves": sorted(self._halves),
+            "policy": self._policy or _policy_of_amp(),
+            "clears": self._clears[:-1],
+        }
+        (folder / "trace.json").write_text(json.dumps(content), encoding="utf-8")
+
+
+def _change_weights(groups: Iterable[dict[str, Any]]) -> None:
+    """Change every weight by a unit in the last place of fp16, up or down by chance, which is not that of torch."""
+    import torch
+
+    generator = torch.Generator().manual_seed(SEED)
+    for parameter in [each for group in groups for each in group["params"]]:
+        signs = torch.randint(0, 2, parameter.shape, generator=generator).to(parameter.device) * 2 - 1
+        parameter.data.add_(parameter.data * signs, alpha=UNIT)
+
+
+def _state_of_amp() -> str:
+    """Return what the script did with `amp.initialize` on the engine: "called", "disabled", or "" for nothing."""
+    state = sys.modules.get("ampcompare.apex.amp")
+    properties = None if state is None else state._amp_state.__dict__.get("opt_properties")
+    if properties is None:
+        return ""
+    return "called" if properties.enabled else "disabled"
+
+
+def _policy_of_amp() -> list[float]:
+    """Return how the first dynamic loss scale of the engine grows, backs off, and how often; nothing without one."""
+    state = sys.modules.get("ampcompare.apex.amp")
+    scalers = () if state is None else state._amp_state.__dict__.get("loss_scalers", ())
+    return next(([2.0, 0.5, float(each._scale_seq_len)] for each in scalers if each.dynamic), [])
+
+
+def _parameters_of_optimizer(rows: Any, number: int) -> list[Any]:
+    optimizer = rows.optimizers[number]
+    groups = getattr(optimizer, "param_groups", [])
+    return [param for group in groups for param in group["params"]]
+
+
+def _digest(tensor: Any) -> str:
+    return hashlib.blake2b(tensor.detach().float().cpu().contiguous().numpy().tobytes(), digest_size=8).hexdigest()
+
+
+def _norm_of_gradients(optimizer: Any) -> float:
+    """Return the norm of what a step is about to use; a fused one divides by the loss scale itself."""
+    gradients = [each.grad for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
+    values = [each._values() if each.is_sparse else each for each in gradients]
+    norm: float = sum(float(each.detach().double().norm()) ** 2 for each in values) ** 0.5
+    scale = getattr(optimizer, "grad_scale", None)
+    return norm if scale is None else norm / float(scale)
+
+
+def _count_operations(tensors: Any) -> tuple[dict[str, tuple[int, int]], set[str]]:
+    """Return how often each kind of operation below losses gave a 16-bit and a wider result, and the 16-bit types."""
+    import torch
+
+    given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    counts: Counter[tuple[str, bool]] = Counter()
+    waiting = [each.grad_fn for each in given if each.grad_fn is not None]
+    seen = set(waiting)
+    halves: set[str] = set()
+    while waiting:
+        node = waiting.pop()
+        for result in node._input_metadata[:1]:
+            is_half = result.dtype in (torch.float16, torch.bfloat16)
+            counts[node.name(), is_half] += 1
+            halves |= {str(result.dtype).removeprefix("torch.")} if is_half else set()
+        new = {before for before, _ in node.next_functions if before is not None} - seen
+        seen |= new
+        waiting += new
+    return {name: (counts[name, True], counts[name, False]) for name in {name for name, _ in counts}}, halves
+
+
+def _parameter_names(rows: Any, numbers: list[int]) -> dict[str, str]:
+    """Return the names of parameters, as far as a model that is alive has them."""
+    from ampcompare.script.lifted_weights import live_modules
+
+    known: dict[int, str] = {}
+    for module in live_modules():
+        for name, parameter in module.named_parameters():
+            known[id(parameter)] = max(known.get(id(parameter), ""), name, key=len)
+    return {
+        f"{number}.{index}": known[id(parameter)]
+        for number in numbers
+        for index, parameter in enumerate(_parameters_of_optimizer(rows, number))
+        if id(parameter) in known
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""Lines on stderr: one for each thing that is not as the script asked, the first time that it matters."""
+
+import os
+import shlex
+import sys
+
+from ampcompare.base.environment.ranks import rank_of
+from ampcompare.base.formatting import fold_to_terminal
+from ampcompare.guards import Violation
+from ampcompare.script.exec_settings import ExecSettings
+from ampcompare.script.process.target import files_with_apex
+
+_printed: set[str] = set()
+
+
+def say(text: str) -> None:
+    """Print `ampcompare: TEXT` on stderr, folded to a terminal."""
+    print(fold_to_terminal(f"ampcompare: {text}"), file=sys.stderr, flush=True)
+
+
+def note(text: str) -> None:
+    """Print `ampcompare: TEXT` on stderr, once per text and process."""
+    if text not in _printed:
+        _printed.add(text)
+        say(text)
+
+
+def print_violation(violation: Violation) -> None:
+    """Print `ampcompare guard NAME: FILE:LINE: WHAT; REMEDY` on stderr."""
+    print(fold_to_terminal(f"ampcompare {violation}"), file=sys.stderr, flush=True)
+
+
+def point_at_migrate(settings: ExecSettings) -> None:
+    """Print where the way out of Apex is, on the first rank; nothing for a module, or without Apex."""
+    if "apex" not in sys.modules or not settings.name.endswith(".py") or rank_of() != 0:
+        return
+    folder = os.path.dirname(settings.name)
+    script = getattr(sys.modules["__main__"], "__file__", settings.name)  # of before any os.chdir
+    files = [os.path.join(folder, each) for each in files_with_apex(script)]
+    if not files:  # a record has imported it
+        return
+    command = [
+        "ampcompare",
+        "migrate",
+        "--verify",
+        settings.name,
+        *(["--", *settings.arguments] * bool(settings.arguments)),
+    ]
+    note(f"to move {', '.join(files)} to torch.amp, and check that it trains the same: {shlex.join(command)}")

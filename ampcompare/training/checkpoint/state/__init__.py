@@ -1,1 +1,0 @@
-"""Saving a run at a drain point and resuming it bit for bit."""
