@@ -35,6 +35,13 @@ def into_arm(state: Mapping[str, Any], arm: str) -> Conversion:
 
     Weights become fp32, from masters if any, so that nothing is lost when the source is O2. A level with masters gets
     them from these weights. Loss scalers keep scale and count as far as the arm has such.
+
+    Args:
+        state: what the file of a run holds.
+        arm: the one to resume with, as text.
+
+    Raises:
+        ConversionError: no run of ampcompare wrote the state.
     """
     parts = find_parts(state)
     if parts.arm is None or not parts.models:

@@ -293,7 +293,11 @@ def _change_lines(changed: list[tuple[Place, str, str]]) -> Iterator[str]:
 
 @contextmanager
 def name_faults(path: Path) -> Iterator[None]:
-    """Turn whatever a parser raises on bytes that are not what they claim into one line about the file."""
+    """Turn whatever a parser raises on bytes that are not what they claim into one line about the file.
+
+    Raises:
+        CheckpointError: the file is damaged, no pickle, or cannot be read.
+    """
     try:
         yield
     except AmpCompareError:

@@ -82,14 +82,25 @@ def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def write_pickle(path: Path, state: Any) -> None:
-    """Write what `torch.save` makes of any state, without a checksum, in one move."""
+    """Write what `torch.save` makes of any state, without a checksum, in one move.
+
+    Args:
+        path: of the file, which is replaced if there is one.
+        state: anything that pickle takes.
+    """
     content = BytesIO()  # torch cannot be stopped inside a write that fails
     torch.save(state, content)
     write_atomically(path, content.getvalue())
 
 
 def write_weights(path: Path, weights: Mapping[str, torch.Tensor], notes: Mapping[str, str]) -> None:
-    """Write weights alone as a safetensors file, in one move."""
+    """Write weights alone as a safetensors file, in one move.
+
+    Args:
+        path: of the file, which is replaced if there is one.
+        weights: tensors by name; those that share memory are written once each.
+        notes: texts by name, for the header of the file.
+    """
     from safetensors.torch import save
 
     separate: dict[str, torch.Tensor] = {}
@@ -102,7 +113,12 @@ def write_weights(path: Path, weights: Mapping[str, torch.Tensor], notes: Mappin
 
 
 def read_checkpoint(path: Path, *, device: torch.device | str = "cpu") -> dict[str, Any]:
-    """Read a checkpoint that `write_checkpoint` wrote, after its checksum was found right."""
+    """Read a checkpoint that `write_checkpoint` wrote, after its checksum was found right.
+
+    Args:
+        path: of the file.
+        device: where its tensors are put.
+    """
     verify_file(path)
     state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
     if state["schema"] > SCHEMA:

@@ -92,6 +92,9 @@ def apex_layout(state: Mapping[str, Any]) -> dict[str, Any]:
 
     Masters, random states, position and all else that such a script does not know are left out; the model's entries are
     fp32, as `state_dict` gives them after `amp.initialize`.
+
+    Raises:
+        CheckpointError: the state is of an arm that is not Apex's.
     """
     if "amp" not in state:
         raise CheckpointError(
