@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from ampcompare.source.index import Answer
 from ampcompare.source.migrate.core.context import Core
@@ -298,26 +299,50 @@ def _cast_arguments(core: Core, call: ast.Call) -> bool:
     return True
 
 
-def _origin(core: Core, node: ast.expr, outputs: AutocastOutputs, depth: int = 0) -> str:
-    """Return whether a tensor is an `output` of a model, as it is; is `made from one`; or neither, as an empty text."""
-    kept, base, tails = True, None, core.models
+class _Beginning(NamedTuple):
+    """Where a chain of methods and items begins.
+
+    Attributes:
+        passed: the expressions of the chain, from the whole to its beginning.
+        is_call: it begins with a call of a model.
+        is_kept: nothing on the way makes another tensor of it.
+    """
+
+    passed: list[ast.expr]
+    is_call: bool
+    is_kept: bool
+
+
+def _strip_methods(core: Core, node: ast.expr) -> _Beginning | None:
+    """Return what `x` in `x.detach()[0].data` begins with; None if something on the way returns no floats of it."""
+    passed, kept = [node], True
     while True:
-        base = node if base is None and path_of(node) else base
         if isinstance(node, ast.Call):
             name = last_name(node.func)
-            if name in tails:
-                return "output" if kept else "made from one"
+            if name in core.models:
+                return _Beginning(passed, is_call=True, is_kept=kept)
             if not isinstance(node.func, ast.Attribute) or name in NO_FLOATS - KEEP:
-                return ""
-            meaning = core.names.meaning(node.func) or ""
-            if meaning.startswith("torch."):
-                return ""
+                return None
+            if (core.names.meaning(node.func) or "").startswith("torch."):
+                return None
             kept = kept and name in KEEP
             node = node.func.value
         elif isinstance(node, ast.Subscript) or (isinstance(node, ast.Attribute) and node.attr == "data"):
             node = node.value
         else:
-            break
+            return _Beginning(passed, is_call=False, is_kept=kept)
+        passed.append(node)
+
+
+def _origin(core: Core, node: ast.expr, outputs: AutocastOutputs, depth: int = 0) -> str:
+    """Return whether a tensor is an `output` of a model, as it is; is `made from one`; or neither, as an empty text."""
+    begun = _strip_methods(core, node)
+    if begun is None:
+        return ""
+    base = next((each for each in begun.passed if path_of(each)), None)
+    node, kept = begun.passed[-1], begun.is_kept
+    if begun.is_call:
+        return "output" if kept else "made from one"
     text = dotted_name(node)
     values = [] if text is None or depth > 2 else core.module.values_of(text, core.module.scope_of[node]) or []
     is_float = FLOATS.search(last_part(text or "")) is not None  # a part of what a model returns may hold integers
