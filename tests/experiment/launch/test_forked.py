@@ -144,7 +144,7 @@ def test_nothing_is_left_when_the_parent_ends(tmp_path: Path, forked_python: Any
     try:
         assert parent.stdout.readline() == "going\n"
         family = forked_python.descendants() - before - {psutil.Process(parent.pid)}
-        assert len(family) == 2
+        assert len(family) >= 2  # a library may just have asked a program of the system something
         parent.send_signal(number)
         _, alive = psutil.wait_procs(family, timeout=20)
         assert not alive
