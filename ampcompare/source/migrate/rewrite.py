@@ -216,7 +216,7 @@ class _Rewrite:
                 raise Unsure(next(iter(node for node, _ in self.names.uses)), refused)
             self.core = rewrite_core(self.module, self.names, self.edits, self.torch, self._around)
             if self.core is not None:
-                outputs = AutocastOutputs(self.core)
+                outputs = AutocastOutputs(self.core)  # again, as the core has more regions of autocast now
                 keep_fp32(self.core, outputs)
                 note_casts(self.core, outputs)
                 self.findings += self.core.findings
