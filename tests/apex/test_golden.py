@@ -44,6 +44,7 @@ PARAM_TOLERANCE = {"O0": 5e-5, "O1": 2e-2, "O2": 2e-2, "O3": 2e-2}
 # is 0.035 away from Apex on torch 2.13, the release of the recording.
 SAME_TORCH = torch.__version__.startswith("2.13.")
 O3_TOLERANCE_ELSEWHERE = 5e-2
+BLOWN_UP_LOSS = 1e6
 
 
 Exact = Callable[[dict[str, Any]], bool]
@@ -89,7 +90,10 @@ def test_trajectory_of_rocm(recording: dict[str, Any], replayed: dict[str, Any],
     if exact(scenario):
         assert got == {key: recording[key] for key in got}
         return
+    assert len(got["steps"]) == len(recording["steps"])
     for want, step in zip(recording["steps"], got["steps"], strict=True):
+        if _has_blown_up(want) and _has_blown_up(step):
+            return  # whether weights of 1e28 become NaN, and steps are skipped then, is a matter of rounding
         assert {key: step[key] for key in ALWAYS} == {key: want[key] for key in ALWAYS}
         _assert_near_losses(want, step, scenario["amp"]["opt_level"])
     _assert_same_layout(recording["final"], got["final"])
@@ -117,6 +121,11 @@ def _assert_near(want: dict[str, Any], got: dict[str, Any], level: str) -> None:
 def _assert_near_losses(want: dict[str, Any], got: dict[str, Any], level: str) -> None:
     numbers = [[float(loss) for loss in record["loss"]] for record in (got, want)]
     assert numbers[0] == pytest.approx(numbers[1], rel=LOSS_TOLERANCE[level], nan_ok=True)
+
+
+def _has_blown_up(step: dict[str, Any]) -> bool:
+    """Return whether no loss of a step is one of a network that still trains."""
+    return not any(abs(float(loss)) < BLOWN_UP_LOSS for loss in step["loss"])
 
 
 def _assert_same_layout(want: dict[str, Any], got: dict[str, Any]) -> None:
