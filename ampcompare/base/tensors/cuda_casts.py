@@ -70,6 +70,17 @@ _Call = tuple[Any, tuple[torch.dtype, ...]]  # an operation below autocast, and 
 
 
 @dataclass(frozen=True)
+class _Shape:
+    """A tensor to be made without memory, where no mode of the caller, as of a compiler that traces, changes it."""
+
+    sizes: tuple[int, ...]
+    dtype: torch.dtype
+
+    def make(self) -> Tensor:
+        return torch.empty(self.sizes, dtype=self.dtype, device=_META)
+
+
+@dataclass(frozen=True)
 class _ObservedCall:
     """What was seen of a call: the types of its results, the casts in it, the error if any, and all that it calls."""
 
@@ -167,6 +178,7 @@ def _observe_call(
     """Call an operation on tensors without memory, under autocast for a device unless `dtype` is None.
 
     Args:
+        args, kwargs: of the operation, with a `_Shape` in the place of each tensor.
         with_casts: cast here, as on CUDA, what torch does not cast so for the device.
     """
 
@@ -174,7 +186,7 @@ def _observe_call(
         calls: list[_Call] = []
         result, error = None, None
         fake_args, fake_kwargs = pytree.tree_map(
-            lambda one: _WithoutMemory(one, device, calls) if isinstance(one, Tensor) else one, (args, kwargs)
+            lambda one: _WithoutMemory(one.make(), device, calls) if isinstance(one, _Shape) else one, (args, kwargs)
         )
         try:
             with torch.no_grad(), warnings.catch_warnings():
@@ -199,14 +211,14 @@ def _observe_call(
 
 
 def _sample(function: Any, types: Sequence[torch.dtype]) -> tuple[list[Any], dict[str, Any]] | None:
-    """Return arguments of an operation by its schema, with tensors of the types in turn; None for unknown kinds.
+    """Return arguments of an operation by its schema, with a `_Shape` of each type in turn; None for unknown kinds.
 
     Casts come first, so that the shapes need not fit one another.
     """
     left = list(types)
 
-    def tensor() -> Tensor:
-        return torch.empty(3, 3, dtype=left.pop(0) if len(left) > 1 else left[0], device="meta")
+    def tensor() -> _Shape:
+        return _Shape((3, 3), left.pop(0) if len(left) > 1 else left[0])
 
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
@@ -220,7 +232,7 @@ def _sample(function: Any, types: Sequence[torch.dtype]) -> tuple[list[Any], dic
         elif kind == "List[Tensor]":
             value = [tensor(), tensor()]
         elif kind == "List[Optional[Tensor]]":
-            value = [torch.empty(3, dtype=torch.long, device="meta")]
+            value = [_Shape((3,), torch.long)]
         elif kind.startswith("List["):
             value = [1] * (argument.N or 1) if "int" in kind.lower() else [False] * (argument.N or 1)
         elif kind in _SAMPLES:
@@ -358,7 +370,7 @@ def _refusal_rule(function: Any) -> _Rule:
 
 def _refuse(function: Any, lower: torch.dtype, args: Any, kwargs: Any) -> None:
     """Raise what torch raises for such arguments on a GPU, if it does."""
-    error = _observe_call("cuda", lower, function, *_metas((args, kwargs))).error
+    error = _observe_call("cuda", lower, function, *_shapes((args, kwargs))).error
     if error is not None:
         raise error
 
@@ -370,17 +382,16 @@ def _tensors(values: Any) -> list[Tensor]:
     return [one for one in pytree.tree_leaves(values) if isinstance(one, Tensor)]
 
 
-def _metas(values: Any, *, widen: bool = False) -> Any:
-    """Return arguments with tensors without memory in the place of others, 16-bit ones widened to 32 if asked."""
+def _shapes(values: Any, *, widen: bool = False) -> Any:
+    """Return arguments with a `_Shape` in the place of each tensor, 16-bit ones widened to 32 if asked."""
 
-    def meta(one: Any) -> Any:
+    def shape(one: Any) -> Any:
         if not isinstance(one, Tensor):
             return one
-        sizes = [size if isinstance(size, int) else size.node.hint for size in one.shape]
-        dtype = WIDE.get(one.dtype, one.dtype) if widen else one.dtype
-        return torch.empty(sizes, dtype=dtype, device="meta")
+        sizes = tuple(size if isinstance(size, int) else size.node.hint for size in one.shape)
+        return _Shape(sizes, WIDE.get(one.dtype, one.dtype) if widen else one.dtype)
 
-    return pytree.tree_map(meta, values)
+    return pytree.tree_map(shape, values)
 
 
 def _cached_cast(one: Tensor, dtype: torch.dtype) -> Tensor:
@@ -459,8 +470,8 @@ def _uncast_rule(name: str, function: Any) -> _Rule:
 
 def _are_parts_alike(compose: Callable[..., Any], lower: torch.dtype, args: tuple[Any, ...]) -> bool:
     """Return whether torch's own casts for the CPU, of the parts of a function, are those for CUDA."""
-    metas, _ = _metas((args, {}))
-    cast, left = (_observe_call("cpu", lower, compose, metas, {}, with_casts=on) for on in (True, False))
+    shapes, _ = _shapes((args, {}))
+    cast, left = (_observe_call("cpu", lower, compose, shapes, {}, with_casts=on) for on in (True, False))
     return cast.error is left.error is None and cast.calls == left.calls
 
 
@@ -490,13 +501,13 @@ def _types_on_cuda(function: Any, lower: torch.dtype, args: Any, kwargs: Any) ->
     Raises:
         RuntimeError: torch refuses 16-bit types there.
     """
-    metas = _metas((args, kwargs))
-    seen = _observe_call("cuda", lower, function, *metas)
+    shapes = _shapes((args, kwargs))
+    seen = _observe_call("cuda", lower, function, *shapes)
     if seen.error is None:
         # A function may convert by itself: numbers to complex ones.
-        is_cast = bool(seen.casts) and seen.calls != _observe_call("cuda", None, function, *metas).calls
+        is_cast = bool(seen.casts) and seen.calls != _observe_call("cuda", None, function, *shapes).calls
         return None if is_cast else seen.results
-    if _observe_call("cuda", lower, function, *_metas((args, kwargs), widen=True)).error is None:
+    if _observe_call("cuda", lower, function, *_shapes((args, kwargs), widen=True)).error is None:
         raise seen.error
     return None
 

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
@@ -94,6 +96,16 @@ def test_each_cast_is_that_of_torchs_lists() -> None:
     others = ("aten::cudnn", "aten::_cudnn", "aten::binary_cross_entropy", "aten::linalg_matrix_sqrth")
     unlisted = {name for name in operations_cast_on("CUDA") - set(listed) if name.startswith("aten::")}
     assert not [name for name in unlisted if not name.startswith(others)]
+
+
+@pytest.mark.parametrize(
+    ("name", "cast"),
+    [("sum.dim_IntList", Cast.FP32), ("mm", Cast.LOWER), ("addcmul", Cast.WIDEST), ("tanh", Cast.NONE)],
+)
+def test_a_cast_that_is_asked_for_while_a_compiler_traces_is_the_same(name: str, cast: Cast) -> None:
+    """An operation is asked about once, at its first call, which may be in a graph that is traced."""
+    with FakeTensorMode(), FunctionalTensorMode():
+        assert find_cast(f"aten::{name}") is cast
 
 
 @needs_recording
