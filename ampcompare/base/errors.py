@@ -48,7 +48,7 @@ class Advice:
         arms = f"compare {', '.join(most)}{' or ' * bool(most)}{last}" if last else ""
         return ", or ".join(filter(None, [arms, self.remedy]))
 
-    def among(self, arms: Collection[str]) -> "Advice":
+    def without_other_arms(self, arms: Collection[str]) -> "Advice":
         """Return it without the arms that are not among these."""
         return replace(self, arms=tuple(arm for arm in self.arms if arm in arms))
 

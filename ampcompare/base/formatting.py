@@ -65,19 +65,19 @@ def format_duration(seconds: float) -> str:
     """Return `7.48s` below a minute, else `7m48s` or `8h26m45s`; whole seconds give `45s`."""
     if seconds < 60:
         return f"{seconds:.3g}s"
-    hours, minutes, rest = _clock(seconds)
+    hours, minutes, rest = _hours_minutes_seconds(seconds)
     return f"{hours}h{minutes:02d}m{rest:02d}s" if hours else f"{minutes}m{rest:02d}s"
 
 
 def rough_duration(seconds: float) -> str:
     """Return a time to the second, and from an hour on to the minute, such as `41s`, `3m20s` or `6h41m`."""
-    hours, minutes, rest = _clock(seconds)
+    hours, minutes, rest = _hours_minutes_seconds(seconds)
     if hours:
         return f"{hours}h{minutes:02d}m"
     return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
 
 
-def _clock(seconds: float) -> tuple[int, int, int]:
+def _hours_minutes_seconds(seconds: float) -> tuple[int, int, int]:
     minutes, rest = divmod(round(seconds), 60)
     return *divmod(minutes, 60), rest
 
@@ -156,7 +156,7 @@ def printable(text: str, longest: int = 120, *, keep_end: int = 0, keep_spaces: 
     return line[: longest - 1 - keep_end] + "…" + (line[-keep_end:] if keep_end else "")
 
 
-def few(names: Sequence[str]) -> str:
+def few_names(names: Sequence[str]) -> str:
     """Return names as a list, of which a long one has only the first."""
     more = len(names) - MOST_NAMES
     return ", ".join(names) if more <= 1 else f"{', '.join(names[:MOST_NAMES])} and {more} more"

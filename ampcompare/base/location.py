@@ -28,11 +28,11 @@ class Location:
     caller: Location | None = None  # the user's own line that led there, where `file` belongs to an installed package
 
     def __str__(self) -> str:
-        text = f"{_short(self.file)}:{self.line}"
+        text = f"{_shortened_path(self.file)}:{self.line}"
         return text if self.caller is None else f"{text} (from {self.caller})"
 
 
-def _short(file: str) -> str:
+def _shortened_path(file: str) -> str:
     for root in (*INSTALLED, os.getcwd() + os.sep):
         if file.startswith(root):
             return file[len(root) :]
@@ -40,7 +40,7 @@ def _short(file: str) -> str:
 
 
 @functools.cache
-def _kind(file: str) -> str:
+def _kind_of_file(file: str) -> str:
     """Return "inner" for torch, Apex, Python and this package, "installed" for other packages, else "user"."""
     inner = tuple(
         module.__path__[0] + os.sep
@@ -54,14 +54,14 @@ def _kind(file: str) -> str:
     return "inner" if file.startswith(STANDARD) else "user"
 
 
-def is_users(file: str) -> bool:
+def is_users_file(file: str) -> bool:
     """Return whether a file belongs neither to torch, Apex or Python nor to ampcompare."""
-    return _kind(file) != "inner"
+    return _kind_of_file(file) != "inner"
 
 
-def is_installed(file: str) -> bool:
+def is_installed_file(file: str) -> bool:
     """Return whether a file belongs to a package that is neither torch, Apex nor ampcompare."""
-    return _kind(file) == "installed"
+    return _kind_of_file(file) == "installed"
 
 
 def user_frames(frame: FrameType | None = None) -> list[tuple[CodeType, int]]:
@@ -69,7 +69,7 @@ def user_frames(frame: FrameType | None = None) -> list[tuple[CodeType, int]]:
     frame = frame or sys._getframe(1)
     frames = []
     while frame is not None:
-        if is_users(frame.f_code.co_filename):
+        if is_users_file(frame.f_code.co_filename):
             frames.append((frame.f_code, frame.f_lineno))
         frame = frame.f_back
     return frames
@@ -80,7 +80,7 @@ def call_site() -> tuple[int, ...]:
     frame: FrameType | None = sys._getframe(1)
     site: list[int] = []
     while frame is not None and len(site) < 2 * CALL_SITE_DEPTH:
-        if is_users(frame.f_code.co_filename):
+        if is_users_file(frame.f_code.co_filename):
             site += (id(frame.f_code), frame.f_lasti)  # a code's hash is that of all its instructions
         frame = frame.f_back
     return tuple(site)
@@ -98,13 +98,13 @@ def user_location(frame: FrameType | None = None) -> Location:
             frame = frame.f_back
         return Location("?", 0) if frame is None else Location(frame.f_code.co_filename, frame.f_lineno)
     file, line = frames[0]
-    if _kind(file) == "user":
+    if _kind_of_file(file) == "user":
         return Location(file, line)
-    caller = next((Location(*entry) for entry in frames if _kind(entry[0]) == "user"), None)
+    caller = next((Location(*entry) for entry in frames if _kind_of_file(entry[0]) == "user"), None)
     return Location(file, line, caller)
 
 
-def at_line(problem: str) -> str:
+def message_with_line(problem: str) -> str:
     """Return a message that begins with the line of the script that is running."""
     frames = [Location(code.co_filename, line) for code, line in user_frames()]
     # Decorators of installed packages stand between the script and torch.
@@ -112,7 +112,7 @@ def at_line(problem: str) -> str:
     return f"{next(iter([*own, *frames]), 'the script')}: {problem}"
 
 
-def raised_at(error: BaseException) -> Location | None:
+def location_of_error(error: BaseException) -> Location | None:
     """Return the user's innermost own line in the traceback of an error; of an installed package if it has none.
 
     Where the message has the traceback of another process in it, that is the one.
@@ -121,6 +121,6 @@ def raised_at(error: BaseException) -> Location | None:
     frames = frames or [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
     for kind in ("user", "installed"):
         for file, line in reversed(frames):
-            if _kind(file) == kind and not file.startswith("<"):
+            if _kind_of_file(file) == kind and not file.startswith("<"):
                 return Location(file, line)
     return None

@@ -18,7 +18,7 @@ def log_metric(name: str, value: float, *, source: str = "ampcompare.log_metric"
         listener(name, float(value), source)
 
 
-def listen(listener: Listener) -> Callable[[], None]:
+def listen_to_metrics(listener: Listener) -> Callable[[], None]:
     """Pass name, value and source of each metric from now on to `listener`; return a function that ends it."""
     _listeners.append(listener)
     return lambda: _listeners.remove(listener)

@@ -3,7 +3,7 @@
 A subscriber wraps a point by `around(inner, *args, **kwargs)`, which calls `inner` or does something in its place.
 Several subscribers of one point lie around each other in the order of their layers, whichever came first. A point
 without subscribers is torch's own function object. What a subscriber raises reaches the script. A module whose class
-has a `__call__` of its own passes `Points.FORWARD` too, once `follow_own_calls` has found the class.
+has a `__call__` of its own passes `Points.FORWARD` too, once `follow_modules_with_own_call` has found the class.
 """
 
 import enum
@@ -99,20 +99,20 @@ class _ReplacedFunction:
 _places: dict[tuple[int, str], _ReplacedFunction] = {}  # of this process
 
 
-def _place(owner: Any, name: str) -> _ReplacedFunction:
+def _replaced_function_at(owner: Any, name: str) -> _ReplacedFunction:
     return _places.setdefault((id(owner), name), _ReplacedFunction(owner, name))
 
 
-def follow_own_calls() -> None:
+def follow_modules_with_own_call() -> None:
     """Let the calls of modules whose classes have a `__call__` of their own pass `Points.FORWARD` from now on."""
-    forward = _place(*Points.FORWARD)
+    forward = _replaced_function_at(*Points.FORWARD)
     waiting = nn.Module.__subclasses__()
     while waiting:
         kind = waiting.pop()
         waiting += kind.__subclasses__()
         has_own = "__call__" in vars(kind) and not kind.__module__.startswith("torch.")
         if has_own and (id(kind), "__call__") not in _places and forward.arounds:
-            place = _place(kind, "__call__")
+            place = _replaced_function_at(kind, "__call__")
             place.arounds = forward.arounds
             forward.others.append(place)
             place.set()
@@ -132,22 +132,22 @@ class Subscriptions:
 
     def wrap(self, owner: Any, name: str, around: Around) -> None:
         """Let calls of `owner.name` go to `around(inner, *args, **kwargs)`; those that torch traces do not."""
-        place = _place(owner, name)
-        self._add(place, place.arounds, (self._layer, around))
+        place = _replaced_function_at(owner, name)
+        self._add_subscriber(place, place.arounds, (self._layer, around))
 
     def put(self, owner: Any, name: str, value: Any) -> None:
         """Set what the subscribers of `owner.name` lie around: a function, or any other attribute."""
-        place = _place(owner, name)
-        self._add(place, place.puts, value)
+        place = _replaced_function_at(owner, name)
+        self._add_subscriber(place, place.puts, value)
 
-    def _add(self, place: _ReplacedFunction, entries: list[Any], entry: Any) -> None:
-        def undo() -> None:
+    def _add_subscriber(self, place: _ReplacedFunction, entries: list[Any], entry: Any) -> None:
+        def remove_subscriber() -> None:
             entries.remove(entry)
             place.set()
 
         entries.append(entry)
         place.set()
-        self._undo.append(undo)
+        self._undo.append(remove_subscriber)
 
     def at_end(self, function: Callable[[], None]) -> None:
         """Call a function at the end, such as `remove` of a hook of torch's own."""
@@ -188,7 +188,7 @@ def without_subscribers(owner: Any, name: str) -> Iterator[None]:
         owner: a module or a class that has the function.
         name: of the function.
     """
-    place = _place(owner, name)
+    place = _replaced_function_at(owner, name)
     arounds, puts = place.arounds[:], place.puts[:]
     place.arounds.clear()
     place.puts.clear()
@@ -215,18 +215,18 @@ class GradientReads:
         self._get: Callable[[Tensor], Any] = _GRAD.__get__
         self._put: Callable[[Tensor, Any], None] = _GRAD.__set__
         self._is_redirected = False
-        self._property = property(self._read, self._write, _GRAD.__delete__)
+        self._property = property(self._read_gradient, self._write_gradient, _GRAD.__delete__)
 
-    def _read(self, tensor: Any) -> Any:
-        self._notice(tensor)
+    def _read_gradient(self, tensor: Any) -> Any:
+        self._notify_of_read(tensor)
         return self._get(tensor)
 
-    def _write(self, tensor: Any, grad: Any) -> None:
+    def _write_gradient(self, tensor: Any, grad: Any) -> None:
         if grad is not None:  # else the others are cleared too, or stay as they are
-            self._notice(tensor)
+            self._notify_of_read(tensor)
         self._put(tensor, grad)
 
-    def _notice(self, tensor: Any) -> None:
+    def _notify_of_read(self, tensor: Any) -> None:
         if self._wanted_by and not self._pauses and sys._getframe(2).f_code.co_name != "zero_grad":
             for before in tuple(self._wanted_by):
                 before(tensor)
@@ -235,26 +235,26 @@ class GradientReads:
         """Let reads and assignments go elsewhere, also while nobody wants to notice them; None ends that."""
         self._get, self._put = get or _GRAD.__get__, put or _GRAD.__set__
         self._is_redirected = get is not None
-        self._set()
+        self._put_property_in_place()
 
     def want(self, before: Callable[[Tensor], None], wanted: bool) -> None:
         """Call a function with the tensor before each read from now on, or no longer."""
         if wanted != (before in self._wanted_by):
             (self._wanted_by.append if wanted else self._wanted_by.remove)(before)
-            self._set()
+            self._put_property_in_place()
 
     @contextmanager
     def pause(self) -> Iterator[None]:
         """Run a block whose reads do not count; blocks nest."""
         self._pauses += 1
-        self._set()
+        self._put_property_in_place()
         try:
             yield
         finally:
             self._pauses -= 1
-            self._set()
+            self._put_property_in_place()
 
-    def _set(self) -> None:
+    def _put_property_in_place(self) -> None:
         wanted = self._is_redirected or (bool(self._wanted_by) and not self._pauses)
         if wanted == self._watching:
             return

@@ -20,31 +20,31 @@ PIECE = 1000  # characters of at most four bytes
 
 def mark_output() -> None:
     """Mark what this process and its forks print through Python while they are in a process group of several ranks."""
-    if not os.environ.get(CELL_FOLDER) or isinstance(sys.stdout, _Marked):
+    if not os.environ.get(CELL_FOLDER) or isinstance(sys.stdout, _RankMarkedStream):
         return
     for fd, name in ((1, "stdout"), (2, "stderr")):
         is_read = _make_descriptor_check(fd)
         stream, first = getattr(sys, name), getattr(sys, f"__{name}__")
-        setattr(sys, name, _Marked(stream, is_read))
+        setattr(sys, name, _RankMarkedStream(stream, is_read))
         if first is not None:  # to which a script returns that has replaced the stream
-            setattr(sys, f"__{name}__", getattr(sys, name) if first is stream else _Marked(first, is_read))
+            setattr(sys, f"__{name}__", getattr(sys, name) if first is stream else _RankMarkedStream(first, is_read))
 
 
 def _make_descriptor_check(fd: int) -> Callable[[], bool]:
     """Return a function that says whether a file descriptor leads where it does now. A script may lead it elsewhere."""
 
-    def place() -> tuple[int, int] | None:
+    def where_descriptor_leads() -> tuple[int, int] | None:
         try:
             status = os.fstat(fd)
         except OSError:  # closed
             return None
         return status.st_dev, status.st_ino
 
-    first = place()
-    return lambda: place() == first
+    first = where_descriptor_leads()
+    return lambda: where_descriptor_leads() == first
 
 
-class _Marked:
+class _RankMarkedStream:
     """A stream of text, or of the bytes below one, that marks what is written to it while the cell reads that."""
 
     def __init__(self, stream: Any, is_read: Callable[[], bool]) -> None:
@@ -54,11 +54,11 @@ class _Marked:
     @property
     def buffer(self) -> Any:
         """The stream of bytes, into which a script may write past the text, such as with an encoding of its own."""
-        return _Marked(self._stream.buffer, self._is_read)
+        return _RankMarkedStream(self._stream.buffer, self._is_read)
 
     def write(self, text: Any) -> int:
         """Write a text, or bytes to the stream of bytes."""
-        rank = _rank()
+        rank = _rank_in_group()
         if rank is None or not self._is_read():
             return int(self._stream.write(text))
         begin, end = f"\x1e{rank}\x1f", "\x1d"
@@ -83,7 +83,7 @@ class _Marked:
         return iter(self._stream)
 
 
-def _rank() -> int | None:
+def _rank_in_group() -> int | None:
     """Return the rank of this process; None where it is the only one, or none of a group."""
     torch_distributed: Any = sys.modules.get("torch.distributed")
     if torch_distributed is not None and torch_distributed.is_available() and torch_distributed.is_initialized():

@@ -25,12 +25,12 @@ def note_secrets_in_files(script: str | Path | None, arguments: Sequence[str]) -
         script: its file; None if it cannot be told.
         arguments: of its command line.
     """
-    for path in _files(script, arguments):
-        for name, value in _pairs(path):
+    for path in _files_with_settings(script, arguments):
+        for name, value in _named_values_in(path):
             hide_value(name, value)
 
 
-def _files(script: str | Path | None, arguments: Sequence[str]) -> Iterator[Path]:
+def _files_with_settings(script: str | Path | None, arguments: Sequence[str]) -> Iterator[Path]:
     named = [Path(word.rpartition("=")[2]) for word in arguments if word]
     found = [path for path in named if path.suffix in SETTINGS | {".py"} or path.name == ".env"]
     if script is not None:
@@ -41,7 +41,7 @@ def _files(script: str | Path | None, arguments: Sequence[str]) -> Iterator[Path
     yield from dict.fromkeys([*found, Path(".env")])
 
 
-def _pairs(path: Path) -> Iterator[tuple[str, str]]:
+def _named_values_in(path: Path) -> Iterator[tuple[str, str]]:
     """Yield each name with its value; nothing of a file that cannot be read."""
     try:
         if not path.is_file() or path.stat().st_size > MAX_BYTES:

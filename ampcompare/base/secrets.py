@@ -64,7 +64,7 @@ def hide_names(patterns: Iterable[str]) -> None:
     _names.extend(pattern.lstrip("-").lower().replace("-", "_") for pattern in patterns if pattern)
 
 
-def mask_variable() -> str:
+def hidden_names_variable() -> str:
     """Return the value of the variable by which a process that this one starts knows these names."""
     given = os.environ.get(MASK, "").split(",")
     return ",".join(dict.fromkeys(filter(None, [*given, *_names])))
@@ -72,8 +72,8 @@ def mask_variable() -> str:
 
 def is_secret_name(name: str) -> bool:
     """Return whether the name of an argument or variable, such as `--hf-token` or `WANDB_API_KEY`, is of a secret."""
-    words = [word for word in re.split(r"[^a-z0-9]+", _plain(name)) if word]
-    if _is_named(name):
+    words = [word for word in re.split(r"[^a-z0-9]+", _name_in_lower_case(name)) if word]
+    if _has_hidden_name(name):
         return True
     if not words or words[-1] in NOT_THE_SECRET:
         return False
@@ -83,28 +83,30 @@ def is_secret_name(name: str) -> bool:
     return any(word in ALWAYS for word in words) or (words[-1] == "key" and before in KEYS)
 
 
-def _plain(name: str) -> str:
+def _name_in_lower_case(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name.lstrip("-+")).lower().replace("-", "_")
 
 
-def _is_named(name: str) -> bool:
-    patterns = mask_variable().lower().replace("-", "_").split(",")
-    return any(fnmatch.fnmatchcase(_plain(name), pattern) for pattern in patterns if pattern)
+def _has_hidden_name(name: str) -> bool:
+    patterns = hidden_names_variable().lower().replace("-", "_").split(",")
+    return any(fnmatch.fnmatchcase(_name_in_lower_case(name), pattern) for pattern in patterns if pattern)
 
 
 def _is_secret(name: str, value: str) -> bool:
     if not value or PLACEHOLDER.fullmatch(value):
         return False
     if is_secret_name(name):
-        return not ORDINARY.fullmatch(value) or "passw" in name.lower() or _is_named(name)
-    is_key = _plain(name).rpartition("_")[2] == "key"
+        return not ORDINARY.fullmatch(value) or "passw" in name.lower() or _has_hidden_name(name)
+    is_key = _name_in_lower_case(name).rpartition("_")[2] == "key"
     return is_key and re.fullmatch(r"(?=.*\d)(?=.*[A-Za-z])[\w+/=-]{16,}", value) is not None
 
 
 def hide_value(name: str, value: str) -> None:
     """Take a value for a secret, from now on, if its name or its form says that it is one."""
     if _is_secret(name, value) or TOKENS.fullmatch(value):
-        _values.setdefault(value, "$" + (re.sub(r"[^A-Z0-9]+", "_", _plain(name).upper()).strip("_") or "SECRET"))
+        _values.setdefault(
+            value, "$" + (re.sub(r"[^A-Z0-9]+", "_", _name_in_lower_case(name).upper()).strip("_") or "SECRET")
+        )
 
 
 def hide_words(words: Sequence[str]) -> list[str]:
@@ -117,30 +119,30 @@ def hide_words(words: Sequence[str]) -> list[str]:
         if flag and found is None and _is_secret(flag, word):
             shown.append(_placeholder_for(flag, word, used))
         else:
-            shown.append(_hidden_inside(word, flag, used))
+            shown.append(_hide_inside_word(word, flag, used))
         flag = found[1] if found else ""
     return shown
 
 
-def _hidden_inside(word: str, flag: str, used: dict[str, str]) -> str:
+def _hide_inside_word(word: str, flag: str, used: dict[str, str]) -> str:
     whole = re.fullmatch(rf"(?s)([-+]*({NAME})=)(.+)", word)
     if whole and _is_secret(whole[2], whole[3]):
         return whole[1] + _placeholder_for(whole[2], whole[3], used)
 
-    def pair(match: re.Match[str]) -> str:
+    def hide_value_of_pair(match: re.Match[str]) -> str:
         name, value = match["name"], match["value"]
         return f"{name}{match['is']}{_placeholder_for(name, value, used)}" if _is_secret(name, value) else match[0]
 
-    word = PAIRS.sub(pair, word)
+    word = PAIRS.sub(hide_value_of_pair, word)
     word = CREDENTIALS.sub(lambda match: _placeholder_for("credentials", match[0], used), word)
     name = flag if is_secret_name(flag) else "secret"
     word = TOKENS.sub(lambda match: _placeholder_for(name, match[0], used), word)
 
-    def bearer(match: re.Match[str]) -> str:
+    def hide_bearer_token(match: re.Match[str]) -> str:
         token = match[1]
         return match[0] if "$" in token else match[0].replace(token, _placeholder_for("bearer", token, used))
 
-    return BEARER.sub(bearer, word)
+    return BEARER.sub(hide_bearer_token, word)
 
 
 def _placeholder_for(name: str, value: str, used: dict[str, str]) -> str:
@@ -158,7 +160,7 @@ def _placeholder_for(name: str, value: str, used: dict[str, str]) -> str:
     return placeholder
 
 
-def reveal(words: Sequence[str]) -> list[str]:
+def reveal_secrets(words: Sequence[str]) -> list[str]:
     """Return the words of a command line as they were given.
 
     Raises:
@@ -186,26 +188,26 @@ def reveal(words: Sequence[str]) -> list[str]:
 
 
 def known_placeholders() -> dict[str, str]:
-    """Return what `restore` needs in another process."""
+    """Return what `restore_secrets` needs in another process."""
     return dict(_placeholders)
 
 
-def restore(placeholders: Mapping[str, str]) -> None:
+def restore_secrets(placeholders: Mapping[str, str]) -> None:
     """Know the secrets of the process that called `known_placeholders`."""
     for placeholder, value in placeholders.items():
         _placeholders[placeholder] = value
         _values.setdefault(value, placeholder)
 
 
-def mask(text: str, *, of_script: bool = False) -> str:
+def mask_secrets(text: str, *, of_script: bool = False) -> str:
     """Return a text with a placeholder for each known secret in it.
 
     Args:
         of_script: what a script has said, in which short values are looked for too, and what has the form of a secret.
     """
-    known = {**_known_in(tuple(os.environ.items()), tuple(_names)), **_values}
+    known = {**_secrets_in_environment(tuple(os.environ.items()), tuple(_names)), **_values}
     for value, placeholder in sorted(known.items(), key=lambda item: -len(item[0])):
-        for form in _forms(value):
+        for form in _written_forms_of(value):
             if len(value) >= MIN_LITERAL:
                 text = text.replace(form, placeholder)
             elif of_script and len(value) >= MIN_WORD:
@@ -217,7 +219,7 @@ def mask(text: str, *, of_script: bool = False) -> str:
 
 
 @functools.lru_cache(maxsize=1)
-def _known_in(environment: tuple[tuple[str, str], ...], _patterns: tuple[str, ...]) -> dict[str, str]:
+def _secrets_in_environment(environment: tuple[tuple[str, str], ...], _patterns: tuple[str, ...]) -> dict[str, str]:
     known: dict[str, str] = {}
     for name, value in environment:
         is_one = is_secret_name(name) and len(value) >= MIN_LITERAL and _is_secret(name, value)
@@ -228,7 +230,7 @@ def _known_in(environment: tuple[tuple[str, str], ...], _patterns: tuple[str, ..
     return known
 
 
-def _forms(value: str) -> Iterable[str]:
+def _written_forms_of(value: str) -> Iterable[str]:
     """Return how a value appears in files of several formats."""
     in_json = (json.dumps(value, ensure_ascii=is_ascii)[1:-1] for is_ascii in (True, False))
     return dict.fromkeys([value, *in_json, html.escape(value), urllib.parse.quote(value, safe="")])
@@ -256,4 +258,6 @@ class StreamMask:
 
 
 def _mask_bytes(data: bytes) -> bytes:
-    return mask(data.decode("utf-8", errors="surrogateescape"), of_script=True).encode("utf-8", "surrogateescape")
+    return mask_secrets(data.decode("utf-8", errors="surrogateescape"), of_script=True).encode(
+        "utf-8", "surrogateescape"
+    )

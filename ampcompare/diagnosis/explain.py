@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.explanation import ArmExplanation
 from ampcompare.backends.roles import BytesPerParameter, Roles
-from ampcompare.base.notebook_display import Shown
+from ampcompare.base.notebook_display import ShownInNotebook
 from ampcompare.base.processes.call import call_in_child
 from ampcompare.results.report.document import Block, Code, Document, Facts, Items, Section, Text
 from ampcompare.settings.config import RunConfig
@@ -39,7 +39,7 @@ HEADERS = ("module", "type", "parameters", "weights", "inputs", "outputs")
 
 
 @dataclass(frozen=True)
-class Explanation(Shown):
+class Explanation(ShownInNotebook):
     """All that is known of an arm without running it; None for what its backend does not state."""
 
     arm: str

@@ -16,7 +16,7 @@ from ampcompare.backends.catalog import BUILT_IN
 from ampcompare.base.environment.gpus import ACCELERATORS, accelerator_of, why_no_accelerator
 from ampcompare.base.environment.packages import installed_version
 from ampcompare.base.environment.variables import APEX_STRICT
-from ampcompare.base.processes.call import TIME_LIMIT, Answer
+from ampcompare.base.processes.call import TIME_LIMIT, ChildAnswer
 from ampcompare.base.version import __version__
 from ampcompare.doctor.apex import examine_apex
 from ampcompare.doctor.finding import VERDICTS, Check, Verdict, ask
@@ -65,7 +65,7 @@ MARKS: dict[Verdict, str] = {"ok": "ok", "note": "note", "warning": "WARNING", "
 NAMED = 18  # columns of a name
 
 
-def examine_accelerators(answer: Answer) -> list[Check]:
+def examine_accelerators(answer: ChildAnswer) -> list[Check]:
     """Return a finding for each accelerator of the answer of the probe `accelerators`."""
     if not answer.done:
         return [Check("GPU", "accelerators", "unknown", "warning", f"querying torch failed: {answer.failure}")]

@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from ampcompare.base.processes.call import Answer
+from ampcompare.base.processes.call import ChildAnswer
 from ampcompare.doctor.finding import Check
 
 GIB = 2**30
@@ -45,7 +45,7 @@ def gpu_gains_text(name: str, capability: tuple[int, int]) -> str:
 
 
 def examine_gpus(
-    answer: Answer | None, *, driver: tuple[str | None, str], hip: str | None = None, build_known: bool = True
+    answer: ChildAnswer | None, *, driver: tuple[str | None, str], hip: str | None = None, build_known: bool = True
 ) -> list[Check]:
     """Check the driver and each GPU.
 

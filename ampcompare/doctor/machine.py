@@ -14,7 +14,7 @@ import psutil
 from ampcompare.base.environment.extras import torch_on_path
 from ampcompare.base.environment.fingerprint import THREAD_VARIABLES, fingerprint
 from ampcompare.base.environment.packages import installed_version
-from ampcompare.base.processes.call import Answer
+from ampcompare.base.processes.call import ChildAnswer
 from ampcompare.base.version import NEWEST_TORCH, OLDEST_TORCH
 from ampcompare.doctor.finding import Check
 
@@ -108,7 +108,7 @@ def examine_processor(facts: dict[str, Any] | None) -> list[Check]:
     ]
 
 
-def examine_torch(answer: Answer, *, has_gpu: bool) -> Check:
+def examine_torch(answer: ChildAnswer, *, has_gpu: bool) -> Check:
     """Check version and build of torch.
 
     Args:
@@ -149,7 +149,7 @@ def examine_torch(answer: Answer, *, has_gpu: bool) -> Check:
     return Check("Software", "torch", value, "ok", facts=facts)
 
 
-def examine_vision(answer: Answer, torch_version: str | None) -> Check:
+def examine_vision(answer: ChildAnswer, torch_version: str | None) -> Check:
     """Check whether torchvision fits torch and imports.
 
     Args:

@@ -21,7 +21,7 @@ from typing import Any
 
 from ampcompare.base.errors import ConfigError, Ended
 from ampcompare.base.files.write import write_atomically
-from ampcompare.base.secrets import reveal
+from ampcompare.base.secrets import reveal_secrets
 from ampcompare.experiment.launch.cell import command_of
 from ampcompare.experiment.launch.cell_files import announce_cell
 from ampcompare.experiment.launch.contract import Launcher
@@ -260,7 +260,7 @@ def emit_cells(options: CompareOptions, file: Path) -> int:
     if requested_seeds(options, planned.sources) == "auto":
         raise ConfigError("--seeds auto decides by the first cells how many follow; with --emit-cells name the seeds")
     script = planned.plan.cells[0].script
-    if script is not None and reveal(script.arguments) != list(script.arguments):
+    if script is not None and reveal_secrets(script.arguments) != list(script.arguments):
         raise ConfigError(
             "a secret among the arguments of the script is written to no file, so no command can have it; let the "
             "script read it from the environment"

@@ -23,7 +23,7 @@ from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.formatting import format_count, printable
 from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, can_sandbox
 from ampcompare.base.processes.script_environment import script_environment
-from ampcompare.base.processes.start import kill_family, module_command
+from ampcompare.base.processes.start import kill_with_descendants, module_command
 from ampcompare.diagnosis.options import DiagnoseOptions, Request, diagnose_in_child
 from ampcompare.diagnosis.remedies import Tested, diagnosis_with_cure, verdict_sentence
 from ampcompare.experiment.launch.cell_files import log_tail, sandboxed_cell
@@ -228,7 +228,7 @@ def _stop_process(process: subprocess.Popen[bytes]) -> None:
             os.killpg(process.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=SECONDS_OF_TORCHRUN)
-    kill_family(process.pid)
+    kill_with_descendants(process.pid)
     process.wait()
 
 

@@ -12,7 +12,7 @@ from filelock import Timeout
 
 from ampcompare.base.environment.extras import require_stats
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit, RecordError
-from ampcompare.base.formatting import few
+from ampcompare.base.formatting import few_names
 from ampcompare.experiment.interim_analyses import Journal
 from ampcompare.experiment.reload_report import choose_reference, read_plan
 from ampcompare.experiment.run_directory import RunDirectory, StoredPlan, row_of, with_label
@@ -97,7 +97,7 @@ def join_comparison(paths: Sequence[Path], *, reference: str | None = None) -> C
                     journal.append_last_look(found.model_copy(update={"looks": [*journal.looks, look]}))
             return found
     except Timeout:
-        names = few([str(part.run.path) for part in parts])
+        names = few_names([str(part.run.path) for part in parts])
         raise ConfigError(f"one of {names} is in use by another command; try again when that has ended") from None
     except (OSError, EnvironmentUnfit):
         looks = tuple(parts[0].run.looks())
@@ -132,7 +132,8 @@ def _check_one_comparison(parts: Sequence[_Part]) -> None:
             known = settings.get(record.arm)
             if known is not None and (apart := changed_settings(known, record.config)):
                 raise RecordError(
-                    f"{names} are not of one comparison: {record.arm} differs in {few(apart)}; report each by itself"
+                    f"{names} are not of one comparison: {record.arm} differs in {few_names(apart)}; "
+                    "report each by itself"
                 )
     owners: dict[str, Path] = {}
     for part in parts:

@@ -140,7 +140,7 @@ def _try_advised(
             left -= trials[build].busy_seconds
         if build in trials and trials[build].is_trained:
             able.append(arm)
-    failed.advice = failed.advice.among(able)
+    failed.advice = failed.advice.without_other_arms(able)
     return left
 
 

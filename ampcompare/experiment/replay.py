@@ -16,7 +16,7 @@ from typing import Any
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.script_arms import require_in_script
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit
-from ampcompare.base.processes.start import kill_family
+from ampcompare.base.processes.start import kill_with_descendants
 from ampcompare.experiment.launch.script.forks import ScriptForks
 from ampcompare.results.analysis.replay import ReplayJudgment, judge_replay
 from ampcompare.settings.script import ScriptConfig, script_config
@@ -215,7 +215,7 @@ def _run_there(stack: StackConfig, words: Sequence[str], folder: Path) -> tuple[
         try:
             _, err = process.communicate(timeout=TIME_LIMIT)
         except BaseException:
-            kill_family(process.pid)
+            kill_with_descendants(process.pid)
             raise
     lines = [line for line in err.decode(errors="replace").splitlines() if line.strip()]
     return process.returncode, f": {lines[-1]}" if lines else ""

@@ -12,7 +12,7 @@ from ampcompare.base.errors import ConfigError, LaunchError
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, open_sandbox
 from ampcompare.base.processes.script_environment import script_environment
-from ampcompare.base.processes.start import kill_family, module_command
+from ampcompare.base.processes.start import kill_with_descendants, module_command
 from ampcompare.experiment.script_run import Run, read_error, read_run
 from ampcompare.script.process.rewrite_run import SEED
 from ampcompare.settings.stack import StackConfig
@@ -119,7 +119,7 @@ def run_command(command: list[str], environment: dict[str, str]) -> tuple[int | 
             with contextlib.suppress(subprocess.TimeoutExpired):
                 code = process.wait(TIME_LIMIT)
         finally:
-            kill_family(process.pid)
+            kill_with_descendants(process.pid)
             process.wait()
             if process.stdin is not None:
                 process.stdin.close()

@@ -14,7 +14,7 @@ from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 
 from ampcompare.base.errors import GuardError
-from ampcompare.base.location import Location, is_users, user_location
+from ampcompare.base.location import Location, is_users_file, user_location
 from ampcompare.base.patches import Layer, Points, Subscriptions, calling_frame, has_stand_in
 from ampcompare.guards.checks import DETECTORS
 from ampcompare.guards.detector import EVENTS, Detector
@@ -194,7 +194,7 @@ class GuardHooks:
         def clamp(original: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(tensor, *args, **kwargs)
             if self.facts.holds_scaled_gradients() or self.facts.is_inside_block():
-                if is_users(calling_frame().f_code.co_filename):
+                if is_users_file(calling_frame().f_code.co_filename):
                     self._notify("after_clamp", tensor, result)
             return result
 
@@ -213,7 +213,7 @@ class GuardHooks:
     def _watch_modules(self) -> None:
         # Apex itself casts what it initializes.
         def half(original: Any, module: Any) -> Any:
-            if is_users(calling_frame().f_code.co_filename):
+            if is_users_file(calling_frame().f_code.co_filename):
                 self._notify("half", module)
             return original(module)
 
@@ -223,7 +223,7 @@ class GuardHooks:
 
         def to(original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
             for value in (*args, *kwargs.values()):
-                if value is torch.float16 and is_users(calling_frame().f_code.co_filename):
+                if value is torch.float16 and is_users_file(calling_frame().f_code.co_filename):
                     self._notify("half", module)
                 elif _is_cuda(value):
                     self._notify("cuda", module)
@@ -247,7 +247,7 @@ class GuardHooks:
             is_off = accelerator.mixed_precision == "fp16" and not accelerator.native_amp
             # An arm of ampcompare's own says itself what it runs.
             if is_off and accelerator.distributed_type not in CASTS_ITSELF:
-                if is_users(calling_frame().f_code.co_filename):
+                if is_users_file(calling_frame().f_code.co_filename):
                     self.facts.accelerators_off.append((accelerator.device.type, _own_location()))
 
         self._events.wrap(kind, "__init__", init)

@@ -28,7 +28,7 @@ from ampcompare.apex.amp._amp_state import _amp_state
 from ampcompare.apex.amp.scaler import LossScaler
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import PreparationError, ScalingError
-from ampcompare.base.location import at_line
+from ampcompare.base.location import message_with_line
 from ampcompare.base.tensors.tree import cast_floating, tensors_in
 from ampcompare.script.recording.recorder import Rows
 from ampcompare.script.torch_amp.autocast_and_scaler import acts_if_off
@@ -77,7 +77,7 @@ class ScriptAmp:
         """Prepare models and optimizers for the arm, in place; the arguments and the result are those of Apex."""
         if not enabled and not acts_if_off(self._arm):
             raise PreparationError(
-                at_line(
+                message_with_line(
                     f"amp.initialize has enabled=False, so {self._arm} has no effect; run the script with amp enabled"
                 )
             )
@@ -110,7 +110,7 @@ class ScriptAmp:
 
     def _check_initialized(self, function: str) -> None:
         if not self._is_initialized:
-            raise ScalingError(at_line(f"amp.{function} before amp.initialize; call that first"))
+            raise ScalingError(message_with_line(f"amp.{function} before amp.initialize; call that first"))
 
     def master_params(self, optimizer: Any) -> Iterator[Tensor]:
         """Yield the tensors that `optimizer.step` updates; their gradients are true once they are read."""
@@ -134,7 +134,7 @@ class ScriptAmp:
             if "loss_scaler0" in state_dict:
                 remedy = "run `ampcompare convert CHECKPOINT NEW --to native` and load NEW"
             raise ScalingError(
-                at_line(
+                message_with_line(
                     f"amp.load_state_dict gets {', '.join(map(repr, state_dict)) or 'nothing'}, and {self._arm} needs "
                     f"{', '.join(map(repr, sorted(lacking)))}: the checkpoint is another arm's; {remedy}"
                 )
@@ -172,7 +172,7 @@ class ScriptAmp:
 def refuse_init(arm: Arm, *_arguments: Any, **_options: Any) -> Any:
     """Refuse the form of the API that came before `initialize`."""
     raise PreparationError(
-        at_line(f"amp.init has no models and optimizers, so {arm} has no effect; call amp.initialize instead")
+        message_with_line(f"amp.init has no models and optimizers, so {arm} has no effect; call amp.initialize instead")
     )
 
 

@@ -2,7 +2,7 @@
 
 import re
 
-from ampcompare.base.location import raised_at
+from ampcompare.base.location import location_of_error
 
 BANNED = re.compile(r"nn\.BCELoss (need float32|are unsafe)")  # Apex, torch
 BY_TORCH = "are unsafe"
@@ -17,6 +17,6 @@ def find_banned_loss(error: BaseException) -> str | None:
     found = BANNED.search(str(error)) if isinstance(error, RuntimeError) else None
     if found is None or found[1] != BY_TORCH:
         return None
-    place, said = raised_at(error), str(error).partition("\n")[0].rstrip(".")
+    place, said = location_of_error(error), str(error).partition("\n")[0].rstrip(".")
     meaning = f"AMP230: {said}: {REMEDY}"
     return meaning if place is None else f"{place}: {meaning}"

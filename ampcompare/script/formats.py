@@ -10,7 +10,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError, UnsupportedCombination
-from ampcompare.base.location import at_line
+from ampcompare.base.location import message_with_line
 from ampcompare.base.patches import Points, Subscriptions
 from ampcompare.script.keep_fp32 import bare_model
 from ampcompare.script.recording.recorder import Rows
@@ -53,7 +53,7 @@ class ScriptFormats:
         """Check what ran; only now, since the forward pass may be in the closure of the step."""
         if not self._plan.has_acted:
             raise UnsupportedCombination.advising(
-                at_line(
+                message_with_line(
                     f"no linear layer (nn.Linear) of a model that the script has called has multiplied in bf16, so "
                     f"{self._arm} has no effect"
                 ),
@@ -74,4 +74,4 @@ def _name_the_line() -> Iterator[None]:
     try:
         yield
     except AmpCompareError as error:
-        raise type(error)(at_line(str(error))) from None
+        raise type(error)(message_with_line(str(error))) from None

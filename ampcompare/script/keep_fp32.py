@@ -9,7 +9,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.base.location import at_line
+from ampcompare.base.location import message_with_line
 from ampcompare.base.patches import Subscriptions
 from ampcompare.training.precision.keep_fp32 import kept_in_fp32
 
@@ -60,7 +60,7 @@ class KeptAtFirstCall:
         if self._unmatched and self._is_wanted():
             missing = " and ".join(sorted(self._unmatched))
             raise ConfigError(
-                at_line(
+                message_with_line(
                     f"keep_fp32={missing} matches no module that the script has called, neither by name nor by type"
                 )
             )

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from ampcompare.base.location import is_installed, is_users
+from ampcompare.base.location import is_installed_file, is_users_file
 
 # Calls that give as many items as their first argument has.
 PASSING = {"enumerate", "iter", "list", "tuple", "sorted", "reversed", "tqdm", "track", "progress_bar", "auto"}
@@ -36,9 +36,9 @@ def planned_repetitions() -> list[float] | None:
     loops, share = [], 1.0
     try:
         while frame is not None:
-            if is_installed(frame.f_code.co_filename):  # a trainer, whose loops are its own
+            if is_installed_file(frame.f_code.co_filename):  # a trainer, whose loops are its own
                 return None
-            if is_users(frame.f_code.co_filename):
+            if is_users_file(frame.f_code.co_filename):
                 for node in reversed([*_repeating_statements(frame)]):
                     times = _repetitions_of(node, frame)
                     if isinstance(node, ast.If):

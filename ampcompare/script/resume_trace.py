@@ -27,7 +27,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.base.import_hook import ImportHook
-from ampcompare.base.location import is_installed, is_users
+from ampcompare.base.location import is_installed_file, is_users_file
 from ampcompare.base.patches import Layer, Points, Subscriptions
 from ampcompare.script.killed_saves import ChangeWatch, KilledSaves
 from ampcompare.script.saved_files import DEPTH, SavedFiles, script_location
@@ -426,7 +426,7 @@ def _script_variables() -> Iterator[tuple[str, Any]]:
     frame: Any = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if is_users(file) and not is_installed(file):
+        if is_users_file(file) and not is_installed_file(file):
             spaces.append(frame.f_locals)
         frame = frame.f_back
     spaces.append(vars(sys.modules["__main__"]))
@@ -444,7 +444,7 @@ def _script_variables() -> Iterator[tuple[str, Any]]:
 def _is_own(kind: type) -> bool:
     """Return whether a class is one of the script's own files."""
     file: str = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
-    return bool(file) and is_users(file) and not is_installed(file)  # functions and modules are of no file
+    return bool(file) and is_users_file(file) and not is_installed_file(file)  # functions and modules are of no file
 
 
 def _own_objects() -> list[Any]:

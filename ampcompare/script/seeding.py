@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.utils.data import Sampler
 
-from ampcompare.base.location import PACKAGE, Location, is_installed, is_users
+from ampcompare.base.location import PACKAGE, Location, is_installed_file, is_users_file
 from ampcompare.base.patches import Layer, Subscriptions, calling_frame
 from ampcompare.script.seed_shift import NUMPY_SEEDS, shift_numpy_seed, shift_python_seed, shift_torch_seed
 
@@ -182,7 +182,7 @@ class Seeding:
         caller = calling_frame()
         # A library sets a state that it has read itself, as around a check; transformers' does from a checkpoint.
         is_own = not _is_of_library(caller) or caller.f_code.co_name == "_load_rng_state"
-        if is_own or (kind == "load" and is_users(caller.f_code.co_filename)):
+        if is_own or (kind == "load" and is_users_file(caller.f_code.co_filename)):
             self._record(function, kind)
         if kind != "state":
             return inner(*args, **kwargs)
@@ -249,7 +249,7 @@ class Seeding:
 def _is_of_library(frame: FrameType) -> bool:
     """Return whether a frame is of a library, torch's among them."""
     file = frame.f_code.co_filename
-    return not is_users(file) or is_installed(file)
+    return not is_users_file(file) or is_installed_file(file)
 
 
 def _are_numbers(seed: Any) -> bool:
@@ -285,9 +285,9 @@ def _script_line(*, skips_imports: bool) -> str:
         file = frame.f_code.co_filename
         if skips_imports and file.startswith(IMPORTS):
             return ""
-        if is_users(file) and not file.startswith("<"):
+        if is_users_file(file) and not file.startswith("<"):
             first = first or str(Location(file, frame.f_lineno))
-            if not is_installed(file):
+            if not is_installed_file(file):
                 return str(Location(file, frame.f_lineno))
         frame = frame.f_back
     return first

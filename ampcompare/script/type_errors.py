@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.base.location import is_users, raised_at
+from ampcompare.base.location import is_users_file, location_of_error
 from ampcompare.base.tensors.tree import tensors_in
 from ampcompare.script.banned_loss import BANNED
 from ampcompare.script.keep_fp32 import bare_model
@@ -155,7 +155,7 @@ class _Row:
         arms = self.arms if isinstance(self.arms, tuple) else self.arms(failure)
         kind = "" if isinstance(failure.error, RuntimeError) else f"{type(failure.error).__name__}: "
         seen = f"under {failure.arm} {why} ({self.shown or kind + failure.message})"
-        place = raised_at(failure.error) or "the script"
+        place = location_of_error(failure.error) or "the script"
         return UnsupportedCombination.advising(f"{place}: {seen}", *arms, remedy=self.remedy)
 
 
@@ -374,7 +374,7 @@ def _module_of_torch(trace: types.TracebackType | None) -> str:
     inner = ""
     while trace is not None:
         code, module = trace.tb_frame.f_code, trace.tb_frame.f_locals.get("self")
-        is_own = is_users(code.co_filename)
+        is_own = is_users_file(code.co_filename)
         if isinstance(module, nn.Module):
             modules.append(bare_model(module))
             names = {id(one): name for name, one in modules[0].named_modules() if "parametrizations" not in name}
@@ -390,7 +390,7 @@ def _entry_of_torch(trace: types.TracebackType | None) -> _Entry | None:
     entry: types.FrameType | None = None
     while trace is not None:
         frame = trace.tb_frame
-        if is_users(frame.f_code.co_filename):
+        if is_users_file(frame.f_code.co_filename):
             entry = None
         elif entry is None and str(frame.f_globals.get("__name__", "")).partition(".")[0] == "torch":
             entry = frame
@@ -414,7 +414,7 @@ def _function_in_backward(trace: types.TracebackType | None) -> str:
     while trace is not None:
         frame = trace.tb_frame
         first = frame.f_locals.get(next(iter(frame.f_code.co_varnames), ""))
-        if is_users(frame.f_code.co_filename) and isinstance(first, torch.autograd.function.BackwardCFunction):
+        if is_users_file(frame.f_code.co_filename) and isinstance(first, torch.autograd.function.BackwardCFunction):
             name = frame.f_code.co_qualname.rpartition(".<locals>.")[2].partition(".")[0]
         trace = trace.tb_next
     return name

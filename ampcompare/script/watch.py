@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 from torch import distributed
 
-from ampcompare.base.metric_log import listen
+from ampcompare.base.metric_log import listen_to_metrics
 from ampcompare.base.patches import Layer, Points, Subscriptions
 from ampcompare.script.metrics import start_logging_scalars
 from ampcompare.script.planned_steps import planned_steps
@@ -91,7 +91,7 @@ class CellFactsRecorder:
             lambda hashes, draws: recorder.add({"kind": "batches", "sha256": hashes, "draws": draws})
         )
         self._ends: list[Callable[[], None]] = [
-            listen(self._metric),
+            listen_to_metrics(self._metric),
             start_logging_scalars(),
             _close_at_os_exit(recorder),
         ]

@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, Self
 
 from ampcompare.base.environment.torch_names import missing_torch_name_error
 from ampcompare.base.errors import AmpCompareError, ConfigError, EnvironmentUnfit, LaunchError
-from ampcompare.base.processes.call import Answer, call_in_child
+from ampcompare.base.processes.call import ChildAnswer, call_in_child
 from ampcompare.settings.config import RunConfig
 
 P = ParamSpec("P")
@@ -55,7 +55,7 @@ def answering_errors(examine: Callable[P, dict[str, Any]]) -> Callable[P, dict[s
     return answer
 
 
-def result_of(answer: Answer, failed: str) -> dict[str, Any]:
+def result_of(answer: ChildAnswer, failed: str) -> dict[str, Any]:
     """Return what a function that answers its errors has returned in a child process, or raise its error.
 
     Args:

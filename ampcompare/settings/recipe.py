@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.base.files.read import check_plain
+from ampcompare.base.files.read import check_plain_data
 from ampcompare.settings.optimizers import canonical_name
 
 DEFAULT_TASK = "classification"
@@ -138,7 +138,7 @@ class ModelConfig(Frozen):
     @field_validator("args")
     @classmethod
     def _plain(cls, args: dict[str, Any]) -> dict[str, Any]:
-        check_plain(args)
+        check_plain_data(args)
         return args
 
 
@@ -205,7 +205,7 @@ class OptimizerConfig(Frozen):
     @field_validator("args")
     @classmethod
     def _own_args(cls, args: dict[str, Any]) -> dict[str, Any]:
-        check_plain(args)
+        check_plain_data(args)
         for name in args:
             if (setting := OWN_SETTINGS.get(name)) is not None:
                 raise ValueError(f"{name} is a setting of its own; give it as recipe.optimizer.{setting}")

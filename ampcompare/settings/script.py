@@ -14,7 +14,7 @@ from pydantic import Field, ValidationError, model_validator
 from ampcompare.base.environment.packages import find_module
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.secret_files import note_secrets_in_files
-from ampcompare.base.secrets import hide_names, hide_words, reveal
+from ampcompare.base.secrets import hide_names, hide_words, reveal_secrets
 from ampcompare.settings.command_words import python_words, why_no_module
 from ampcompare.settings.metric_direction import known_direction
 from ampcompare.settings.recipe import Frozen, PositiveInt
@@ -94,7 +94,7 @@ class ScriptConfig(Frozen):
     def arguments_for(self, seed: int, arm: str, cell_dir: Path) -> list[str]:
         """Return the arguments of a cell, secrets included."""
         values = {"seed": str(seed), "arm": arm, "cell_dir": str(cell_dir)}
-        filled = [_fill_placeholders(word, values) for word in reveal(self.arguments)]
+        filled = [_fill_placeholders(word, values) for word in reveal_secrets(self.arguments)]
         return filled if self.seed_arg is None else [*filled, self.seed_arg, str(seed)]
 
 

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ampcompare.base.errors import AmpCompareError, ConfigError, EnvironmentUnfit
 from ampcompare.base.files.read import open_regular
-from ampcompare.base.formatting import few
+from ampcompare.base.formatting import few_names
 from ampcompare.tasks.catalog import (
     DEFAULT_DATA_DIR,
     TORCHVISION_FILES,
@@ -82,7 +82,7 @@ def _imagefolder(name: str, root: str, options: SampleOptions) -> _StreamData:
         parts[part] = _Samples(images, f"the {part} folder of {root}", torch.tensor(images.targets))
         classes[part] = set(images.classes)
     if apart := sorted(classes["train"] ^ classes["val"]):
-        raise ConfigError(f"{root} has {few(apart)} in one of train and val only; both need the same folders")
+        raise ConfigError(f"{root} has {few_names(apart)} in one of train and val only; both need the same folders")
     size = options.image_size or _DEFAULT_SIZE
     return _StreamData.of(name, parts, options, len(images.classes), (3, size, size))
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from ampcompare.base.tensors.lists import by_type, copy_by_dtype
+from ampcompare.base.tensors.lists import copy_by_dtype, group_by_type
 from ampcompare.training.checkpoint.check_checkpoint import check_model
 from ampcompare.training.parallel.ranks import Communicator
 from ampcompare.training.precision.base import Precision, owned_params
@@ -120,7 +120,7 @@ class _Sources:
                 self._narrow.append(tensor)
                 self._wide.append(torch.empty_like(mean))
                 pairs[id(mean)] = self._wide[-1]
-        groups = by_type(mean for mean in means if mean.is_floating_point())
+        groups = group_by_type(mean for mean in means if mean.is_floating_point())
         self._groups = [(alike, [pairs[id(mean)] for mean in alike]) for alike in groups]
 
     def read(self) -> list[tuple[list[Tensor], list[Tensor]]]:

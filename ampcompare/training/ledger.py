@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ampcompare.base.tensors.lists import magnitudes
-from ampcompare.base.tensors.products import LinearProduct, OperationMode, narrowest, product_flops, type_name
+from ampcompare.base.tensors.products import LinearProduct, OperationMode, narrowest_type_name, product_flops, type_name
 from ampcompare.base.tensors.sharded import local_part
 from ampcompare.base.tensors.tree import tensors_in
 from ampcompare.results.records.ledger import GroupTypes, Ledger, LinearFormat, Types
@@ -355,7 +355,7 @@ class _Products(OperationMode):
         flops = product_flops(func, args, kwargs, result)
         if not flops:
             return
-        dtype = narrowest([*tensors_in(args), *tensors_in(kwargs)])
+        dtype = narrowest_type_name([*tensors_in(args), *tensors_in(kwargs)])
         if torch._C._current_autograd_node() is not None:
             self._seen.backward[dtype] += flops
         else:

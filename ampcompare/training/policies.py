@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from ampcompare.base.tensors.lists import copy_by_dtype, magnitudes
 from ampcompare.base.tensors.sharded import local_part
-from ampcompare.base.tensors.skippable_step import settle
+from ampcompare.base.tensors.skippable_step import settle_skipped_step
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.metric import Metric
 from ampcompare.results.records.run import StepRecord
@@ -281,7 +281,7 @@ class Snapshot:
         self._tensors += [tensor for model in models for tensor in model.buffers()]
         self._values = [tensor.detach().clone() for tensor in self._tensors]
         for optimizer in optimizers:
-            settle(optimizer)
+            settle_skipped_step(optimizer)
         self._owned = [[param.detach().clone() for param in owned_params(each)] for each in optimizers]
         self._states = [[_copy_state(each.state.get(param, {})) for param in owned_params(each)] for each in optimizers]
         self._scaling = copy.deepcopy(precision.state_dict())
@@ -293,7 +293,7 @@ class Snapshot:
         for tensor, value in zip(self._tensors, self._values, strict=True):
             tensor.copy_(value)
         for optimizer, values, states in zip(self._optimizers, self._owned, self._states, strict=True):
-            settle(optimizer)
+            settle_skipped_step(optimizer)
             for param, value, state in zip(owned_params(optimizer), values, states, strict=True):
                 param.copy_(value)
                 optimizer.state.pop(param, None)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from ampcompare.base.location import INSTALLED, raised_at
+from ampcompare.base.location import INSTALLED, location_of_error
 
 PACKAGE = f"{INSTALLED[0]}trainer/fit.py"
 
@@ -17,7 +17,7 @@ def place(source: str, file: str, **names: Any) -> str:
         exec(compile(source, file, "exec"), names)
     error = caught.value
     frames = error.__traceback__
-    return str(raised_at(error.with_traceback(frames.tb_next)))  # this file is the user's too
+    return str(location_of_error(error.with_traceback(frames.tb_next)))  # this file is the user's too
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_the_users_line_goes_before_that_of_a_package(tmp_path: Path) -> None:
     file = str(tmp_path / "train.py")
     assert place("1 / 0", PACKAGE) == "trainer/fit.py:1"
     assert place("\n\nexec(code)", file, code=compile("1 / 0", PACKAGE, "exec")) == f"{file}:3"
-    assert raised_at(ValueError()) is None
+    assert location_of_error(ValueError()) is None
 
 
 def test_the_traceback_of_another_process_counts() -> None:
@@ -52,4 +52,4 @@ def test_the_traceback_of_another_process_counts() -> None:
     ]
     with pytest.raises(RuntimeError) as caught:
         raise RuntimeError("\n".join(["Caught OSError", "Traceback (most recent call last):", *lines]))
-    assert str(raised_at(caught.value)) == "/a/train.py:7"
+    assert str(location_of_error(caught.value)) == "/a/train.py:7"

@@ -7,7 +7,7 @@ import pytest
 
 from ampcompare.base import secrets
 from ampcompare.base.secret_files import note_secrets_in_files
-from ampcompare.base.secrets import mask
+from ampcompare.base.secrets import mask_secrets
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def test_it_is_masked(file: str, text: str, tmp_path: Path) -> None:
     path.write_text(text)
     named = [f"--config={path}"] if file.startswith("own") else []
     note_secrets_in_files(tmp_path / "train.py", ["--lr", "0.1", *named])
-    assert "swordfish1" not in mask("it said swordfish1")
+    assert "swordfish1" not in mask_secrets("it said swordfish1")
 
 
 @pytest.mark.parametrize(
@@ -56,4 +56,4 @@ def test_it_is_no_secret(file: str, text: str, tmp_path: Path) -> None:
     path.write_text(text)
     note_secrets_in_files(tmp_path / "train.py", [str(path)] if file.startswith("own") else [])
     said = "ordinary-1 and tokenizer.encode(text) and oc.env:TOKEN"
-    assert mask(said) == said
+    assert mask_secrets(said) == said

@@ -9,7 +9,7 @@ import pytest
 
 from ampcompare.base import secrets
 from ampcompare.base.errors import ConfigError
-from ampcompare.base.secrets import StreamMask, hide_names, hide_words, is_secret_name, mask, reveal
+from ampcompare.base.secrets import StreamMask, hide_names, hide_words, is_secret_name, mask_secrets, reveal_secrets
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import script_config
 
@@ -42,7 +42,7 @@ def nothing_known() -> Iterator[None]:
 def test_secrets_are_hidden_and_come_back(words: list[str], shown: list[str]) -> None:
     """Each by its name or its form; the process that has seen them gets them again."""
     assert hide_words(words) == shown
-    assert reveal(shown) == words
+    assert reveal_secrets(shown) == words
 
 
 @pytest.mark.parametrize(
@@ -85,9 +85,9 @@ def test_every_form_of_a_known_secret_is_masked(monkeypatch: pytest.MonkeyPatch)
     hide_words(["--token", value, "--password", "fp32"])
     monkeypatch.setenv("MY_SERVICE_TOKEN", "env-secret-1")
     text = f"{value} {json.dumps(value)} {html.escape(value)} env-secret-1"
-    assert mask(text) == '$TOKEN "$TOKEN" $TOKEN $MY_SERVICE_TOKEN'
-    assert mask("arm fp32") == "arm fp32"
-    assert mask("the password is fp32", of_script=True) == "the password is $PASSWORD"
+    assert mask_secrets(text) == '$TOKEN "$TOKEN" $TOKEN $MY_SERVICE_TOKEN'
+    assert mask_secrets("arm fp32") == "arm fp32"
+    assert mask_secrets("the password is fp32", of_script=True) == "the password is $PASSWORD"
 
 
 def test_a_stream_is_masked_across_its_blocks() -> None:
@@ -110,18 +110,18 @@ def test_what_a_script_has_read_itself_is_masked_by_its_form() -> None:
         stream = StreamMask()
         parts = [stream.feed(data[at : at + size].encode()) for at in range(0, len(data), size)]
         assert b"".join([*parts, stream.end()]).decode() == expected
-    assert mask(f"cannot read {data}", of_script=True) == f"cannot read {expected}"
-    assert mask(data) == data  # a file of ampcompare's own, such as a page
+    assert mask_secrets(f"cannot read {data}", of_script=True) == f"cannot read {expected}"
+    assert mask_secrets(data) == data  # a file of ampcompare's own, such as a page
 
 
 def test_a_pasted_placeholder_needs_its_value(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is read from the environment, and refused where that has none."""
     monkeypatch.delenv("HUB_TOKEN", raising=False)
     with pytest.raises(ConfigError, match=r"\$HUB_TOKEN stands for a secret that is not stored"):
-        reveal(hide_words(["--hub-token", "$HUB_TOKEN"]))
+        reveal_secrets(hide_words(["--hub-token", "$HUB_TOKEN"]))
     monkeypatch.setenv("HUB_TOKEN", "abcdef")
-    assert reveal(hide_words(["--hub-token", "$HUB_TOKEN"])) == ["--hub-token", "abcdef"]
-    assert reveal(["--out", "$HOME/x"]) == ["--out", "$HOME/x"]
+    assert reveal_secrets(hide_words(["--hub-token", "$HUB_TOKEN"])) == ["--hub-token", "abcdef"]
+    assert reveal_secrets(["--out", "$HOME/x"]) == ["--out", "$HOME/x"]
 
 
 def test_another_secret_is_the_same_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

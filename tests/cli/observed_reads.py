@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ampcompare.base.processes.call import Answer
+from ampcompare.base.processes.call import ChildAnswer
 from ampcompare.cli.group import run_group
 from ampcompare.settings import examination
 from ampcompare.settings.config import RunConfig
@@ -52,10 +52,10 @@ def without_notes(quiet: list[int]) -> Iterator[None]:
         quiet[0] -= 1
 
 
-def call_here(program: Path, function: str = "", *, options: dict[str, Any] | None = None, **_: Any) -> Answer:
+def call_here(program: Path, function: str = "", *, options: dict[str, Any] | None = None, **_: Any) -> ChildAnswer:
     """Do in this process what `call_in_child` does in another."""
     name = ".".join(("ampcompare", *program.relative_to(PACKAGE).with_suffix("").parts))
-    return Answer(getattr(importlib.import_module(name), function or program.stem)(**options or {}), "done")
+    return ChildAnswer(getattr(importlib.import_module(name), function or program.stem)(**options or {}), "done")
 
 
 def observe(words: list[str]) -> tuple[int, set[str], str]:

@@ -32,10 +32,10 @@ def test_doctor_on_this_machine(call: Call, tmp_path: Path, monkeypatch: pytest.
 
 def test_doctor_where_torch_is_broken(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """With every import failing the report is still whole; without --for the exit code is 0."""
-    from ampcompare.base.processes.call import Answer
+    from ampcompare.base.processes.call import ChildAnswer
 
-    def ask(probe: str, **options: Any) -> Answer:
-        return Answer({}, "died", "the process was killed by SIGSEGV")
+    def ask(probe: str, **options: Any) -> ChildAnswer:
+        return ChildAnswer({}, "died", "the process was killed by SIGSEGV")
 
     monkeypatch.setattr("ampcompare.doctor.examine.ask", ask)
     done = call("doctor")

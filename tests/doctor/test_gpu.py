@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.base.processes.call import Answer
+from ampcompare.base.processes.call import ChildAnswer
 from ampcompare.doctor import gpu
 from ampcompare.doctor.gpu import driver_version, examine_gpus, gpu_gains_text, has_nvidia_gpu
 
@@ -17,8 +17,8 @@ H200 = {
 }  # fmt: skip
 
 
-def _answer(*devices: dict[str, Any]) -> Answer:
-    return Answer({"available": True, "devices": list(devices)}, "done")
+def _answer(*devices: dict[str, Any]) -> ChildAnswer:
+    return ChildAnswer({"available": True, "devices": list(devices)}, "done")
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_a_gpu(changed: dict[str, Any], verdict: str, part: str, remedy: tuple[s
 
 def test_no_gpu() -> None:
     """Without a GPU or with a CPU build the machine is fine, and the meaning for times is said."""
-    for answer in (None, Answer({"available": False, "devices": []}, "done")):
+    for answer in (None, ChildAnswer({"available": False, "devices": []}, "done")):
         findings = examine_gpus(answer, driver=NO_DRIVER)
         assert findings[-1].value == "none"
         assert "say nothing about a GPU" in findings[-1].reason
@@ -72,14 +72,16 @@ def test_no_gpu() -> None:
 
 def test_a_driver_and_no_gpu() -> None:
     """A driver without usable GPUs is a problem, with what torch warned of."""
-    answer = Answer({"available": False, "devices": []}, "done", "", ["The NVIDIA driver on your system is too old"])
+    answer = ChildAnswer(
+        {"available": False, "devices": []}, "done", "", ["The NVIDIA driver on your system is too old"]
+    )
     finding = examine_gpus(answer, driver=DRIVER)[1]
     assert finding.verdict == "problem"
     assert "too old" in finding.reason
 
 
 def test_cuda_that_crashes() -> None:
-    finding = examine_gpus(Answer({}, "died", "the process was killed by SIGSEGV"), driver=DRIVER)[1]
+    finding = examine_gpus(ChildAnswer({}, "died", "the process was killed by SIGSEGV"), driver=DRIVER)[1]
     assert (finding.verdict, finding.facts["failure"]) == ("problem", "the process was killed by SIGSEGV")
 
 

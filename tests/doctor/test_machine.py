@@ -12,7 +12,7 @@ import pytest
 import setuptools
 import torch
 
-from ampcompare.base.processes.call import Answer
+from ampcompare.base.processes.call import ChildAnswer
 from ampcompare.doctor import machine
 from ampcompare.doctor.examine import EXTRAS, examine_accelerators, examine_numerics
 from ampcompare.doctor.finding import Check, ask
@@ -110,12 +110,12 @@ def test_extras_are_those_of_the_package(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_each_accelerator_is_named_with_the_arms_that_train_on_it() -> None:
     """One that computes is ok; one whose product fails is a problem."""
     broken = {"name": "xpu:1", "failure": "RuntimeError: no kernel"}
-    answer = Answer({"devices": [{"name": "xpu:0", "failure": None}, broken]}, "done")
+    answer = ChildAnswer({"devices": [{"name": "xpu:0", "failure": None}, broken]}, "done")
     works, fails = examine_accelerators(answer)
     assert (works.name, works.value, works.verdict) == ("xpu:0", "an Intel GPU", "ok")
     assert works.reason.startswith("--device xpu:0 trains fp32, native, half in one process")
     assert (fails.verdict, fails.reason) == ("problem", "a small fp16 product fails: RuntimeError: no kernel")
-    (unknown,) = examine_accelerators(Answer({}, "raised", "ImportError"))
+    (unknown,) = examine_accelerators(ChildAnswer({}, "raised", "ImportError"))
     assert unknown.verdict == "warning"
 
 
@@ -182,6 +182,6 @@ def test_mismatch_that_does_not_import(site: Any, examined: Callable[[str, str],
 def test_no_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its absence is a note: built-in models need none."""
     monkeypatch.setattr(machine, "installed_version", {}.get)
-    finding = examine_vision(Answer({}, "raised", "not installed"), "2.13.0")
+    finding = examine_vision(ChildAnswer({}, "raised", "not installed"), "2.13.0")
     assert (finding.value, finding.verdict) == ("not installed", "note")
     assert "torchvision==0.28.*" in finding.remedy[0]

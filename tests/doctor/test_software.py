@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.base.processes.call import Answer
+from ampcompare.base.processes.call import ChildAnswer
 from ampcompare.base.version import NEWEST_TORCH
 from ampcompare.doctor import machine
 from ampcompare.doctor.finding import ask
@@ -15,7 +15,7 @@ BUILD = {"version": "2.13.0", "cuda": "13.0", "hip": None, "cudnn": 91301}
 
 
 def test_a_cpu_build_beside_a_gpu() -> None:
-    answer = Answer({**BUILD, "cuda": None, "cudnn": None}, "done")
+    answer = ChildAnswer({**BUILD, "cuda": None, "cudnn": None}, "done")
     assert examine_torch(answer, has_gpu=False).verdict == "ok"
     finding = examine_torch(answer, has_gpu=True)
     assert finding.verdict == "problem"
@@ -35,8 +35,8 @@ def test_an_old_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """What works next to it is said, and how it may stay, whether or not it can be imported."""
     monkeypatch.setattr(machine, "installed_version", {"torch": "1.13.1+cu117"}.get)
     for answer in (
-        Answer({**BUILD, "version": "1.13.1+cu117"}, "done"),
-        Answer({}, "raised", "AttributeError: no Tensor"),
+        ChildAnswer({**BUILD, "version": "1.13.1+cu117"}, "done"),
+        ChildAnswer({}, "raised", "AttributeError: no Tensor"),
     ):
         finding = examine_torch(answer, has_gpu=True)
         assert (finding.value, finding.verdict) == ("1.13.1+cu117", "problem")
@@ -49,6 +49,6 @@ def test_an_old_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_torch_newer_than_what_was_tried(beyond: int, verdict: str) -> None:
     """It is said to be so, and is no problem."""
     version = f"{NEWEST_TORCH[0]}.{NEWEST_TORCH[1] + beyond}.3"
-    finding = examine_torch(Answer({**BUILD, "version": version}, "done"), has_gpu=True)
+    finding = examine_torch(ChildAnswer({**BUILD, "version": version}, "done"), has_gpu=True)
     assert finding.verdict == verdict
     assert ("newer than {}.{}".format(*NEWEST_TORCH) in finding.reason) == bool(beyond)

@@ -90,6 +90,6 @@ def test_a_stack_that_cannot_be_started_is_left_to_its_cells(tmp_path: Path) -> 
 def test_advice_in_words() -> None:
     error = UnsupportedCombination.advising("no", "fp32", "script", "apex:O1", remedy="cast it")
     assert str(error) == "no; compare fp32, script or apex:O1, or cast it"
-    assert str(error.advice.among(["script"])) == "compare script, or cast it"
+    assert str(error.advice.without_other_arms(["script"])) == "compare script, or cast it"
     assert str(UnsupportedCombination.advising("no", remedy="cast it")) == "no; cast it"
     assert (str(Advice()), str(UnsupportedCombination.advising("no", "fp32"))) == ("", "no; compare fp32")

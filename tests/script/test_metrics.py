@@ -31,7 +31,7 @@ def logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tup
         (tmp_path / f"{name}.py").write_text(text)
         monkeypatch.delitem(sys.modules, name, raising=False)
     seen: list[tuple[str, float, str]] = []
-    ends = [metric_log.listen(lambda *values: seen.append(values)), start_logging_scalars()]
+    ends = [metric_log.listen_to_metrics(lambda *values: seen.append(values)), start_logging_scalars()]
     yield seen
     for end in ends:
         end()

@@ -8,7 +8,7 @@ import torch
 
 import ampcompare
 from ampcompare.base.errors import AmpCompareError, CheckpointError, ConfigError, EnvironmentUnfit, LaunchError
-from ampcompare.base.processes.call import Answer
+from ampcompare.base.processes.call import ChildAnswer
 from ampcompare.settings.examination import answering_errors, result_of
 
 
@@ -40,11 +40,11 @@ def _examine(error: Exception | None) -> dict[str, Any]:
 def test_an_error_that_is_meant_for_users(error: Exception | None, kind: type[Exception], says: str) -> None:
     """Its class is that of its exit code, and a name that torch lacks is one of them."""
     with pytest.raises(kind, match=says):
-        result_of(Answer(_examine(error), "done"), "it failed")
+        result_of(ChildAnswer(_examine(error), "done"), "it failed")
 
 
 def test_any_other_error() -> None:
     with pytest.raises(ZeroDivisionError):
         _examine(ZeroDivisionError())
     with pytest.raises(LaunchError, match="it failed: killed"):
-        result_of(Answer({}, "died", "killed"), "it failed")
+        result_of(ChildAnswer({}, "died", "killed"), "it failed")

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ampcompare.base.tensors.lists import by_type
+from ampcompare.base.tensors.lists import group_by_type
 from ampcompare.base.tensors.loss_scale import FLOAT32_MAX, DeviceLossScale, is_exact_on_device, next_scale_and_steps
 
 from ._amp_state import _amp_state, maybe_print
@@ -229,7 +229,7 @@ class LossScaler:
 
     def _unscale_mixed(self, grads: Sequence[Tensor]) -> None:
         # Entries of an uncoalesced sparse gradient are addends: dividing each divides the sum.
-        for alike in by_type(grad._values() if grad.is_sparse else grad for grad in grads):
+        for alike in group_by_type(grad._values() if grad.is_sparse else grad for grad in grads):
             if alike[0].dtype is not torch.float32:
                 self._warn_about_dtype(alike[0].dtype)
             self._run_kernel(alike, alike[0].device)

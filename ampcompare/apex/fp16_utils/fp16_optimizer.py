@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from ampcompare.apex import deprecated_warning
 from ampcompare.apex.fp16_utils.fp16util import clip_grad_norm, master_params_to_model_params
-from ampcompare.base.tensors.lists import by_type
+from ampcompare.base.tensors.lists import group_by_type
 
 
 class AroundOptimizer:
@@ -128,7 +128,7 @@ class FP16_Optimizer(AroundOptimizer):
             elif param.grad is not None:
                 param.grad.detach_()
                 existing.append(param.grad)
-        for alike in by_type(existing):
+        for alike in group_by_type(existing):
             torch._foreach_zero_(alike)
 
     def backward(self, loss: Tensor, update_master_grads: bool = True, retain_graph: bool = False) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ampcompare.base.tensors.lists import by_type, copy_by_dtype, is_dense
+from ampcompare.base.tensors.lists import copy_by_dtype, group_by_type, is_dense
 
 _CHUNK = 65536
 # Where a launch costs more than the copies.
@@ -37,7 +37,7 @@ def scale(inputs: Sequence[Tensor], outputs: Sequence[Tensor], factor: float) ->
     ]
     write_back(work, inputs)
     multiplier = torch.full((), factor, dtype=torch.float32, device=overflow.device)
-    for group in by_type(work):
+    for group in group_by_type(work):
         torch._amp_foreach_non_finite_check_and_unscale_(group, overflow, multiplier)
     write_back(outputs, work)
     return overflow

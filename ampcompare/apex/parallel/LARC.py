@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ampcompare.apex.multi_tensor_apply.arithmetic import multiply_each, multiply_each_, per_tensor_norms
-from ampcompare.base.tensors.lists import by_type
+from ampcompare.base.tensors.lists import group_by_type
 
 
 class LARC:
@@ -78,7 +78,7 @@ class LARC:
 
     def adapt(self, group: dict[str, Any], decay: float) -> None:
         """Adapt the gradients of one group in place, with `decay` added to them; call it under `no_grad`."""
-        for params in by_type(param for param in group["params"] if param.grad is not None):
+        for params in group_by_type(param for param in group["params"] if param.grad is not None):
             self._adapt_alike(params, decay, group["lr"])
 
     def _adapt_alike(self, params: list[Tensor], decay: float, lr: float | Tensor) -> None:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ampcompare.base.errors import PreparationError
-from ampcompare.base.tensors.lists import by_type, flatten, is_dense, unflatten
+from ampcompare.base.tensors.lists import flatten, group_by_type, is_dense, unflatten
 
 _TYPE_ORDER = (torch.float16, torch.float32, torch.float64)
 
@@ -426,7 +426,7 @@ def flat_dist_call(
 
     Source: Apex 25.05, `apex.parallel.distributed`; training scripts import it.
     """
-    for alike in by_type(tensors):
+    for alike in group_by_type(tensors):
         flat = flatten(alike)
         call(flat, *(extra_args or ()))
         if call is dist.all_reduce:
@@ -438,7 +438,7 @@ def flat_dist_call(
 def broadcast_from_first(tensors: Iterable[Tensor], group: dist.ProcessGroup | None) -> None:
     """Overwrite `tensors` with those of the first rank of `group`."""
     source = 0 if group is None else dist.get_global_rank(group, 0)
-    for alike in by_type(tensor.detach() for tensor in tensors if tensor.numel()):
+    for alike in group_by_type(tensor.detach() for tensor in tensors if tensor.numel()):
         flat = flatten(alike)
         # Bytes, because backends lack some dtypes (gloo: bool, fp8).
         dist.broadcast(flat.view(torch.uint8), src=source, group=group)

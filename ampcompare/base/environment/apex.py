@@ -52,14 +52,14 @@ def find_installed_apex(path: Sequence[str] | None = None) -> ApexInstall:
     for folder in folders:
         package = folder / "apex"
         if os.path.isfile(package / "__init__.py"):
-            return _describe(package, folders)
+            return _describe_install(package, folders)
         if os.path.isfile(folder / "apex.py"):
             reason = f"{folder / 'apex.py'} is a file named apex, not NVIDIA Apex; {REMEDY}"
             return ApexInstall("impostor", folder / "apex.py", "unknown", reason)
         if os.path.isdir(package) and namespace is None:
             namespace = package
-    if path is None and (package_of := _editable()) is not None:
-        return _describe(package_of, [*folders, package_of.parent])
+    if path is None and (package_of := _editable_package()) is not None:
+        return _describe_install(package_of, [*folders, package_of.parent])
     if namespace is not None:
         is_clone = os.path.isfile(namespace / "setup.py")
         hint = "a clone of the repository; install it" if is_clone else "a folder without __init__.py"
@@ -68,7 +68,7 @@ def find_installed_apex(path: Sequence[str] | None = None) -> ApexInstall:
     return ApexInstall("absent", None, "unknown", f"apex is not installed; {REMEDY}")
 
 
-def _editable() -> Path | None:
+def _editable_package() -> Path | None:
     """Return the package of an editable installation, which is on no folder of `sys.path`."""
     for finder in sys.meta_path:
         if "editable" in getattr(finder, "__module__", ""):
@@ -79,14 +79,14 @@ def _editable() -> Path | None:
     return None
 
 
-def _describe(package: Path, folders: Sequence[Path]) -> ApexInstall:
+def _describe_install(package: Path, folders: Sequence[Path]) -> ApexInstall:
     distribution = next(iter(metadata.distributions(name="apex", path=[str(folder) for folder in folders])), None)
     version = distribution.version if distribution else "unknown"
     commit = _installed_commit(distribution) or _cloned_commit(package.parent)
     named = f"{version} (commit {commit[:8]})" if commit else version
     kernels = _has_kernels(folders)
     if os.path.isfile(package / "amp" / "__init__.py"):
-        maker = _maker(package)
+        maker = _maker_of_package(package)
         if kernels:
             reason = f"{maker} Apex {named} with compiled kernels in {package}"
             return ApexInstall("full", package, version, reason, commit, maker, kernels)
@@ -105,7 +105,7 @@ def _has_kernels(folders: Sequence[Path]) -> bool:
     return any(path.suffix in (".so", ".pyd") for folder in present for path in folder.glob("amp_C*"))
 
 
-def _maker(package: Path) -> Literal["NVIDIA", "ROCm"]:
+def _maker_of_package(package: Path) -> Literal["NVIDIA", "ROCm"]:
     try:
         levels = (package / "amp" / "frontend.py").read_text(encoding="utf-8", errors="replace")
     except OSError:

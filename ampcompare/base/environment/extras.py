@@ -30,7 +30,7 @@ def require_stats() -> None:
     Raises:
         ExtraMissing: it is not.
     """
-    _require("stats", MODULES["stats"], "verdicts need")
+    _require_modules("stats", MODULES["stats"], "verdicts need")
 
 
 def require_lsp() -> None:
@@ -39,7 +39,7 @@ def require_lsp() -> None:
     Raises:
         ExtraMissing: it is not.
     """
-    _require("lsp", ("pygls", "lsprotocol"), "editors need")
+    _require_modules("lsp", ("pygls", "lsprotocol"), "editors need")
 
 
 def require_torch(*, engine_alone: bool = False) -> None:
@@ -63,7 +63,7 @@ def require_torch(*, engine_alone: bool = False) -> None:
             "pip install -U torch torchvision. Or leave this environment as it is, and name it to a newer one: "
             f"--stack old={sys.executable} (lint, migrate, explain ARM, list, doctor, judge and report work as is)"
         )
-    _require("torch", ("torch",) if engine_alone else MODULES["torch"], "what works with tensors needs")
+    _require_modules("torch", ("torch",) if engine_alone else MODULES["torch"], "what works with tensors needs")
 
 
 def torch_on_path() -> str:
@@ -73,7 +73,7 @@ def torch_on_path() -> str:
     origin = spec.origin if spec is not None else getattr(loaded, "__file__", None)
     if origin is None:
         return ""
-    lines = itertools.chain(_lines_of(os.path.join(os.path.dirname(origin), "version.py")), _lines_of(origin))
+    lines = itertools.chain(_lines_of_file(os.path.join(os.path.dirname(origin), "version.py")), _lines_of_file(origin))
     named = next((line for line in lines if line.startswith("__version__")), "")
     return named.replace('"', "'").partition("'")[2].partition("'")[0]
 
@@ -86,13 +86,13 @@ def missing_package_error(error: BaseException) -> EnvironmentUnfit | None:
     extra = SOME_NEED.get(top) or next((extra for extra, modules in MODULES.items() if top in modules), None)
     frames = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
     places = [name for name in frames if not name.startswith("<frozen ")]  # of importlib
-    if extra is None or _is_there(top) or not places or not places[-1].startswith(PACKAGE):
+    if extra is None or _is_importable(top) or not places or not places[-1].startswith(PACKAGE):
         return None
     return ExtraMissing(f"{top} is not installed: {_install_command(extra)}")
 
 
-def _require(extra: str, modules: tuple[str, ...], purpose: str) -> None:
-    missing = [name for name in modules if not _is_there(name)]
+def _require_modules(extra: str, modules: tuple[str, ...], purpose: str) -> None:
+    missing = [name for name in modules if not _is_importable(name)]
     if missing:
         are = "is" if len(missing) == 1 else "are"
         listed = " and ".join(filter(None, [", ".join(missing[:-1]), missing[-1]]))
@@ -105,7 +105,7 @@ def _install_command(extra: str) -> str:
     return f"pip install 'ampcompare[{extra}]'"
 
 
-def _is_there(name: str) -> bool:
+def _is_importable(name: str) -> bool:
     """Return whether a package can be imported; a folder of its name without a file is none."""
     if name in sys.modules:
         return sys.modules[name] is not None
@@ -113,7 +113,7 @@ def _is_there(name: str) -> bool:
     return spec is not None and spec.origin is not None
 
 
-def _lines_of(path: str) -> Iterator[str]:
+def _lines_of_file(path: str) -> Iterator[str]:
     try:
         with open(path, encoding="utf-8") as file:
             yield from file

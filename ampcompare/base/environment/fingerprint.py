@@ -21,7 +21,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 
 def fingerprint() -> dict[str, Any]:
     """Return what the result of a cell depends on outside its configuration: versions, processor and switches."""
-    return {"ampcompare": __version__, **_fixed_facts(), **_switches()}
+    return {"ampcompare": __version__, **_fixed_facts(), **_switches_that_are_set()}
 
 
 @functools.cache
@@ -31,11 +31,11 @@ def _fixed_facts() -> dict[str, str | None]:
         "torch": installed_version("torch"),
         "python": platform.python_version(),
         "machine": platform.machine(),
-        "processor": _processor(),
+        "processor": _processor_name(),
     }
 
 
-def _switches() -> dict[str, str]:
+def _switches_that_are_set() -> dict[str, str]:
     found = {name: os.environ.get(name, "").strip() for name in SWITCHES}
     if found[APEX_STRICT].lower() not in ("1", "true", "yes", "on"):  # as the engine reads it
         found[APEX_STRICT] = ""
@@ -47,7 +47,7 @@ def host_name() -> str:
     return platform.node() or "unknown"
 
 
-def _processor() -> str:
+def _processor_name() -> str:
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

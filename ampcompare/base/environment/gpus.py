@@ -46,14 +46,14 @@ def visible_gpus() -> list[Gpu]:
     found = _all_gpus()
     visible: list[Gpu] = found if chosen is None else []
     for token in filter(None, map(str.strip, (chosen or "").split(","))):
-        gpu = _find_named(found, token)
+        gpu = _find_named_gpu(found, token)
         if gpu is None or any(gpu.token == other.token for other in visible):
             break  # as CUDA does: what follows an invalid entry is not visible
         visible.append(gpu)
     return [replace(gpu, number=number) for number, gpu in enumerate(visible)]
 
 
-def _find_named(found: list[Gpu], token: str) -> Gpu | None:
+def _find_named_gpu(found: list[Gpu], token: str) -> Gpu | None:
     """Return the GPU that an index or the beginning of a UUID names; an index counts GPUs, not MIG instances."""
     if token.isdigit():
         buses = list(dict.fromkeys(gpu.bus for gpu in found))
@@ -78,17 +78,17 @@ def _all_gpus() -> list[Gpu]:
             if fact is None:
                 whole = None
                 continue
-            whole = Gpu(match["uuid"], 0, fact[2], bus=fact[3], in_use=_use_text(match["uuid"], fact[4], processes))
+            whole = Gpu(match["uuid"], 0, fact[2], bus=fact[3], in_use=_gpu_use_text(match["uuid"], fact[4], processes))
             gpus.append(whole)
         elif whole is not None:
             if gpus[-1] is whole:  # a GPU that is split can only be used by its instances
                 gpus.pop()
             name = f"{whole.name} MIG {match['profile']}"
-            gpus.append(Gpu(match["uuid"], 0, name, True, whole.bus, _use_text(match["uuid"], "0", processes)))
+            gpus.append(Gpu(match["uuid"], 0, name, True, whole.bus, _gpu_use_text(match["uuid"], "0", processes)))
     return gpus
 
 
-def _use_text(uuid: str, memory: str, processes: list[str]) -> str:
+def _gpu_use_text(uuid: str, memory: str, processes: list[str]) -> str:
     """Return what uses a GPU, given its memory in MiB and the compute processes of all GPUs."""
     pids = [line.partition(",")[2].strip() for line in processes if line.startswith(uuid)]
     pids = [pid for pid in pids if pid != str(os.getpid())]
@@ -112,7 +112,7 @@ def _query_nvidia_smi(*arguments: str) -> list[str]:
     return done.stdout.splitlines() if done.returncode == 0 else []
 
 
-def local_cores(bus: str, root: Path = Path("/sys/bus/pci/devices")) -> set[int]:
+def cores_near_device(bus: str, root: Path = Path("/sys/bus/pci/devices")) -> set[int]:
     """Return the numbers of the cores next to a PCI device; none where the machine does not say.
 
     Args:

@@ -21,7 +21,7 @@ ANY_MODULE = re.compile(r"__path__|sys\.modules|meta_path")
 
 def installed_version(distribution: str) -> str | None:
     """Return the version of an installed distribution, or None; read again where a folder of `sys.path` has changed."""
-    return _read_version(distribution, _search_path())
+    return _read_version(distribution, _search_path_with_dates())
 
 
 @functools.lru_cache
@@ -34,11 +34,11 @@ def _read_version(distribution: str, _path: tuple[Any, ...]) -> str | None:
 
 def entry_points(group: str) -> list[metadata.EntryPoint]:
     """Return the entry points of a group; metadata is read again only where a folder of `sys.path` has changed."""
-    return list(_of_group(_search_path(), group))
+    return list(_entry_points_of_group(_search_path_with_dates(), group))
 
 
 @functools.lru_cache(maxsize=16)
-def _of_group(path: tuple[Any, ...], group: str) -> list[metadata.EntryPoint]:
+def _entry_points_of_group(path: tuple[Any, ...], group: str) -> list[metadata.EntryPoint]:
     """Return the entry points of a group, which are few among hundreds, and asked for with each precision."""
     return list(_read_entry_points(path).select(group=group))
 
@@ -48,7 +48,7 @@ def _read_entry_points(_path: tuple[Any, ...]) -> Any:
     return metadata.entry_points()
 
 
-def _search_path() -> tuple[tuple[str, int, int], ...]:
+def _search_path_with_dates() -> tuple[tuple[str, int, int], ...]:
     """Return the folders of `sys.path`, each with what changes where packages are installed into it."""
     states = []
     for folder in sys.path:
@@ -69,7 +69,10 @@ def versions_since(modules: Collection[str]) -> list[tuple[str, str]]:
     } - before
     late = tops.intersection(LATE_PACKAGES)  # whose distributions have their names
     others = distributions_of(tops - late) if tops - late else set()
-    names = [*sorted(late), *sorted(name for name in others if _plain_name(name) not in _needed_anyway() | late)]
+    names = [
+        *sorted(late),
+        *sorted(name for name in others if _plain_distribution_name(name) not in _distributions_needed_anyway() | late),
+    ]
     return [(name, version) for name in names if (version := installed_version(name)) is not None]
 
 
@@ -96,7 +99,7 @@ def distributions_of(tops: Iterable[str]) -> set[str]:
     return found
 
 
-def _needed_anyway() -> set[str]:
+def _distributions_needed_anyway() -> set[str]:
     """Return the distributions that torch and ampcompare load for themselves, by their plain names."""
     needed: set[str] = set()
     for name in ("torch", "ampcompare"):
@@ -105,11 +108,11 @@ def _needed_anyway() -> set[str]:
         except metadata.PackageNotFoundError:
             continue
         always = [text for text in requirements if "extra ==" not in text]
-        needed |= {_plain_name(found[0]) for text in always if (found := re.match(r"[\w.-]+", text))}
+        needed |= {_plain_distribution_name(found[0]) for text in always if (found := re.match(r"[\w.-]+", text))}
     return needed - set(LATE_PACKAGES)
 
 
-def _plain_name(distribution: str) -> str:
+def _plain_distribution_name(distribution: str) -> str:
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 

@@ -14,7 +14,7 @@ from ampcompare.base.errors import ConfigError
 FIRST_PORT, PORTS = 20000, 20000
 
 
-class _Names(NamedTuple):
+class _RankVariables(NamedTuple):
     """The variables in which a launcher tells a process its place among others; "" where it has none."""
 
     launcher: str
@@ -26,10 +26,14 @@ class _Names(NamedTuple):
     restarts: str = ""
 
 
-TORCH = _Names("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "", "TORCHELASTIC_RESTART_COUNT")
-OPEN_MPI = _Names("mpirun", *(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")))
-MPICH = _Names("mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")  # and Intel MPI
-SLURM = _Names(
+TORCH = _RankVariables(
+    "torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "", "TORCHELASTIC_RESTART_COUNT"
+)
+OPEN_MPI = _RankVariables(
+    "mpirun", *(f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
+)
+MPICH = _RankVariables("mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")  # and Intel MPI
+SLURM = _RankVariables(
     "slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "", "SLURM_STEP_NUM_NODES", "SLURM_RESTART_COUNT"
 )
 # In this order: in a job of Slurm mpirun starts its daemons by srun, and the ranks inherit the variables of these.
@@ -64,14 +68,14 @@ class DistributedEnv:
 def rank_of(environment: Mapping[str, str] | None = None) -> int:
     """Return the rank of this process; 0 if it is the only one, or if the environment is invalid."""
     environment = os.environ if environment is None else environment
-    names = _names_in(environment)
+    names = _find_rank_variables(environment)
     text = environment.get(names.rank, "0") if names else "0"
     return int(text) if text.isdecimal() else 0
 
 
 def is_rank() -> bool:
     """Return whether torchrun, mpirun, srun or a script started this process as one of several ranks."""
-    return _names_in(os.environ) is not None
+    return _find_rank_variables(os.environ) is not None
 
 
 def read_distributed_env(
@@ -90,38 +94,38 @@ def read_distributed_env(
         ConfigError: a variable is missing, is not a number, or the rank is not below the size.
     """
     environment = os.environ if environment is None else environment
-    names = _names_in(environment)
+    names = _find_rank_variables(environment)
     if names is None:
         return None
     url = None if url == "env://" else url
     if names is TORCH:
-        _require_all(environment, url)
-    size, rank = _read_number(environment, names.size), _read_number(environment, names.rank)
+        _require_torchrun_variables(environment, url)
+    size, rank = _read_whole_number(environment, names.size), _read_whole_number(environment, names.rank)
     if not 0 <= rank < size:
         raise ConfigError(f"{names.rank} is {rank} and {names.size} is {size}; ranks go from 0 to {names.size} - 1")
-    nodes = _read_number(environment, names.nodes, 1) if names.nodes else 1
-    local_size = _read_number(environment, names.local_size, size) if names.local_size else max(1, size // nodes)
+    nodes = _read_whole_number(environment, names.nodes, 1) if names.nodes else 1
+    local_size = _read_whole_number(environment, names.local_size, size) if names.local_size else max(1, size // nodes)
     launcher = names.launcher
     if names is TORCH and "TORCHELASTIC_RUN_ID" not in environment:
         launcher = "environment"
     return DistributedEnv(
         rank=rank,
         size=size,
-        local_rank=_read_number(environment, names.local_rank, rank % max(1, local_size)),
+        local_rank=_read_whole_number(environment, names.local_rank, rank % max(1, local_size)),
         local_size=local_size,
-        url=url or _rendezvous(environment, names, on_one_node=local_size >= size),
-        attempt=_read_number(environment, names.restarts, 0) if names.restarts else 0,
+        url=url or _rendezvous_address(environment, names, on_one_node=local_size >= size),
+        attempt=_read_whole_number(environment, names.restarts, 0) if names.restarts else 0,
         launcher=environment.get(STARTED_BY, launcher) if names is TORCH else launcher,
     )
 
 
-def loopback() -> str | None:
+def loopback_interface() -> str | None:
     """Return the name of the loopback interface; by default gloo resolves the host's name instead."""
     names = {name for _, name in socket.if_nameindex()} if hasattr(socket, "if_nameindex") else set()
     return next((name for name in ("lo", "lo0") if name in names), None)
 
 
-def _read_number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
+def _read_whole_number(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
     text = environment.get(name)
     if text is None and default is not None:
         return default
@@ -130,7 +134,7 @@ def _read_number(environment: Mapping[str, str], name: str, default: int | None 
     return int(text)
 
 
-def _names_in(environment: Mapping[str, str]) -> _Names | None:
+def _find_rank_variables(environment: Mapping[str, str]) -> _RankVariables | None:
     """Return the variables that place this process among several; None if it is alone.
 
     A job of one process counts as alone, except under torchrun, whose group of one is a group. A batch script of
@@ -147,7 +151,7 @@ def _names_in(environment: Mapping[str, str]) -> _Names | None:
     return None
 
 
-def _require_all(environment: Mapping[str, str], url: str | None) -> None:
+def _require_torchrun_variables(environment: Mapping[str, str], url: str | None) -> None:
     missing = [name for name in ("RANK", "WORLD_SIZE") if name not in environment]
     if url is None:
         missing += [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in environment]
@@ -161,7 +165,7 @@ def _require_all(environment: Mapping[str, str], url: str | None) -> None:
         )
 
 
-def _rendezvous(environment: Mapping[str, str], names: _Names, *, on_one_node: bool) -> str:
+def _rendezvous_address(environment: Mapping[str, str], names: _RankVariables, *, on_one_node: bool) -> str:
     """Return the address at which all ranks meet.
 
     Only torchrun announces one. The port is the same for all processes of a job, and another one for each job: its
@@ -173,8 +177,10 @@ def _rendezvous(environment: Mapping[str, str], names: _Names, *, on_one_node: b
     if names is SLURM:
         host = host or _first_host(environment)
         # srun's own port distinguishes two clusters that use one machine and number their jobs alike.
-        job = _read_number(environment, "SLURM_JOB_ID", 0) * 31 + _read_number(environment, "SLURM_STEP_ID", 0)
-        job += _read_number(environment, "SLURM_SRUN_COMM_PORT", 0)
+        job = _read_whole_number(environment, "SLURM_JOB_ID", 0) * 31 + _read_whole_number(
+            environment, "SLURM_STEP_ID", 0
+        )
+        job += _read_whole_number(environment, "SLURM_SRUN_COMM_PORT", 0)
     elif on_one_node:
         host = host or "127.0.0.1"
         named = next((environment[name] for name in MPI_JOBS if name in environment), None)

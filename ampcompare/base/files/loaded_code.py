@@ -23,9 +23,9 @@ from pathlib import Path
 
 from ampcompare.base.environment.packages import versions_since
 from ampcompare.base.files.run_files import CellFile, RunFile
-from ampcompare.base.files.snapshot import files_below, is_of_tools, mtime_and_size
+from ampcompare.base.files.snapshot import files_below, is_tools_name, mtime_and_size
 from ampcompare.base.files.temporary import temporary_root
-from ampcompare.base.secrets import is_secret_name, mask
+from ampcompare.base.secrets import is_secret_name, mask_secrets
 
 CODE = (
     *(".py", ".pyw", ".pyc", ".pyx", ".so", ".pyd"),
@@ -119,45 +119,45 @@ class UsedInputsRecorder:
         own = os.path.realpath(folder)
         cells = os.path.dirname(own)
         self._own = os.path.join(cells if os.path.basename(cells) == RunFile.CELLS else own, "")
-        self._names = Names(base)
+        self._names = FileNames(base)
         self._here = os.getcwd()
         self._roots = (self._names.base, os.path.join(self._here, ""))
         self._environment = dict(os.environ)
         self._modules = frozenset(sys.modules)
-        self._start = self._now()
+        self._start = self._time_of_disk()
 
     def end(self) -> None:
         """Add the modules that are loaded, the files and variables that they name, and the versions of packages."""
         rows: list[dict[str, str]] = []
-        end = self._now()
+        end = self._time_of_disk()
         config = self._folder / CellFile.CONFIG
         texts = {self._names.base: config.read_text(encoding="utf-8")} if config.exists() else {}
         files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
         modules = {os.path.normpath(os.path.join(self._here, file)) for file in files if isinstance(file, str)}
-        for path in sorted(filter(self._is_users, modules)):
+        for path in sorted(filter(self._is_users_file, modules)):
             if (digest := digest_of(path)) is not None:
                 has_changed = self._start < mtime_and_size(path)[0] <= end
-                rows.append({"file": self._names.of(path), "sha256": CHANGING if has_changed else digest})
+                rows.append({"file": self._names.name_of(path), "sha256": CHANGING if has_changed else digest})
                 if path.endswith(".py"):
                     texts[path] = Path(path).read_text(encoding="utf-8", errors="replace")
         data = {file for path, text in texts.items() for file in self._named_files(text, os.path.dirname(path))}
         for path in sorted(data - modules)[:MAX_DATA]:
             if (digest := digest_of(path)) is not None:
-                rows.append({"file": self._names.of(path), "sha256": digest})
-        rows += self._variables("\n".join(texts.values()))
+                rows.append({"file": self._names.name_of(path), "sha256": digest})
+        rows += self._variables_named_in("\n".join(texts.values()))
         rows += [{"package": name, "version": version} for name, version in versions_since(self._modules)]
         text = "".join(json.dumps(row) + "\n" for row in rows)
         with contextlib.suppress(OSError):  # a full disk must not end the training
             with (self._folder / CellFile.LOADED).open("ab", buffering=0) as file:  # processes may end at the same time
                 file.write(text.encode())
 
-    def _now(self) -> int:
+    def _time_of_disk(self) -> int:
         """Return the time in nanoseconds by the clock of the disk, which need not be that of this machine."""
         path = self._folder / CellFile.LOADED
         path.touch()
         return mtime_and_size(str(path))[0]
 
-    def _is_users(self, path: str) -> bool:
+    def _is_users_file(self, path: str) -> bool:
         is_temporary = bool(temporary_root(path)) and not self._root_of(path)
         return is_users_code(path) and not path.startswith(self._own) and not is_temporary
 
@@ -176,21 +176,23 @@ class UsedInputsRecorder:
                 continue
             for path in {os.path.normpath(os.path.join(root, name)) for root in (folder, *self._roots)}:
                 if os.path.isfile(path):
-                    yield from filter(self._is_input, (path,))
+                    yield from filter(self._is_input_file, (path,))
                 elif not any(root.startswith(os.path.join(path, "")) for root in self._roots):
                     files = (file for file in files_below(path) if not file.endswith(CODE))
-                    yield from filter(self._is_input, itertools.islice(files, MAX_DATA))
+                    yield from filter(self._is_input_file, itertools.islice(files, MAX_DATA))
 
-    def _is_input(self, path: str) -> bool:
+    def _is_input_file(self, path: str) -> bool:
         root = self._root_of(path)
-        is_others = any(map(is_of_tools, path[len(root) :].split(os.sep))) or (not root and path.startswith(SYSTEM))
-        return self._is_users(path) and not is_others and mtime_and_size(path)[0] <= self._start
+        is_others = any(map(is_tools_name, path[len(root) :].split(os.sep))) or (not root and path.startswith(SYSTEM))
+        return self._is_users_file(path) and not is_others and mtime_and_size(path)[0] <= self._start
 
-    def _variables(self, text: str) -> Iterator[dict[str, str]]:
+    def _variables_named_in(self, text: str) -> Iterator[dict[str, str]]:
         """Yield the variables that a text asks for, with the values that they had at the start."""
         for name in sorted({one or other for one, other in ASKED.findall(text)}):
             value = self._environment.get(name)
-            is_known = ANYWHERE.fullmatch(name) or is_secret_name(name) or (value is not None and mask(value) != value)
+            is_known = (
+                ANYWHERE.fullmatch(name) or is_secret_name(name) or (value is not None and mask_secrets(value) != value)
+            )
             if not is_known:
                 yield {"file": f"${name}", "sha256": _digest_of_variable(value)}
 
@@ -202,7 +204,7 @@ def is_users_code(path: str) -> bool:
     return not any(part in path for part in (*INSTALLED, *GENERATED))
 
 
-class Names:
+class FileNames:
     """Names of files, and the way back, as the search path of this process and its environment say."""
 
     def __init__(self, base: Path) -> None:
@@ -219,7 +221,7 @@ class Names:
         """The folder of the script, with a separator at its end."""
         return os.path.join(self._base, "")
 
-    def of(self, path: str) -> str:
+    def name_of(self, path: str) -> str:
         """Return the name of a file."""
         roots = sorted((root for root in self._roots if path.startswith(os.path.join(root, ""))), key=len)
         for root in reversed(roots):
@@ -271,7 +273,7 @@ def changed_code(files: Mapping[str, str], base: Path) -> dict[str, str]:
     Returns:
         "changed" or "gone" for the name of each file that is.
     """
-    names = Names(base)
+    names = FileNames(base)
     changed = {}
     for name, digest in files.items():
         path = names.path(name)

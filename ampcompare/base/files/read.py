@@ -67,25 +67,25 @@ def read_json(path: Path) -> Any:
 def parse_json(text: str) -> Any:
     """Return the content of JSON; whole numbers have at most 64 bits."""
     try:
-        return json.loads(text, parse_int=_whole_number)
+        return json.loads(text, parse_int=_parse_whole_number)
     except FileFault:
         raise
     except RecursionError:
-        raise _too_deep() from None
+        raise _fault_of_depth() from None
     except ValueError as error:
         raise FileFault(f"not JSON ({error})") from None
 
 
-def check_plain(value: Any) -> None:
+def check_plain_data(value: Any) -> None:
     """Check that a value is made of mappings with text keys, lists, texts, numbers, true, false and null alone."""
-    for one in _values(value):
+    for one in _values_inside(value):
         if isinstance(one, Mapping):
             odd = next((key for key in one if not isinstance(key, str)), None)
             if odd is not None:
                 raise FileFault(f"the key {odd!r} is not text; write it in quotes")
 
 
-def _values(data: Any) -> list[Any]:
+def _values_inside(data: Any) -> list[Any]:
     """Return a value and all that it holds; what an alias of YAML stands for counts each time."""
     found, level = [data], [data]
     for _ in range(MAX_DEPTH):
@@ -99,7 +99,7 @@ def _values(data: Any) -> list[Any]:
         if not level:
             break
     else:
-        raise _too_deep()
+        raise _fault_of_depth()
     for one in found:
         if isinstance(one, int) and not isinstance(one, bool) and abs(one) >= 2**63:
             raise FileFault("a whole number has more than 64 bits")
@@ -108,11 +108,11 @@ def _values(data: Any) -> list[Any]:
     return found
 
 
-def _too_deep() -> FileFault:
+def _fault_of_depth() -> FileFault:
     return FileFault(f"it is nested deeper than {MAX_DEPTH} levels")
 
 
-def _whole_number(text: str) -> int:
+def _parse_whole_number(text: str) -> int:
     if len(text) > 20 or abs(int(text)) >= 2**63:
         raise FileFault(f"the whole number {text[:12]}... has more than 64 bits")
     return int(text)
@@ -127,12 +127,12 @@ def parse_yaml(text: str) -> Any:
     try:
         data = yaml.load(text, _yaml_loader())
     except yaml.YAMLError as error:
-        raise FileFault(f"it is not YAML: {_fault(error)}") from None
+        raise FileFault(f"it is not YAML: {_yaml_fault_text(error)}") from None
     except RecursionError:
-        raise _too_deep() from None
+        raise _fault_of_depth() from None
     except (ValueError, ArithmeticError, KeyError, AttributeError, TypeError) as error:  # as of `!!int abc`
         raise FileFault(f"it is not YAML: a value cannot be read ({error})") from None
-    _values(data)
+    _values_inside(data)
     return data
 
 
@@ -151,7 +151,7 @@ def _yaml_loader() -> Any:
     return Loader
 
 
-def _fault(error: Any) -> str:
+def _yaml_fault_text(error: Any) -> str:
     """Return what a YAML parser found wrong, with the place in the file, in one line."""
     mark = getattr(error, "problem_mark", None)
     if mark is None or error.problem is None:

@@ -11,7 +11,7 @@ TRACKERS = ("mlruns", "wandb")  # folders of experiment trackers
 METADATA = (".dist-info", ".egg-info")
 
 
-def snapshot(folder: str) -> dict[str, tuple[int, int]]:
+def snapshot_folder(folder: str) -> dict[str, tuple[int, int]]:
     """Return the state of each file in a folder, of the first ten thousand, by path."""
     return {path: mtime_and_size(path) for path in itertools.islice(files_below(folder), MAX_LISTED)}
 
@@ -31,10 +31,10 @@ def files_below(folder: str) -> Iterator[str]:
         if is_run_directory(path) or "pyvenv.cfg" in names:
             folders.clear()
             continue
-        folders[:] = sorted(name for name in folders if not is_of_tools(name))
+        folders[:] = sorted(name for name in folders if not is_tools_name(name))
         yield from filter(os.path.isfile, (os.path.join(path, name) for name in sorted(names)))
 
 
-def is_of_tools(name: str) -> bool:
+def is_tools_name(name: str) -> bool:
     """Return whether files and folders of a name are hidden, a package's metadata, or of an experiment tracker."""
     return name.startswith(".") or name.endswith(METADATA) or name in TRACKERS

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ampcompare.base.errors import EnvironmentUnfit
-from ampcompare.base.secrets import mask
+from ampcompare.base.secrets import mask_secrets
 
 
 def write_file(
@@ -56,7 +56,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     Raises:
         EnvironmentUnfit: the file cannot be written, or the disk is full.
     """
-    data = mask(content).encode("utf-8") if isinstance(content, str) else content
+    data = mask_secrets(content).encode("utf-8") if isinstance(content, str) else content
     write_file(path, lambda file: file.write(data))
 
 
@@ -71,7 +71,7 @@ def append_line(path: Path, line: str) -> None:
         EnvironmentUnfit: the file cannot be written.
     """
     with _convert_write_errors(f"cannot write {path}"), path.open("ab") as file:
-        file.write(f"{mask(line)}\n".encode())
+        file.write(f"{mask_secrets(line)}\n".encode())
         file.flush()
         os.fsync(file.fileno())
     _sync_folder(path.parent)

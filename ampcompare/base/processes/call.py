@@ -20,7 +20,7 @@ PACKAGE_ROOT = str(Path(__file__).resolve().parents[3])
 
 
 @dataclass(frozen=True)
-class Answer:
+class ChildAnswer:
     """What a function returned in its child process, with the warnings that it and its imports gave, or how it ended.
 
     `how` is done; raised (an exception); died (a signal, or an exit without an answer); or hung (the time limit).
@@ -58,7 +58,7 @@ def call_in_child(
     options: dict[str, Any] | None = None,
     environment: Mapping[str, str] | None = None,
     shared: Sequence[Path] | None = None,
-) -> Answer:
+) -> ChildAnswer:
     """Run one function in a fresh process and return its answer.
 
     Args:
@@ -95,22 +95,22 @@ def call_in_child(
                 process.wait()
                 if not isinstance(error, subprocess.TimeoutExpired):
                     raise
-                return Answer({}, "hung", f"it had not ended after {seconds:g} s and was killed")
+                return ChildAnswer({}, "hung", f"it had not ended after {seconds:g} s and was killed")
             finally:
                 assert process.stdin is not None
                 process.stdin.close()
             errors.seek(0)
-            last = _last_line(errors.read())
+            last = _last_line_of_output(errors.read())
         try:
             answer = json.loads(answer_file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             ending = f"the process {exit_code_text(code)}" + (" and no answer" if code >= 0 else "")
-            return Answer({}, "died", ending + (f" ({last})" if last else ""))
+            return ChildAnswer({}, "died", ending + (f" ({last})" if last else ""))
     if "failure" in answer:
-        return Answer({}, "raised", answer["failure"], answer["warnings"])
-    return Answer(answer["value"], "done", "", answer["warnings"])
+        return ChildAnswer({}, "raised", answer["failure"], answer["warnings"])
+    return ChildAnswer(answer["value"], "done", "", answer["warnings"])
 
 
-def _last_line(output: bytes) -> str:
+def _last_line_of_output(output: bytes) -> str:
     lines = [line.strip() for line in output.decode(errors="replace").splitlines() if line.strip()]
     return lines[-1][:300] if lines else ""

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import psutil
 
 from ampcompare.base.errors import LaunchError
-from ampcompare.base.processes.start import exit_code_text, kill_family, kill_group, module_command
+from ampcompare.base.processes.start import exit_code_text, kill_group, kill_with_descendants, module_command
 
 MAX_SERVERS = 5  # for one process: if each of them is killed, the next one would be too
 POLL_SECONDS = 0.1
@@ -77,7 +77,7 @@ class ProcessServer:
 
     def how_it_ended(self) -> str:
         """Return the end of a sentence about a server that has ended."""
-        return exit_code_text(self._end())
+        return exit_code_text(self._wait_for_exit_code())
 
     def wait_until_ready(self, is_asked: Callable[[], bool]) -> bool:
         """Wait until the server can fork; return False if asked to stop before."""
@@ -86,7 +86,7 @@ class ProcessServer:
             try:
                 self.is_ready = self.message() is not None
             except ServerLost:
-                if self._is_closed or (code := self._end()) < 0:
+                if self._is_closed or (code := self._wait_for_exit_code()) < 0:
                     raise
                 self._errors.seek(0)
                 lines = self._errors.read().decode(errors="replace").strip().splitlines() or ["no message"]
@@ -163,14 +163,14 @@ class ProcessServer:
             self._channel.shutdown(socket.SHUT_RDWR)  # the server ends its fork and itself
         if not self.is_ready and self.runs:  # on a system where that does not end it while it loads
             kill_group(self.pid)
-        self._end()
+        self._wait_for_exit_code()
         if self.fork is not None:
             self.fork.kill()
         with self._reading:
             self._channel.close()
             self._errors.close()
 
-    def _end(self) -> int:
+    def _wait_for_exit_code(self) -> int:
         """Return the exit code of the server, which is about to end; it is killed if it does not."""
         try:
             return self._process.wait(timeout=END_SECONDS)
@@ -216,7 +216,7 @@ class Fork:
 
     def kill(self) -> None:
         """Kill the process with its group and descendants; if it has ended, what it has left of its group."""
-        (kill_family if self.is_alive() else kill_group)(self.pid)
+        (kill_with_descendants if self.is_alive() else kill_group)(self.pid)
 
     def send_signal(self, number: int) -> None:
         """Send a signal to the process, unless it has ended."""

@@ -38,7 +38,7 @@ OF_THE_KERNEL = {
 }  # kinds of file systems that hold no files of a user
 
 
-def enter_if_asked() -> None:
+def enter_sandbox_if_asked() -> None:
     """Sandbox this process, which has one thread, and those that it will start, if its environment says so.
 
     Raises:
@@ -51,29 +51,29 @@ def enter_if_asked() -> None:
             os.environ["PYTHONDONTWRITEBYTECODE"] = "1"  # of modules that lie elsewhere
             sys.dont_write_bytecode = True
         else:
-            _enter(**request)
+            _enter_sandbox(**request)
 
 
-def _enter(store: str, shared: Sequence[str], roots: Sequence[str]) -> None:
+def _enter_sandbox(store: str, shared: Sequence[str], roots: Sequence[str]) -> None:
     here = os.getcwd()
     home, temporary = os.path.expanduser("~"), tempfile.gettempdir()
     store = tempfile.mkdtemp(dir=store)  # of this process: another one of the same cell may have had one before
-    is_privileged = _new_namespace()
-    _mount(None, "/", None, MS_REC | MS_PRIVATE)
+    is_privileged = _enter_new_namespace()
+    _mount_path(None, "/", None, MS_REC | MS_PRIVATE)
     common = (here, home, temporary, "/tmp", "/var/tmp")
-    root = _Root(store, None if is_privileged else (*common, *roots))
-    root.cover("/")
-    for path in (*_sockets(), *shared):
+    root = _NewRoot(store, None if is_privileged else (*common, *roots))
+    root.cover_folder("/")
+    for path in (*_socket_paths(), *shared):
         if os.path.lexists(root.at(path)):
-            _mount(path, root.at(path), None, MS_BIND | MS_REC)
+            _mount_path(path, root.at(path), None, MS_BIND | MS_REC)
     Path(store, LAYERS).write_text(json.dumps(root.layers))
     os.chdir(root.at("/"))
-    _call("pivot_root", b".", b".")
-    _call("umount2", b".", MNT_DETACH)
+    _call_libc("pivot_root", b".", b".")
+    _call_libc("umount2", b".", MNT_DETACH)
     os.chdir(here)
 
 
-class _Root:
+class _NewRoot:
     """The root of the file systems that a process in a sandbox sees.
 
     `roots` are the folders where a user's namespace must be able to write; None for root, who can everywhere. `layers`
@@ -86,7 +86,7 @@ class _Root:
         self._roots = roots
         self._stage = os.path.join(store, "stage")
         os.makedirs(self._stage)
-        _mount("tmpfs", self._stage, "tmpfs")
+        _mount_path("tmpfs", self._stage, "tmpfs")
         os.mkdir(self.at("/"))
         os.mkdir(os.path.join(self._stage, "empty"))
         self._mounts = _mount_points()
@@ -96,38 +96,38 @@ class _Root:
         """Return where a path of the new root is reached from the present one."""
         return os.path.join(self._stage, "root", path.lstrip("/")).rstrip("/")
 
-    def cover(self, path: str) -> None:
+    def cover_folder(self, path: str) -> None:
         """Let a folder and all below it appear in the new root, with an overlay on each file system.
 
         A mount point that another process has removed meanwhile, as container engines do, is left out.
         """
         try:
-            self._cover(path)
+            self._cover_below(path)
         except FileNotFoundError:
             if os.path.lexists(path):
                 raise
 
-    def _cover(self, path: str) -> None:
+    def _cover_below(self, path: str) -> None:
         below = [mount for mount in self._mounts if mount != path and mount.startswith(os.path.join(path, ""))]
         is_machines = path in OF_THE_MACHINE or self._mounts.get(path) in OF_THE_KERNEL
         if is_machines or not os.path.isdir(path):
-            _mount(path, self.at(path), None, MS_BIND | MS_REC)
-        elif self._overlay(path):
+            _mount_path(path, self.at(path), None, MS_BIND | MS_REC)
+        elif self._mount_overlay(path):
             for mount in below:  # of which none lies in another one
                 if not any(mount.startswith(os.path.join(other, "")) for other in below):
-                    self.cover(mount)
+                    self.cover_folder(mount)
         elif below:  # a user's namespace may not look below them
             self._copy_names(path)
         elif os.access(path, os.W_OK):
             raise OSError(errno.ENOTSUP, "no overlay can lie here", path)
         else:
-            _mount(path, self.at(path), None, MS_BIND | MS_REC)
+            _mount_path(path, self.at(path), None, MS_BIND | MS_REC)
 
     def _copy_names(self, path: str) -> None:
         """Make a folder in place of one on which no overlay can lie, and cover what is in it."""
         if path == "/":
-            self.layers[path] = self._layer(NAMES)
-            _mount(self.layers[path], self.at(path), None, MS_BIND)
+            self.layers[path] = self._make_layer_folder(NAMES)
+            _mount_path(self.layers[path], self.at(path), None, MS_BIND)
         with os.scandir(path) as found:
             entries = list(found)
         for entry in entries:
@@ -136,12 +136,12 @@ class _Root:
                 os.symlink(os.readlink(entry.path), target)
                 continue
             os.mkdir(target) if entry.is_dir() else Path(target).touch()
-            self.cover(entry.path)
+            self.cover_folder(entry.path)
 
-    def _overlay(self, path: str) -> bool:
+    def _mount_overlay(self, path: str) -> bool:
         """Mount an overlay on a folder; return whether that is possible."""
         number = next(self._numbers)
-        upper, work = self._layer(f"{number}.upper"), self._layer(f"{number}.work")
+        upper, work = self._make_layer_folder(f"{number}.upper"), self._make_layer_folder(f"{number}.work")
         facts = os.stat(path)
         os.chmod(upper, stat.S_IMODE(facts.st_mode))
         options = "userxattr" if self._roots is not None else "redirect_dir=on,metacopy=off"
@@ -154,17 +154,17 @@ class _Root:
                 os.mkdir(lower)
                 with _open_folders(os.path.join(self._stage, "empty"), path) as (empty, real):
                     options_of_view = f"lowerdir={empty}:{real}" + ",userxattr" * (self._roots is not None)
-                    if not _try_mount(lower, options_of_view, MS_RDONLY):
+                    if not _try_mount_overlay(lower, options_of_view, MS_RDONLY):
                         return False
             with _open_folders(lower, upper, work) as (below, above, aside):
-                if _try_mount(self.at(path), f"lowerdir={below},upperdir={above},workdir={aside},{options}"):
+                if _try_mount_overlay(self.at(path), f"lowerdir={below},upperdir={above},workdir={aside},{options}"):
                     self.layers[path] = upper
                     return True
                 if ctypes.get_errno() != errno.ELOOP:
                     return False
         return False
 
-    def _layer(self, name: str) -> str:
+    def _make_layer_folder(self, name: str) -> str:
         path = os.path.join(self._store, name)
         os.mkdir(path)
         return path
@@ -183,17 +183,17 @@ def _make_folders(path: str, root: str, upper: str) -> None:
         os.chmod(made, stat.S_IMODE(os.stat(real).st_mode))
 
 
-def _new_namespace() -> bool:
+def _enter_new_namespace() -> bool:
     """Leave the mounts of the machine; return whether that took no user namespace."""
     with contextlib.suppress(OSError):
-        _call("unshare", CLONE_NEWNS)
+        _call_libc("unshare", CLONE_NEWNS)
         return True
     user, group = os.geteuid(), os.getegid()
-    _call("unshare", CLONE_NEWNS | CLONE_NEWUSER)
+    _call_libc("unshare", CLONE_NEWNS | CLONE_NEWUSER)
     for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
         Path("/proc/self", name).write_text(text)
     with contextlib.suppress(OSError):
-        _call("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0)  # the user's tools look at this process as before
+        _call_libc("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0)  # the user's tools look at this process as before
     return False
 
 
@@ -208,7 +208,7 @@ def _mount_points() -> dict[str, str]:
     return found
 
 
-def _sockets() -> Iterator[str]:
+def _socket_paths() -> Iterator[str]:
     """Yield the sockets of this machine that have a path: one that is seen through an overlay reaches nobody."""
     for line in Path("/proc/net/unix").read_text(errors="replace").splitlines():
         path = line.split(" ")[-1]
@@ -216,14 +216,14 @@ def _sockets() -> Iterator[str]:
             yield path
 
 
-def _mount(source: str | None, target: str, kind: str | None, flags: int = 0, options: str | None = None) -> None:
+def _mount_path(source: str | None, target: str, kind: str | None, flags: int = 0, options: str | None = None) -> None:
     words = [None if word is None else os.fsencode(word) for word in (source, target, kind)]
-    _call("mount", *words, ctypes.c_ulong(flags), None if options is None else options.encode())
+    _call_libc("mount", *words, ctypes.c_ulong(flags), None if options is None else options.encode())
 
 
-def _try_mount(target: str, options: str, flags: int = 0) -> bool:
+def _try_mount_overlay(target: str, options: str, flags: int = 0) -> bool:
     try:
-        _mount("overlay", target, "overlay", flags, options)
+        _mount_path("overlay", target, "overlay", flags, options)
     except OSError:
         return False
     return True
@@ -242,12 +242,12 @@ def _open_folders(*folders: str) -> Iterator[list[str]]:
 
 
 @functools.cache
-def _libc() -> Any:
+def _load_libc() -> Any:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def _call(name: str, *arguments: Any) -> None:
+def _call_libc(name: str, *arguments: Any) -> None:
     """Call a function of the C library; OSError if it fails."""
-    if getattr(_libc(), name)(*arguments):
+    if getattr(_load_libc(), name)(*arguments):
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")

@@ -36,7 +36,7 @@ PROBE_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenFile:
     """A file that a process in a sandbox has written at `path`, and the `place` where it lies now, "" if nowhere."""
 
     path: str
@@ -58,7 +58,7 @@ class Sandbox:
     environment: dict[str, str]
     place_of: Callable[[str], str | None] = lambda path: None
     is_partial: bool = False
-    written: list[Written] = field(default_factory=list)
+    written: list[WrittenFile] = field(default_factory=list)
 
     def at(self, path: str) -> str:
         """Return where the processes find a file of the user."""
@@ -92,12 +92,12 @@ def open_sandbox(
             sandbox, copies = Sandbox({SANDBOX: json.dumps({"store": place, "shared": real, "roots": users})}), None
         else:
             copies = WorkingCopies(place, [os.path.realpath(here), *users], real)
-            folder = copies.place_of(os.path.realpath(here))
-            sandbox = Sandbox({SANDBOX: json.dumps({"folder": folder})}, copies.place_of, is_partial=True)
+            folder = copies.copy_of(os.path.realpath(here))
+            sandbox = Sandbox({SANDBOX: json.dumps({"folder": folder})}, copies.copy_of, is_partial=True)
         try:
             yield sandbox
         finally:
-            found = _in_layers(place) if copies is None else copies.written_files()
+            found = _files_in_layers(place) if copies is None else copies.written_files()
             sandbox.written = _move_files(found, None if target is None else os.path.realpath(target), here)
     finally:
         for folder in {place, str(store)}:
@@ -108,14 +108,14 @@ def can_sandbox(folder: str) -> bool:
     """Return whether processes whose store is in a folder can be sandboxed here; it tries that once for each disk."""
     disk = os.stat(folder).st_dev
     if disk not in _tried:
-        _tried[disk] = sys.platform.startswith("linux") and _try(folder)
+        _tried[disk] = sys.platform.startswith("linux") and _try_sandbox(folder)
     return _tried[disk]
 
 
 _tried: dict[int, bool] = {}
 
 
-def _try(folder: str) -> bool:
+def _try_sandbox(folder: str) -> bool:
     store = tempfile.mkdtemp(prefix=".sandbox.", dir=folder)
     request = {"store": store, "shared": [], "roots": []}
     null = subprocess.DEVNULL
@@ -135,7 +135,7 @@ def _try(folder: str) -> bool:
         remove_tree(store)
 
 
-def _in_layers(store: str) -> Iterator[tuple[str, str, How]]:
+def _files_in_layers(store: str) -> Iterator[tuple[str, str, How]]:
     """Yield each file that overlays have written: its path, where it lies, and what was done."""
     for layers in sorted(Path(store).glob(f"*/{LAYERS}"), key=os.path.getmtime):
         for root, upper in json.loads(layers.read_text()).items():
@@ -145,12 +145,12 @@ def _in_layers(store: str) -> Iterator[tuple[str, str, How]]:
                 for name in [*names, *links]:
                     place = os.path.join(folder, name)
                     path = os.path.normpath(os.path.join(root, os.path.relpath(place, upper)))
-                    how = None if _is_leftover(path) or is_bytecode(path) else _how_written(place, path)
+                    how = None if _is_temporary_leftover(path) or is_bytecode(path) else _how_written(place, path)
                     if how is not None and (how == "new" or not upper.endswith(NAMES)):
                         yield path, place, how
 
 
-def _move_files(found: Iterable[tuple[str, str, How]], target: str | None, base: str) -> list[Written]:
+def _move_files(found: Iterable[tuple[str, str, How]], target: str | None, base: str) -> list[WrittenFile]:
     """Move files into a folder, if any, and return them by path."""
     written = {}
     for path, place, how in found:
@@ -160,11 +160,11 @@ def _move_files(found: Iterable[tuple[str, str, How]], target: str | None, base:
             there = os.path.join(target, os.path.relpath(path, base) if is_near else path.lstrip("/"))
             os.makedirs(os.path.dirname(there), exist_ok=True)
             shutil.move(place, there)
-        written[path] = Written(path, how, there)
+        written[path] = WrittenFile(path, how, there)
     return [written[path] for path in sorted(written)]
 
 
-def _is_leftover(path: str) -> bool:
+def _is_temporary_leftover(path: str) -> bool:
     """Return whether a path belongs to a temporary file or folder of a process; one that was there before does not."""
     root = temporary_root(path)
     return bool(root) and not os.path.lexists(root)

@@ -29,8 +29,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ampcompare.base.processes.child import ended_by_hangup
-from ampcompare.base.processes.overlay import enter_if_asked
-from ampcompare.base.processes.start import kill_family
+from ampcompare.base.processes.overlay import enter_sandbox_if_asked
+from ampcompare.base.processes.start import kill_with_descendants
 
 POLL_SECONDS = 0.02
 MAX_REQUEST = 2**20
@@ -47,15 +47,15 @@ def main(number: int, names: list[str]) -> int:
     with ended_by_hangup(number):
         _load_torch()
         for name in names:
-            _load(name)
+            _load_module(name)
     gc.collect()
     gc.freeze()  # a collection in a fork does not copy the pages of what is there now
-    _send(channel, "ready")
-    while received := _receive(channel):
+    _send_event(channel, "ready")
+    while received := _receive_request(channel):
         request, output = received
         with ended_by_hangup(number), contextlib.suppress(Exception):  # the fork reports what cannot be loaded
             for name in request["load"]:
-                _load(name)
+                _load_module(name)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*multi-threaded, use of fork.*", DeprecationWarning)
             child = os.fork()
@@ -63,10 +63,10 @@ def main(number: int, names: list[str]) -> int:
             os.setsid()
             for stop, handler in restored.items():  # before the client knows the PID: a signal that it sends is heeded
                 signal.signal(stop, handler)
-            _send(channel, "begin", pid=os.getpid())  # not by the server, which may be killed first
-            return _run(request, output, channel)
+            _send_event(channel, "begin", pid=os.getpid())  # not by the server, which may be killed first
+            return _run_request(request, output, channel)
         os.close(output)
-        if not _follow(child, channel):
+        if not _follow_fork(child, channel):
             return 0
     return 0
 
@@ -81,26 +81,26 @@ def _load_torch() -> None:
     torch.optim.SGD([torch.zeros(1)], lr=1.0)
 
 
-def _load(name: str) -> None:
+def _load_module(name: str) -> None:
     """Import a module, or call a function of it without arguments."""
     if ":" in name:
-        _function(name)()
+        _find_function(name)()
     else:
         importlib.import_module(name)
 
 
-def _function(name: str) -> Callable[..., Any]:
+def _find_function(name: str) -> Callable[..., Any]:
     module, _, attribute = name.partition(":")
     function: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
     return function
 
 
-def _send(channel: socket.socket, event: str, **facts: Any) -> None:
+def _send_event(channel: socket.socket, event: str, **facts: Any) -> None:
     """Write a message in one piece; small ones of server and fork never mix."""
     channel.sendall((json.dumps({"event": event, **facts}) + "\n").encode())
 
 
-def _receive(channel: socket.socket) -> tuple[dict[str, Any], int] | None:
+def _receive_request(channel: socket.socket) -> tuple[dict[str, Any], int] | None:
     """Return a request and the file for its output; None at the end of the channel."""
     line, files = b"", []
     while not line.endswith(b"\n"):
@@ -115,23 +115,23 @@ def _receive(channel: socket.socket) -> tuple[dict[str, Any], int] | None:
     return json.loads(line), files[0]
 
 
-def _follow(child: int, channel: socket.socket) -> bool:
+def _follow_fork(child: int, channel: socket.socket) -> bool:
     """Report the exit of a fork; return False where the client is gone, after killing the fork."""
     while True:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
             with contextlib.suppress(ConnectionError):
-                _send(channel, "exit", pid=child, code=os.waitstatus_to_exitcode(status))
+                _send_event(channel, "exit", pid=child, code=os.waitstatus_to_exitcode(status))
             return True
-        if select.select([channel], [], [], POLL_SECONDS)[0] and _has_ended(channel):
-            kill_family(child)
+        if select.select([channel], [], [], POLL_SECONDS)[0] and _is_client_gone(channel):
+            kill_with_descendants(child)
             with contextlib.suppress(ProcessLookupError):  # it may not lead a group yet
                 os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             return False
 
 
-def _has_ended(channel: socket.socket) -> bool:
+def _is_client_gone(channel: socket.socket) -> bool:
     """Return whether the client is gone, which writes nothing while a fork runs."""
     try:
         return not channel.recv(1)
@@ -139,7 +139,7 @@ def _has_ended(channel: socket.socket) -> bool:
         return True
 
 
-def _run(request: dict[str, Any], output: int, channel: socket.socket) -> int:
+def _run_request(request: dict[str, Any], output: int, channel: socket.socket) -> int:
     """Call the function of a request in this fork, and return its exit code."""
     if request["environment"] is not None:
         os.environ.clear()
@@ -150,14 +150,14 @@ def _run(request: dict[str, Any], output: int, channel: socket.socket) -> int:
     os.close(null)
     os.close(output)
     os.chdir(request["folder"])
-    enter_if_asked()
+    enter_sandbox_if_asked()
     channel.close()
     name: str = request["function"]
     words: list[str] = request["words"]
     sys.argv[:] = [name.partition(":")[0].partition(".")[0], *words]
     if not sys.flags.safe_path:
         sys.path.insert(0, os.getcwd())  # as `python -m` does
-    return int(_function(name)(words) or 0)
+    return int(_find_function(name)(words) or 0)
 
 
 if __name__ == "__main__":

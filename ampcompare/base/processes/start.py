@@ -55,7 +55,7 @@ def kill_group(pid: int) -> None:
                 process.kill()
 
 
-def kill_family(pid: int) -> None:
+def kill_with_descendants(pid: int) -> None:
     """Kill a process, its group and its descendants, of which some may lead groups of their own, as torchrun's do."""
     with contextlib.suppress(psutil.Error):
         for child in psutil.Process(pid).children(recursive=True):
@@ -64,7 +64,7 @@ def kill_family(pid: int) -> None:
     kill_group(pid)
 
 
-def _main() -> None:
+def _run_named_module() -> None:
     if not sys.flags.safe_path:
         del sys.path[0]  # Python puts the folder of a script first, and this one holds `call.py`
     index = sys.argv.index("-m") + 1  # options of Python itself may come before it
@@ -72,11 +72,11 @@ def _main() -> None:
     if ROOT not in sys.path:
         sys.path.append(ROOT)
     if "AMPCOMPARE_SANDBOX" in os.environ:  # `variables.SANDBOX`; nothing of the package is imported above
-        from ampcompare.base.processes.overlay import enter_if_asked
+        from ampcompare.base.processes.overlay import enter_sandbox_if_asked
 
-        enter_if_asked()
+        enter_sandbox_if_asked()
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 if __name__ == "__main__":
-    _main()
+    _run_named_module()

@@ -30,12 +30,12 @@ class WorkingCopies:
         self._shared = {*shared, store}
         self._bytes = 0
         for folder in sorted(set(folders)):
-            if self.place_of(folder) is None:
+            if self.copy_of(folder) is None:
                 place = os.path.join(store, str(len(self.places)))
                 self.places[folder] = place
-                self._copy(folder, place)
+                self._copy_folder(folder, place)
 
-    def place_of(self, path: str) -> str | None:
+    def copy_of(self, path: str) -> str | None:
         """Return where the copy of a path lies; None if it has none."""
         for folder, place in self.places.items():
             if path == folder or path.startswith(os.path.join(folder, "")):
@@ -53,24 +53,24 @@ class WorkingCopies:
                     seen.add(copy)
                     known = self._copied.get(copy)
                     original = os.path.join(folder, os.path.relpath(copy, place))
-                    if known != _facts(copy) and not is_bytecode(original):
+                    if known != _state_of_file(copy) and not is_bytecode(original):
                         yield original, copy, "changed" if known or os.path.lexists(original) else "new"
             for copy in self._copied.keys() - seen:
                 if copy.startswith(os.path.join(place, "")):
                     yield os.path.join(folder, os.path.relpath(copy, place)), copy, "removed"
 
-    def _copy(self, folder: str, place: str) -> None:
+    def _copy_folder(self, folder: str, place: str) -> None:
         os.mkdir(place)
         with os.scandir(folder) as found:
             entries = list(found)
         for entry in entries:
             target = os.path.join(place, entry.name)
-            if entry.is_dir(follow_symlinks=False) and not self._is_linked(entry.path):
+            if entry.is_dir(follow_symlinks=False) and not self._is_kept_as_link(entry.path):
                 if entry.name != "__pycache__":
-                    self._copy(entry.path, target)
+                    self._copy_folder(entry.path, target)
                 continue
             if entry.is_symlink():
-                os.symlink(self._link_of(entry.path), target)
+                os.symlink(self._target_of_copied_link(entry.path), target)
             elif entry.is_dir() or entry.path in self._shared:
                 os.symlink(entry.path, target)
             elif entry.is_file():
@@ -78,15 +78,15 @@ class WorkingCopies:
                 shutil.copy2(entry.path, target)
             else:  # a pipe or a socket
                 continue
-            self._copied[target] = _facts(target)
+            self._copied[target] = _state_of_file(target)
 
-    def _link_of(self, path: str) -> str:
+    def _target_of_copied_link(self, path: str) -> str:
         """Return where the copy of a link leads to: to what it names, or to the real one outside of all copies."""
         text = os.readlink(path)
         there = os.path.normpath(os.path.join(os.path.dirname(path), text))
-        return there if self.place_of(there) is None else text
+        return there if self.copy_of(there) is None else text
 
-    def _is_linked(self, path: str) -> bool:
+    def _is_kept_as_link(self, path: str) -> bool:
         is_environment = os.path.exists(os.path.join(path, "pyvenv.cfg"))
         return path in self._shared or os.path.basename(path) in LINKED or is_environment or is_run_directory(path)
 
@@ -104,6 +104,6 @@ class WorkingCopies:
         )
 
 
-def _facts(path: str) -> tuple[int, int, int]:
+def _state_of_file(path: str) -> tuple[int, int, int]:
     facts = os.lstat(path)
     return facts.st_size, facts.st_mtime_ns, facts.st_mode

@@ -15,7 +15,7 @@ class AliasLoader(Loader):
 
     Args:
         real: the name that it is loaded by.
-        under: packages whose loaded modules get their aliases too, as `_alias_loaded` does.
+        under: packages whose loaded modules get their aliases too, as `_alias_loaded_modules` does.
     """
 
     def __init__(self, real: str, under: Sequence[str] = ("apex",)) -> None:
@@ -31,10 +31,10 @@ class AliasLoader(Loader):
     def exec_module(self, module: ModuleType) -> None:
         # The import system has just set the spec of the alias on the module.
         module.__spec__ = self._spec
-        _alias_loaded(self._under)
+        _alias_loaded_modules(self._under)
 
 
-def _alias_loaded(under: Sequence[str]) -> None:
+def _alias_loaded_modules(under: Sequence[str]) -> None:
     """Register all loaded modules, of those under some packages, under their aliases too.
 
     A regular import of `apex.amp._amp_state` would replace the state object of that name by the module.

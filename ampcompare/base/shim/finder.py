@@ -124,7 +124,7 @@ class ShimFinder(MetaPathFinder):
 
             def exec_module(module: ModuleType) -> None:
                 execute(module)
-                graft(module, missing)
+                graft_submodules(module, missing)
 
             loader.exec_module = exec_module
         return spec
@@ -139,16 +139,16 @@ class _CountedLoader(Loader):
         self._forgets = forgets
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        module: ModuleType | None = self._call(self._inner.create_module, spec)
+        module: ModuleType | None = self._count_during_call(self._inner.create_module, spec)
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        self._call(self._inner.exec_module, module)
+        self._count_during_call(self._inner.exec_module, module)
         if self._forgets and type(module) is ModuleType:
             module.__class__ = _ForgottenModule
             module.__dict__["_shim"] = self._finder
 
-    def _call(self, call: Callable[..., Any], argument: Any) -> Any:
+    def _count_during_call(self, call: Callable[..., Any], argument: Any) -> Any:
         self._finder._loading += 1
         try:
             return call(argument)
@@ -200,18 +200,18 @@ def _is_for_submodule() -> bool:
     return False
 
 
-def graft(module: ModuleType, missing: tuple[str, ...]) -> None:
+def graft_submodules(module: ModuleType, missing: tuple[str, ...]) -> None:
     """Give an imported Apex attributes that import the submodules which it lacks."""
     before: Callable[[str], Any] | None = module.__dict__.get("__getattr__")
 
-    def lookup(name: str) -> Any:
+    def import_submodule(name: str) -> Any:
         if name in missing:
             return importlib.import_module(f"apex.{name}")
         if before is not None:
             return before(name)
         raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
 
-    module.__dict__["__getattr__"] = lookup
+    module.__dict__["__getattr__"] = import_submodule
     if isinstance(listed := module.__dict__.get("__all__"), list):
         module.__dict__["__all__"] = [*listed, *(name for name in missing if name not in listed)]
 
@@ -229,5 +229,5 @@ def install(answered: Iterable[str] = ()) -> ShimFinder:
     sys.meta_path.insert(0, finder)
     loaded, found = sys.modules.get("apex"), find_installed_apex()
     if loaded is not None and found.kind == "no_amp" and found.path is not None:
-        graft(loaded, missing_submodules(found.path))
+        graft_submodules(loaded, missing_submodules(found.path))
     return finder

@@ -64,10 +64,10 @@ def shim_status(folder: Path | None = None) -> ShimStatus:
     names = tuple(re.findall(r"'([^']*)'", listed[1])) if listed else ()
     on = (folder / STARTS).is_file() and (folder / MODULE).is_file()
     apex = find_installed_apex()
-    return ShimStatus(on, folder, _additions(apex), names, apex)
+    return ShimStatus(on, folder, _names_added_to(apex), names, apex)
 
 
-def _additions(apex: ApexInstall) -> tuple[str, ...]:
+def _names_added_to(apex: ApexInstall) -> tuple[str, ...]:
     if apex.kind in ("absent", "namespace"):
         return ("apex",)
     if apex.kind == "no_amp" and apex.path is not None:
@@ -114,11 +114,11 @@ def switch_off(folder: Path | None = None) -> ShimStatus:
         EnvironmentUnfit: they cannot be removed.
     """
     folder = site_folder() if folder is None else folder
-    _remove(folder / name for name in (STARTS, MODULE))  # first what names the other
+    _remove_files(folder / name for name in (STARTS, MODULE))  # first what names the other
     return shim_status(folder)
 
 
-def _remove(paths: Iterable[Path]) -> None:
+def _remove_files(paths: Iterable[Path]) -> None:
     for path in paths:
         try:
             os.unlink(path)

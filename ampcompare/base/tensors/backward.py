@@ -34,7 +34,7 @@ def run_backward(loss: Tensor, initial_grad: Tensor | None = None) -> None:
     elif is_observed or (initial_grad is None and not _is_plain_scalar(loss)):
         loss.backward()
     else:
-        initial_grads = (_one_on(loss.device) if initial_grad is None else initial_grad,)
+        initial_grads = (_make_one_on(loss.device) if initial_grad is None else initial_grad,)
         graph._engine_run_backward(
             (loss,), initial_grads, False, False, (), allow_unreachable=True, accumulate_grad=True
         )
@@ -44,7 +44,7 @@ def _is_plain_scalar(loss: Tensor) -> bool:
     return loss.__class__ is Tensor and loss.dtype is torch.float32 and not loss.shape  # no fake tensor, for instance
 
 
-def _one_on(device: torch.device) -> Tensor:
+def _make_one_on(device: torch.device) -> Tensor:
     one = _ones.get(device)
     if one is None or one._version:  # something has changed it in place
         one = _ones[device] = torch.full((), 1.0, dtype=torch.float32, device=device)

@@ -68,7 +68,7 @@ class DataAccess:
 _followers: list[DataAccess] = []  # of this process
 
 
-def _get(tensor: Tensor) -> Any:
+def _get_data(tensor: Tensor) -> Any:
     for follower in _followers:
         follower.note(tensor)
     data = _DATA.__get__(tensor)
@@ -77,10 +77,10 @@ def _get(tensor: Tensor) -> Any:
     return data
 
 
-def _set(tensor: Tensor, values: Tensor) -> None:
+def _set_data(tensor: Tensor, values: Tensor) -> None:
     for follower in _followers:
         follower.note(tensor)
     _DATA.__set__(tensor, values)
 
 
-_PROPERTY = property(_get, _set)
+_PROPERTY = property(_get_data, _set_data)

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch._utils import _flatten_dense_tensors as flatten
 from torch._utils import _unflatten_dense_tensors as unflatten
 
-__all__ = ["by_type", "copies_on_host", "copy_by_dtype", "flatten", "is_dense", "magnitudes", "unflatten"]
+__all__ = ["copies_on_host", "copy_by_dtype", "flatten", "group_by_type", "is_dense", "magnitudes", "unflatten"]
 
 
-def by_type(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+def group_by_type(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     """Group tensors by dtype and device, in the order of first appearance."""
     groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for tensor in tensors:
@@ -50,13 +50,13 @@ def magnitudes(tensors: Iterable[Tensor]) -> Tensor:
 
     A 2-norm in fp16 overflows on large finite values.
     """
-    return torch.cat([torch.stack(torch._foreach_norm(alike, math.inf)).float() for alike in by_type(tensors)])
+    return torch.cat([torch.stack(torch._foreach_norm(alike, math.inf)).float() for alike in group_by_type(tensors)])
 
 
 def copies_on_host(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return copies on the CPU, in the order given: one transfer, which waits for the device, for each dtype."""
     copies: dict[int, Tensor] = {}
-    for group in by_type(tensors):
+    for group in group_by_type(tensors):
         flat = flatten([tensor.detach() for tensor in group]).cpu()
         copies.update(zip(map(id, group), unflatten(flat, group), strict=True))
     return [copies[id(tensor)] for tensor in tensors]

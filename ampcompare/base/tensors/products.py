@@ -27,7 +27,7 @@ def type_name(tensor: Tensor) -> str:
     return "fp8" if name.startswith("float8") else name
 
 
-def narrowest(tensors: Iterable[Tensor]) -> str:
+def narrowest_type_name(tensors: Iterable[Tensor]) -> str:
     """Return the narrowest floating type of some tensors; "" if there is none."""
     found = {type_name(one) for one in tensors if one.dtype.is_floating_point}
     return next((name for name in NARROW_FIRST if name in found), min(found, default=""))

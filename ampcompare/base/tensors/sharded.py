@@ -44,7 +44,7 @@ def gather_tree(value: Any) -> Any:
     return value
 
 
-def placed_like(value: Any, target: Tensor) -> Any:
+def shard_like(value: Any, target: Tensor) -> Any:
     """Return this rank's part of `value`, if `target` is sharded and of its shape; without communication.
 
     Args:

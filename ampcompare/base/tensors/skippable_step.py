@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from ampcompare.base.tensors.lists import by_type, is_dense
+from ampcompare.base.tensors.lists import group_by_type, is_dense
 
 TYPES = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 ATTRIBUTE = "_ampcompare_skippable_step"
@@ -34,7 +34,7 @@ def skip_on_device(optimizer: Optimizer) -> None:
     The flag is an fp32 scalar on the device of the parameters, 0 or positive; `GradScaler` sets it, and `grad_scale`,
     as it does for fused optimizers. Without a flag `step` is what it was. With step hooks or a closure the flag is read
     on the host, since a skipped step runs neither. After a skipped step `optimizer.state` shows what that step would
-    have counted and created until the next `step`, `state_dict`, `load_state_dict` or `settle`.
+    have counted and created until the next `step`, `state_dict`, `load_state_dict` or `settle_skipped_step`.
     """
     if is_step_skippable(optimizer):
         return
@@ -45,15 +45,15 @@ def skip_on_device(optimizer: Optimizer) -> None:
     skippable = _SkippableStep(optimizer.step)
     setattr(optimizer, ATTRIBUTE, skippable)
 
-    def step(self: Any, closure: Callable[[], Any] | None = None) -> Any:
+    def step_unless_flag(self: Any, closure: Callable[[], Any] | None = None) -> Any:
         return skippable.step(self, closure)
 
     if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
-        step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-    optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
+        step_unless_flag._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    optimizer.step = types.MethodType(step_unless_flag, optimizer)  # type: ignore[method-assign]
     optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]  # GradScaler's word for it
-    optimizer.register_state_dict_pre_hook(settle)
-    optimizer.register_load_state_dict_pre_hook(lambda self, _state: settle(self))
+    optimizer.register_state_dict_pre_hook(settle_skipped_step)
+    optimizer.register_load_state_dict_pre_hook(lambda self, _state: settle_skipped_step(self))
 
 
 def is_step_skippable(optimizer: Optimizer) -> bool:
@@ -61,7 +61,7 @@ def is_step_skippable(optimizer: Optimizer) -> bool:
     return hasattr(optimizer, ATTRIBUTE)
 
 
-def settle(optimizer: Optimizer) -> None:
+def settle_skipped_step(optimizer: Optimizer) -> None:
     """Undo on the host what a skipped step has changed there; may wait for the device."""
     skippable: _SkippableStep | None = getattr(optimizer, ATTRIBUTE, None)
     if skippable is not None:
@@ -146,7 +146,7 @@ class _SkippableStep:
             return self._inner()
         given_scale = getattr(optimizer, "grad_scale", None)
         if given_scale is not None:
-            _unscale(optimizer, given_scale)
+            _unscale_gradients(optimizer, given_scale)
         # The kernels of other implementations refuse these attributes, and the caller deletes them afterwards.
         optimizer.found_inf = optimizer.grad_scale = None
         try:
@@ -157,7 +157,7 @@ class _SkippableStep:
         return None
 
     def _step_and_undo(self, optimizer: Any, flag: Tensor) -> None:
-        changes, tensors = _survey(optimizer)
+        changes, tensors = _find_changes_of_next_step(optimizer)
         changes.values = torch.stack(changes.counts) if changes.counts else None
         copies = _copy_tensors(tensors)
         if changes:
@@ -172,7 +172,7 @@ class _SkippableStep:
         if flag.item():
             return None
         if scale is not None:
-            _unscale(optimizer, scale)
+            _unscale_gradients(optimizer, scale)
         del optimizer.found_inf
         optimizer.grad_scale = None
         try:
@@ -196,7 +196,7 @@ def _has_tensors(state: Mapping[str, Any] | None) -> bool:
     return bool(state) and any(isinstance(value, Tensor) for value in state.values())  # type: ignore[union-attr]
 
 
-def _survey(optimizer: Any) -> tuple[_HostChanges, list[Tensor]]:
+def _find_changes_of_next_step(optimizer: Any) -> tuple[_HostChanges, list[Tensor]]:
     """Return what the next step changes: on the host, and the tensors that exist on the device."""
     changes, tensors = _HostChanges(), []
     for group in optimizer.param_groups:
@@ -225,7 +225,7 @@ Copies = list[tuple[list[Tensor], list[Tensor]]]
 
 def _copy_tensors(tensors: Sequence[Tensor]) -> Copies:
     copies = []
-    for alike in by_type(tensor.detach() for tensor in tensors):
+    for alike in group_by_type(tensor.detach() for tensor in tensors):
         made = [torch.empty_like(tensor) for tensor in alike]
         torch._foreach_copy_(made, alike)
         copies.append((made, alike))
@@ -274,12 +274,12 @@ def _create_momentum(optimizer: Any) -> None:
                 )
 
 
-def _unscale(optimizer: Any, scale: Tensor) -> None:
+def _unscale_gradients(optimizer: Any, scale: Tensor) -> None:
     """Divide the gradients by a loss scale, with the roundings of `GradScaler.unscale_`."""
     inverse = scale.double().reciprocal().float()
     params = (param for group in optimizer.param_groups for param in group["params"])
     every = [param.grad for param in params if param.grad is not None]
     with torch.no_grad():
-        for grads in by_type(grad._values() if grad.is_sparse else grad for grad in every):
+        for grads in group_by_type(grad._values() if grad.is_sparse else grad for grad in every):
             local = inverse.to(grads[0].device, non_blocking=True)
             torch._amp_foreach_non_finite_check_and_unscale_(grads, torch.zeros_like(local), local)

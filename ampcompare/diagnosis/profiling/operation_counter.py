@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ampcompare.base.tensors.products import OperationMode, narrowest, product_flops, type_name
+from ampcompare.base.tensors.products import OperationMode, narrowest_type_name, product_flops, type_name
 from ampcompare.base.tensors.tree import tensors_in
 from ampcompare.diagnosis.profiling.marks import PhaseMarks
 from ampcompare.diagnosis.profiling.trace import is_half
@@ -131,7 +131,7 @@ class OperationCounter(OperationMode):
         counts.flops += flops
         sizes = _sizes(name, args, outputs) if marks.phase == "forward" and flops else ()
         if sizes:
-            counts.products[ProductShape(marks.module, name, narrowest(inputs), sizes)] += flops
+            counts.products[ProductShape(marks.module, name, narrowest_type_name(inputs), sizes)] += flops
 
     def _host_read(self, name: str, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> str:
         """Return how an operation makes the host wait for a value; "" if it does not."""

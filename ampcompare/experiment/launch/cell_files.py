@@ -14,12 +14,12 @@ from pathlib import Path
 import psutil
 
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit
-from ampcompare.base.files.loaded_code import Names, read_loaded_code
+from ampcompare.base.files.loaded_code import FileNames, read_loaded_code
 from ampcompare.base.files.run_files import CellFile, RunFile, log_name
-from ampcompare.base.files.snapshot import is_of_tools, snapshot
+from ampcompare.base.files.snapshot import is_tools_name, snapshot_folder
 from ampcompare.base.files.write import write_atomically
-from ampcompare.base.processes.sandbox import Sandbox, Written, open_sandbox, remove_tree
-from ampcompare.base.secrets import mask
+from ampcompare.base.processes.sandbox import Sandbox, WrittenFile, open_sandbox, remove_tree
+from ampcompare.base.secrets import mask_secrets
 from ampcompare.experiment.launch.contract import Progress
 from ampcompare.results.records.document import sealed_json
 from ampcompare.results.records.run import RunRecord, dump_json
@@ -78,10 +78,12 @@ def files_of_other_cells(config: RunConfig) -> Callable[[], list[str]]:
 
     They lie in folders of `--allow-writes`, which all cells share; hidden ones, such as `~/.cache`, do not count.
     """
-    folders = [path for path in map(os.path.abspath, config.allow_writes) if not any(map(is_of_tools, path.split("/")))]
+    folders = [
+        path for path in map(os.path.abspath, config.allow_writes) if not any(map(is_tools_name, path.split("/")))
+    ]
 
     def read() -> dict[str, tuple[int, int]]:
-        return {path: state for folder in folders for path, state in snapshot(folder).items()}
+        return {path: state for folder in folders for path, state in snapshot_folder(folder).items()}
 
     before = read()
     readable = [path for path, state in before.items() if _left_by_cells.get(path) == state]
@@ -137,7 +139,7 @@ def read_config(folder: Path) -> RunConfig:
 def write_record(record: RunRecord, folder: Path) -> None:
     """Write `record.json` atomically, with its checksum, and without secrets."""
     text = dump_json(record)
-    if (masked := mask(text)) != text:  # before the checksum
+    if (masked := mask_secrets(text)) != text:  # before the checksum
         record = RunRecord.model_validate_json(masked)
     write_atomically(folder / CellFile.RECORD, sealed_json(record))
 
@@ -151,10 +153,10 @@ def archive_previous(folder: Path) -> None:
     (folder / CellFile.LOADED).unlink(missing_ok=True)
 
 
-def record_without_written_files(record: RunRecord, folder: Path, written: Sequence[Written]) -> RunRecord:
+def record_without_written_files(record: RunRecord, folder: Path, written: Sequence[WrittenFile]) -> RunRecord:
     """Return the record of a cell, written again if files count as its code that it has made itself."""
-    names = Names(code_folder(record.config))
-    own = {names.of(one.path) for one in written}
+    names = FileNames(code_folder(record.config))
+    own = {names.name_of(one.path) for one in written}
     code = {name: digest for name, digest in (record.code or {}).items() if name not in own}
     if code != (record.code or {}):
         record = record.model_copy(update={"code": code})

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ampcompare.base.environment.gpus import Gpu, local_cores, visible_gpus
+from ampcompare.base.environment.gpus import Gpu, cores_near_device, visible_gpus
 from ampcompare.base.environment.variables import PLACE
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit
 from ampcompare.base.formatting import format_ranges
@@ -210,7 +210,7 @@ def _parse_gpu_numbers(text: str) -> list[int]:
 def _cores_of_groups(groups: Sequence[Sequence[Gpu]]) -> list[tuple[int, ...]]:
     """Return a share of the cores next to each group of GPUs, or else of all cores; none if they are too few."""
     available = _available_cores()
-    near = [tuple(c for c in available if c in local_cores(group[0].bus)) or tuple(available) for group in groups]
+    near = [tuple(c for c in available if c in cores_near_device(group[0].bus)) or tuple(available) for group in groups]
     shares = []
     for number, cores in enumerate(near):
         rank, count = near[:number].count(cores), near.count(cores)

@@ -17,7 +17,7 @@ from ampcompare.base.environment.gpus import visible_gpus
 from ampcompare.base.errors import BackendUnavailable, ConfigError, EnvironmentUnfit, LaunchError
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.formatting import first_line
-from ampcompare.base.secrets import known_placeholders, restore
+from ampcompare.base.secrets import known_placeholders, restore_secrets
 from ampcompare.experiment.launch.cell import train_cell
 from ampcompare.experiment.launch.cell_files import (
     announce_cell,
@@ -184,7 +184,7 @@ def train(settings: str, folder: str, secrets_: dict[str, str]) -> dict[str, byt
     Returns:
         The files of the cell by their path in the folder; none where the folder is shared.
     """
-    restore(secrets_)
+    restore_secrets(secrets_)
     config = RunConfig.model_validate_json(settings)
     with contextlib.ExitStack() as stack:
         path = Path(folder)

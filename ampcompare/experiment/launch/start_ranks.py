@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from ampcompare.base.environment.ranks import loopback
+from ampcompare.base.environment.ranks import loopback_interface
 from ampcompare.base.environment.variables import STARTED_BY
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.files.write import write_atomically
@@ -88,7 +88,7 @@ def _run_spawn(request: Request, url: str) -> list[dict[str, int]]:
 
 def _keep_to_loopback() -> None:
     """Make gloo and NCCL listen at the loopback only, whatever interface the environment names."""
-    if (name := loopback()) is not None:
+    if (name := loopback_interface()) is not None:
         os.environ["GLOO_SOCKET_IFNAME"] = name
         os.environ["NCCL_SOCKET_IFNAME"] = f"={name}"  # exactly that name, not every name that begins with it
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from ampcompare.backends.arm import find_same_arm
 from ampcompare.base.errors import ConfigError, RecordError
-from ampcompare.base.formatting import few
+from ampcompare.base.formatting import few_names
 from ampcompare.results.analysis.inference.terms import Terms
 from ampcompare.results.analysis.pairing.scores import common_metric, value_spacing
 from ampcompare.results.analysis.results_table import Quantity, ResultsTable, Run, judge
@@ -158,10 +158,10 @@ def _runs_of(table: ResultsTable, arm: str | None, which: str) -> list[Run]:
     if len({name.casefold() for name in names}) > 1:
         wanted = find_same_arm(arm, names) if arm is not None else None
         if arm is None:
-            raise ConfigError(f"the {which} results have several arms; name one with --arm: {few(names)}")
+            raise ConfigError(f"the {which} results have several arms; name one with --arm: {few_names(names)}")
         found = [run for run in table.runs if run.arm.casefold() == (wanted or arm).casefold()]
         if not found:
-            raise ConfigError(f"the {which} results have no arm {arm!r}; they have {few(names)}")
+            raise ConfigError(f"the {which} results have no arm {arm!r}; they have {few_names(names)}")
         return found
     return list(table.runs)
 

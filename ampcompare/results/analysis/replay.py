@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from ampcompare.base.formatting import few, format_count
+from ampcompare.base.formatting import few_names, format_count
 
 Answer = Literal["noise", "less exact", "another function", "cannot tell"]
 EXIT_CODES: dict[Answer, int] = {"noise": 0, "less exact": 1, "another function": 1, "cannot tell": 3}
@@ -120,7 +120,7 @@ class ReplayJudgment:
         count = format_count(self.modules, "module")
         if self.answer == "noise":
             return f"{self.change}: noise: {count} and the update are the same functions, and as exact"
-        names = few([f"{one.module} ({one.kind})" if one.kind and one.module[0] != "(" else one.module
+        names = few_names([f"{one.module} ({one.kind})" if one.kind and one.module[0] != "(" else one.module
                      for one in _first_of_each(self.findings)])  # fmt: skip
         return f"{self.change}: {self.answer}: {names}; judged were {count}"
 

@@ -18,7 +18,7 @@ from ampcompare.backends.arm import find_same_arm
 from ampcompare.base.environment.extras import require_stats
 from ampcompare.base.errors import ConfigError, RecordError
 from ampcompare.base.files.read import read_text
-from ampcompare.base.formatting import few
+from ampcompare.base.formatting import few_names
 from ampcompare.results.analysis.conclusions.recommendation import why_none_recommended
 from ampcompare.results.analysis.effects.step_time import TIME_FLOOR
 from ampcompare.results.analysis.inference.effect import (
@@ -385,7 +385,7 @@ def _runs_of_reference(arms: Mapping[str, Sequence[Run]], reference: str | None)
     if wanted is None:
         return arms.get("fp32") or next(iter(arms.values()))
     if wanted.casefold() not in arms:
-        known = few([its[0].arm for its in arms.values()])
+        known = few_names([its[0].arm for its in arms.values()])
         raise ConfigError(f"there is no arm {reference!r}; choose one of {known}")
     return arms[wanted.casefold()]
 

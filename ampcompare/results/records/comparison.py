@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from ampcompare.base.notebook_display import Shown
+from ampcompare.base.notebook_display import ShownInNotebook
 from ampcompare.results.records.document import ArmLabel, FrozenRecord, Number, read_model
 from ampcompare.results.records.evaluation import PrecisionRow
 from ampcompare.results.records.metric import MAX_NAME, TOP1, Metric
@@ -261,7 +261,7 @@ class NextStep(FrozenRecord):
     why: str = Field(description="what it answers, and what it costs where that is known; one line")
 
 
-class Comparison(Shown, FrozenRecord):
+class Comparison(ShownInNotebook, FrozenRecord):
     """The matrix that was run: its records, one summary per arm, and its conclusions."""
 
     _view: ClassVar[str] = "ampcompare.results.report.html.notebook:result_view"

@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from ampcompare.base.notebook_display import Shown
+from ampcompare.base.notebook_display import ShownInNotebook
 from ampcompare.results.records.document import FrozenRecord, Number
 
 Phase = Literal["forward", "backward", "weight", "gradient"]
@@ -134,7 +134,7 @@ class Cure(FrozenRecord):
     code: str = Field("", description="to paste")
 
 
-class Diagnosis(Shown, FrozenRecord):
+class Diagnosis(ShownInNotebook, FrozenRecord):
     """All that a diagnosis found."""
 
     _view: ClassVar[str] = "ampcompare.results.report.html.notebook:result_view"

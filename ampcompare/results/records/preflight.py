@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from ampcompare.base.formatting import few, format_count, format_duration
+from ampcompare.base.formatting import few_names, format_count, format_duration
 from ampcompare.results.records.document import ArmLabel, FrozenRecord
 
 MAX_SHOWN = 6  # names in a line
@@ -83,16 +83,16 @@ class Preflight(FrozenRecord):
 
     def lines(self, labels: Sequence[str] = ()) -> list[str]:
         """Return what was seen in a few lines, by the rows of a plan's cells."""
-        lines = [f"  {few(arms)} cannot train: {error}" for error, arms in self.failures.items()]
+        lines = [f"  {few_names(arms)} cannot train: {error}" for error, arms in self.failures.items()]
         trained = {arm: trial for arm, trial in self.arms.items() if trial.steps}
         if not trained:
             known = lines or ["  no step yet, so that nothing is known of what comes"]
             return [f"preflight, {format_duration(self.seconds)}:", *known]
         if self.untried:
-            lines.append(f"  {few(self.untried)} not tried, as that takes long: their first cells show it")
+            lines.append(f"  {few_names(self.untried)} not tried, as that takes long: their first cells show it")
         steps = next(iter(trained.values())).steps
-        what = [f"{few(list(trained))} trained", f"{format_count(steps, 'step')} each"]
-        what += [f"with {few(self.optimizers)}"] if self.optimizers else []
+        what = [f"{few_names(list(trained))} trained", f"{format_count(steps, 'step')} each"]
+        what += [f"with {few_names(self.optimizers)}"] if self.optimizers else []
         what += [f"loss {self.losses[0]:.4g} to {self.losses[-1]:.4g}"] if self.losses else []
         lines = [f"preflight, {format_duration(self.seconds)}: {', '.join(what)}", *lines]
         if self.copies:
@@ -101,14 +101,17 @@ class Preflight(FrozenRecord):
             seen = f"{value:g} so far" if value is not None else f"not seen in {format_count(steps, 'step')}"
             lines.append(f"  metric {name}: {seen}")
         if labels and self.is_script and not self.metrics:
-            shown = f"; it shows {few(list(self.numbers)[:MAX_SHOWN])}: see --list-metrics" if self.numbers else ""
+            shown = (
+                f"; it shows {few_names(list(self.numbers)[:MAX_SHOWN])}: see --list-metrics" if self.numbers else ""
+            )
             lines.append(f"  metric: its training loss{shown}")
         if self.overwritten:
             lines.append(
-                f"  writes {few(self.overwritten)}, which is there: a script that reads it may resume an earlier run"
+                f"  writes {few_names(self.overwritten)}, which is there: a script that reads it may "
+                "resume an earlier run"
             )
         elif self.written:
-            lines.append(f"  writes {few(self.written)}")
+            lines.append(f"  writes {few_names(self.written)}")
         return [*lines, *self._cost_lines(labels)]
 
     def _cost_lines(self, labels: Sequence[str]) -> list[str]:

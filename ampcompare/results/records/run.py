@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from ampcompare.base.notebook_display import Shown
+from ampcompare.base.notebook_display import ShownInNotebook
 from ampcompare.results.records.document import (
     SCHEMA,
     ArmLabel,
@@ -277,7 +277,7 @@ class ScriptFacts(FrozenRecord):
     seen: dict[str, int] = Field({}, description="how many values of each metric were printed or logged")
 
 
-class RunRecord(Shown, FrozenRecord):
+class RunRecord(ShownInNotebook, FrozenRecord):
     """Everything known about one cell."""
 
     _view: ClassVar[str] = "ampcompare.results.report.html.notebook:record_view"

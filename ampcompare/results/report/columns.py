@@ -7,7 +7,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ampcompare.base.formatting import MIB, format_decimal, format_mebibytes, format_percent, format_seconds, printable
+from ampcompare.base.formatting import (
+    MIB,
+    format_decimal,
+    format_mebibytes,
+    format_percent,
+    format_seconds,
+    printable,
+)
 from ampcompare.results.analysis.pairing.scores import metric_value
 from ampcompare.results.records.comparison import ArmSummary, Comparison, Quantity
 from ampcompare.results.records.evaluation import emulated_type

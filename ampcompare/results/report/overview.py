@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ampcompare.base.files.run_files import CellFile
-from ampcompare.base.formatting import MIB, few, format_bytes, format_decimal, printable
+from ampcompare.base.formatting import MIB, few_names, format_bytes, format_decimal, printable
 from ampcompare.results.analysis.pairing.declared import own_type_sentences
 from ampcompare.results.records.comparison import ArmSummary, Comparison
 from ampcompare.results.records.evaluation import emulated_type
@@ -305,7 +305,7 @@ def _untimed_line(comparison: Comparison) -> str:
         elif row.completed and row.time.kind in UNJUDGED:
             unjudged.setdefault(printable(str(row.time), 200), []).append(printable(row.arm, 60))
     lines = [
-        f"{what}: {'; '.join(f'{reason} for {few(names)}' for reason, names in its.items())}."
+        f"{what}: {'; '.join(f'{reason} for {few_names(names)}' for reason, names in its.items())}."
         for what, its in reasons.items()
         if its
     ]
@@ -336,7 +336,9 @@ def _written_files_line(comparison: Comparison) -> str:
     names = [printable(file if near[file].startswith(os.pardir) else near[file], 120) for file in files]
     if not names:
         return ""
-    return f"The script wrote {few(names)}: into cells/CELL/{CellFile.WRITTEN}, and your own files are as they were."
+    return (
+        f"The script wrote {few_names(names)}: into cells/CELL/{CellFile.WRITTEN}, and your own files are as they were."
+    )
 
 
 def _why_no_time(row: ArmSummary) -> str:

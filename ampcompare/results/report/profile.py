@@ -160,7 +160,10 @@ def _reason_line(reason: Reason) -> str:
 def profile_document(profile: Profile) -> Document:
     """Return the report: sentences, reasons with their evidence, and one step side by side."""
     reasons = [
-        Items([(_reason_line(reason), reason.evidence) for reason in arm.reasons], f"Reasons, {printable(arm.arm, 60)}")
+        Items(
+            [(_reason_line(reason), reason.evidence) for reason in arm.reasons],
+            f"Reasons, {printable(arm.arm, 60)}",
+        )
         for arm in profile.arms
         if arm.reasons
     ]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TextIO
 
-from ampcompare.base.formatting import few, printable
+from ampcompare.base.formatting import few_names, printable
 from ampcompare.results.report.base import MAX_LINE, Reporter
 from ampcompare.results.report.document import (
     Block,
@@ -367,7 +367,7 @@ def _rows_phrase(names: Sequence[str], table: Table) -> str:
     others = [row[0].text for row in table.rows if row[0].text not in names]
     if len(names) > 2 and len(others) == 1:
         return f"All but {others[0]}"
-    return "All arms" if len(names) > 2 and not others else few(names)
+    return "All arms" if len(names) > 2 and not others else few_names(names)
 
 
 def _shared_notes(table: Table, notes: list[list[str]]) -> tuple[list[str], list[list[str]]]:

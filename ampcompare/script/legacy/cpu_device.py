@@ -30,7 +30,7 @@ from torch.amp import autocast_mode
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _device
 
-from ampcompare.base.tensors.cuda_casts import install, switch
+from ampcompare.base.tensors.cuda_casts import install, switch_casts
 from ampcompare.script.legacy.torch_functions import gloo_for_nccl, keep_for_jit
 from ampcompare.script.stderr import note
 from ampcompare.training.precision.cpu_half import EmulatedHalf
@@ -414,7 +414,7 @@ def _autocast_on_cpu(lists: str) -> None:
     """Let autocast for CUDA act on CPU tensors, by whichever call it is enabled, for the life of this process."""
     if lists == "cuda":
         install()
-    _follow_setters(switch if lists == "cuda" else _function_returning(None))
+    _follow_setters(switch_casts if lists == "cuda" else _function_returning(None))
     _keep_cpu_state()
     _cast_inputs_on_cpu()
 

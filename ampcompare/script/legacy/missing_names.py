@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from ampcompare.apex._install import HOME, KERNELS, ApexFinder, real_name
-from ampcompare.base.location import is_users
+from ampcompare.base.location import is_users_file
 
 
 def watch_names(finder: ApexFinder) -> None:
@@ -80,7 +80,7 @@ def _watch_module(module: ModuleType, missing: list[str]) -> None:
         except AttributeError:
             full = f"{alias}.{name}"
             # `from x import name` looks up from the frame of the script; the import system has looked up before that.
-            if not name.startswith("__") and full not in missing and is_users(sys._getframe(1).f_code.co_filename):
+            if not name.startswith("__") and full not in missing and is_users_file(sys._getframe(1).f_code.co_filename):
                 missing.append(full)
             raise
 

@@ -18,7 +18,7 @@ from ampcompare.apex._install import ApexFinder
 from ampcompare.base.environment import first_path
 from ampcompare.base.environment.torch_names import missing_torch_name_error
 from ampcompare.base.errors import AmpCompareError, EnvironmentUnfit, GuardError
-from ampcompare.base.location import is_users, raised_at
+from ampcompare.base.location import is_users_file, location_of_error
 from ampcompare.script.banned_loss import find_banned_loss
 from ampcompare.script.exec_settings import ExecSettings
 from ampcompare.script.legacy.missing_names import missing_names
@@ -186,7 +186,7 @@ def _error_in_words(error: BaseException | None, said: str = "") -> str | None:
         said = ": ".join([type(error).__name__, *filter(None, [_without_frames(said)])])
     if isinstance(error, SyntaxError) or (isinstance(error, AmpCompareError) and PLACE.match(said)):
         return said
-    place = raised_at(error)
+    place = location_of_error(error)
     return said if place is None else f"{said} ({place})"
 
 
@@ -259,7 +259,7 @@ def _end_at_users_line(traceback: TracebackType | None) -> None:
     """Cut off the frames of torch and of the guards, which do not help with a mistake of the script."""
     last = traceback
     while traceback is not None:
-        if is_users(traceback.tb_frame.f_code.co_filename):
+        if is_users_file(traceback.tb_frame.f_code.co_filename):
             last = traceback
         traceback = traceback.tb_next
     if last is not None:

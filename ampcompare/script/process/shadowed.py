@@ -10,7 +10,7 @@ from pathlib import Path
 from traceback import walk_tb
 from types import ModuleType
 
-from ampcompare.base.location import INSTALLED, is_installed, is_users
+from ampcompare.base.location import INSTALLED, is_installed_file, is_users_file
 
 
 def explain_shadowing(error: BaseException) -> str | None:
@@ -33,7 +33,7 @@ def _imported_by_library(error: BaseException, folder: Path) -> tuple[str, str] 
     codes = [code for code in codes if not code.co_filename.startswith("<frozen ")]
     for outer, inner in pairwise(codes):
         file = inner.co_filename
-        is_library = not is_users(outer.co_filename) or is_installed(outer.co_filename)
+        is_library = not is_users_file(outer.co_filename) or is_installed_file(outer.co_filename)
         if inner.co_name == "<module>" and is_library and (name := _name_in(folder, file)) is not None:
             return _package_of(outer.co_filename), name
     return None
@@ -57,7 +57,7 @@ def _file_that_lacks_name(error: AttributeError | ImportError, folder: Path) -> 
 def _name_in(folder: Path, file: str) -> str | None:
     """Return a file below a folder as it is named there: a module, or the first file of a package."""
     path = Path(file).resolve()
-    if not path.is_relative_to(folder) or is_installed(file):
+    if not path.is_relative_to(folder) or is_installed_file(file):
         return None
     name = path.relative_to(folder)
     is_module = len(name.parts) == 1 or (len(name.parts) == 2 and name.name == "__init__.py")

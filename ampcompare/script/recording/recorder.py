@@ -23,7 +23,7 @@ from ampcompare.base.environment.fingerprint import fingerprint
 from ampcompare.base.environment.ranks import rank_of
 from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.base.secret_files import note_secrets_in_files
-from ampcompare.base.secrets import hide_words, mask
+from ampcompare.base.secrets import hide_words, mask_secrets
 from ampcompare.results.records.run import dump_json
 from ampcompare.script.exec_settings import ExecSettings
 from ampcompare.script.recording.summary import FORMAT, SCHEMA, in_words, read_exec_record
@@ -160,7 +160,7 @@ class Recorder:
         assert self._descriptor is not None
         text = "".join(_line(_with_masked_name(row) if row.get("kind") == "metric" else row) for row in rows)
         if any(row.get("kind") not in NUMBERS for row in rows):  # to mask a text takes longer than to record a step
-            text = mask(text, of_script=any(row.get("error") for row in rows))
+            text = mask_secrets(text, of_script=any(row.get("error") for row in rows))
         try:
             os.write(self._descriptor, text.encode("utf-8"))
         except OSError as error:  # a full disk must not end the training
@@ -197,7 +197,7 @@ def _with_masked_name(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "name": _masked(row["name"])}
 
 
-_masked = functools.lru_cache(1024)(mask)
+_masked = functools.lru_cache(1024)(mask_secrets)
 
 
 def _line(row: dict[str, Any]) -> str:

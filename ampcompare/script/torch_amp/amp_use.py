@@ -6,7 +6,7 @@ from typing import Any
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.base.location import at_line
+from ampcompare.base.location import message_with_line
 
 
 class AmpUse:
@@ -76,7 +76,7 @@ class AmpUse:
 
 def _switched_off(arm: Arm | str) -> str:
     """Return the message for a script that trains with `torch.amp` switched off."""
-    return at_line(
+    return message_with_line(
         f"the script makes autocast or GradScaler with enabled=False, so {arm} has no effect; run it with its own "
         "option for mixed precision, such as --amp"
     )

@@ -18,7 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ScalingError, UnsupportedCombination
-from ampcompare.base.location import at_line
+from ampcompare.base.location import message_with_line
 from ampcompare.base.patches import Points, Subscriptions, calling_frame
 from ampcompare.script.recording.recorder import Rows, detached_value
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
@@ -146,7 +146,7 @@ class TorchAmp(TorchAmpStandIn):
         if not self.script.acts:
             if self._dtype is None and self._arm.half:
                 raise UnsupportedCombination.advising(
-                    at_line(f"{self._arm} needs a script that calls apex.amp, and this one does not"),
+                    message_with_line(f"{self._arm} needs a script that calls apex.amp, and this one does not"),
                     "native:bf16",
                 )
             self.script.acts = True
@@ -259,7 +259,7 @@ def scaler_settings(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str,
 def missing_scale_error(arm: Arm | str) -> ScalingError:
     """Return the error for a script that steps in fp16 without a scaled loss."""
     return ScalingError.advising(
-        at_line(f"the script uses autocast without a GradScaler, and {arm} needs a scaled loss"),
+        message_with_line(f"the script uses autocast without a GradScaler, and {arm} needs a scaled loss"),
         "native:bf16",
         remedy="add `scaler = torch.amp.GradScaler()` and use it to scale, step and update",
     )
@@ -268,7 +268,7 @@ def missing_scale_error(arm: Arm | str) -> ScalingError:
 def scaled_step_error(arm: Arm | str) -> ScalingError:
     """Return the error for a script whose optimizer steps by itself, with gradients that its GradScaler has scaled."""
     return ScalingError.advising(
-        at_line(
+        message_with_line(
             f"the script's GradScaler scales the loss, and the optimizer steps without it, which {arm} cannot train"
         ),
         "native:bf16",
@@ -284,7 +284,7 @@ def forget_steps(scaler: Any) -> None:
 def not_scaled_error(arm: Arm | str) -> ScalingError:
     """Return the error for a scaler that is to unscale gradients of a loss that it has not scaled."""
     return ScalingError(
-        at_line(
+        message_with_line(
             f"the scaler divides gradients by its scale, but has scaled no loss since its last update, so under {arm} "
             f"they would vanish: call scaler.scale(loss).backward() instead of loss.backward()"
         )
@@ -295,7 +295,7 @@ def refuse_closure(arm: Arm | str, args: Sequence[Any], kwargs: Mapping[str, Any
     """Refuse a closure that a script passes to `scaler.step`, as GradScaler does."""
     if any(map(callable, args)) or callable(kwargs.get("closure")):
         raise UnsupportedCombination(
-            at_line(
+            message_with_line(
                 f"scaler.step is called with a closure, which {arm} does not support, since a step "
                 f"may have to be skipped; call it without one"
             )
@@ -305,7 +305,7 @@ def refuse_closure(arm: Arm | str, args: Sequence[Any], kwargs: Mapping[str, Any
 def missing_autocast_error(arm: Arm | str) -> ScalingError:
     """Return the error for a script whose GradScaler works without any autocast block."""
     return ScalingError(
-        at_line(
+        message_with_line(
             f"the script has a GradScaler, but has entered no enabled autocast block, so {arm} casts nothing. If the "
             "script has an option that turns mixed precision on, give it"
         )

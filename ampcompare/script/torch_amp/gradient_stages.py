@@ -33,7 +33,7 @@ from torch.amp.grad_scaler import OptState
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ScalingError
-from ampcompare.base.location import at_line, call_site
+from ampcompare.base.location import call_site, message_with_line
 from ampcompare.base.patches import GRADIENT_READS, Subscriptions
 from ampcompare.base.tensors.lists import copy_by_dtype
 from ampcompare.script.recording.recorder import Rows
@@ -401,7 +401,7 @@ class GradientStages:
         if stage in (_Stage.FOREIGN, _Stage.STEPPED):
             if self._stand_in.steps_copies and (stage is _Stage.FOREIGN or not self._stand_in.steps_again):
                 raise ScalingError.advising(
-                    at_line(
+                    message_with_line(
                         f"the script sets gradients itself, as with torch.autograd.grad, and {self._arm} steps fp32 "
                         "copies of the weights, which lack them"
                     ),

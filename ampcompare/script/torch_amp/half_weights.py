@@ -41,7 +41,7 @@ from ampcompare.apex.amp.scaler import LossScaler
 from ampcompare.backends.apex_levels import apex_level
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError, PreparationError, ScalingError, UnsupportedCombination
-from ampcompare.base.location import at_line
+from ampcompare.base.location import message_with_line
 from ampcompare.base.patches import GRADIENT_READS, Points, Subscriptions, without_subscribers
 from ampcompare.base.tensors.bits import bit_sum
 from ampcompare.base.tensors.data_access import DataAccess
@@ -247,7 +247,7 @@ class HalfWeights(TorchAmp):
             with GRADIENT_READS.pause():  # those of earlier steps
                 self._scaling.prepare(models, optimizers)
         except AmpCompareError as error:
-            raise PreparationError(at_line(str(error))) from None
+            raise PreparationError(message_with_line(str(error))) from None
         self._is_prepared = True
         for optimizer in optimizers:
             optimizer.zero_grad = types.MethodType(
@@ -262,7 +262,7 @@ class HalfWeights(TorchAmp):
             own = set(map(id, owned_params(optimizer)))
             if own & seen:
                 raise PreparationError.advising(
-                    at_line(f"two optimizers hold the same weights, and {self._arm} {self._own_part}"),
+                    message_with_line(f"two optimizers hold the same weights, and {self._arm} {self._own_part}"),
                     "native:bf16",
                     remedy="take another arm that keeps the script's weights",
                 )
@@ -316,14 +316,14 @@ class HalfWeights(TorchAmp):
         self._scales = True
         if not self._is_prepared:
             raise PreparationError(
-                at_line(
+                message_with_line(
                     f"scaler.scale before the script has called a model whose weights an optimizer has, so {self._arm} "
                     "has none to cast; make the optimizer before the forward pass"
                 )
             )
         if unscaled:
             raise ScalingError(
-                at_line(
+                message_with_line(
                     f"a loss is scaled between scaler.unscale_ and scaler.step; {self._arm} needs all losses before"
                 )
             )
@@ -340,14 +340,14 @@ class HalfWeights(TorchAmp):
             raise self._missing_autocast_error()
         if all(optimizer is not one for one in self._optimizers):
             raise PreparationError(
-                at_line(
+                message_with_line(
                     f"the script has called no model with weights of this optimizer since it made it, so {self._arm} "
                     "has not prepared it"
                 )
             )
         if self._gradients.are_shown(self._weights_of(optimizer)):
             raise ScalingError(
-                at_line(
+                message_with_line(
                     "the gradients of the last step were not cleared, and new ones were added; call zero_grad first"
                 )
             )
@@ -603,7 +603,7 @@ class _FoundModels:
         for one in models:
             if tree.is_sharded(one):
                 raise PreparationError(
-                    at_line(
+                    message_with_line(
                         f"the weights of {type(one).__name__} are sharded, so {self._name} cannot cast them; use an "
                         "arm that keeps fp32 weights"
                     )
@@ -611,7 +611,7 @@ class _FoundModels:
             parts = {id(part) for part in one.modules() if part is not one}
             if not parts.isdisjoint(map(id, _alive_objects(self.models))):  # which would give it outputs in fp32
                 raise PreparationError(
-                    at_line(
+                    message_with_line(
                         f"an optimizer that was made after the first forward pass has weights of {type(one).__name__} "
                         f"outside of a part of it that {self._name} has cast before; make it before that pass"
                     )

@@ -8,7 +8,7 @@ import torch
 from torch import distributed, nn
 
 from ampcompare.base.errors import PreparationError, UnsupportedCombination
-from ampcompare.base.location import at_line
+from ampcompare.base.location import message_with_line
 from ampcompare.base.patches import Subscriptions
 from ampcompare.training.parallel.replication import reduce_buckets_in
 
@@ -25,7 +25,9 @@ def reduce_wrappers_in(dtype: torch.dtype, name: str, events: Subscriptions) -> 
     def register(original: Any, wrapper: Any, state: Any, hook: Any) -> None:
         if hook is not _reduce_in_dtype:
             raise UnsupportedCombination(
-                at_line(f"the script gives DistributedDataParallel a communication hook, and {name} needs its own")
+                message_with_line(
+                    f"the script gives DistributedDataParallel a communication hook, and {name} needs its own"
+                )
             )
         original(wrapper, state, hook)
 
@@ -72,7 +74,7 @@ class ParallelWrappers:
         for wrapper, _, _ in self._around(models):
             if any(hook is not _reduce_in_dtype for hook, _ in getattr(wrapper, "_comm_hooks", ())):
                 raise PreparationError(
-                    at_line(
+                    message_with_line(
                         f"DistributedDataParallel has a communication hook, which {name} would lose by casting the "
                         "weights; leave the hook out, or use an arm that keeps the weights"
                     )

@@ -34,8 +34,8 @@ from torch.utils.data import dataloader
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import PreparationError, UnsupportedCombination
-from ampcompare.base.location import at_line, is_installed, is_users
-from ampcompare.base.patches import GRADIENT_READS, Points, Subscriptions, follow_own_calls
+from ampcompare.base.location import is_installed_file, is_users_file, message_with_line
+from ampcompare.base.patches import GRADIENT_READS, Points, Subscriptions, follow_modules_with_own_call
 from ampcompare.base.tensors.bits import bit_sum
 from ampcompare.base.tensors.tree import cast_floating, map_tree
 from ampcompare.script.lifted_weights import HALF, LiftedWeights
@@ -146,7 +146,7 @@ class PlainScript:
 
     def _add_optimizer(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
-        follow_own_calls()  # of the classes that there are by now
+        follow_modules_with_own_call()  # of the classes that there are by now
         self._lift(optimizer)
         self._optimizers.add(optimizer)
         self._take_over(optimizer)
@@ -236,7 +236,7 @@ class PlainScript:
         try:
             refuse_wrapped(models)
         except PreparationError as error:
-            raise PreparationError(at_line(str(error))) from None
+            raise PreparationError(message_with_line(str(error))) from None
         self._stand_in.initialize(models, optimizers)
         if self._stand_in.widens is not None:
             params = [param for model in models for param in model.parameters()]
@@ -255,7 +255,7 @@ class PlainScript:
         types = {param.dtype for optimizer in self._optimizers.live() for param in owned_params(optimizer)}
         if self._casts and types == {torch.float64}:
             raise UnsupportedCombination.advising(
-                at_line(
+                message_with_line(
                     f"the script holds its weights in float64, which {self._arm} is not made for: autocast leaves them "
                     "alone, and Apex refuses them"
                 ),
@@ -275,7 +275,7 @@ class PlainScript:
                 torch.cat(copies), torch.cat(halves).float()
             ):
                 raise UnsupportedCombination.advising(
-                    at_line(
+                    message_with_line(
                         f"the script holds the weights of {type(module).__name__} in 16 bits and steps fp32 masters of "
                         f"its own, which {self._arm} cannot replace"
                     ),
@@ -385,7 +385,7 @@ class PlainScript:
         self._has_cast = self._casts and (mode is _Mode.PLAIN or self._stand_in.casts_now())
         if self._has_cast and self._stand_in.casts_loss and isinstance(module, torch.jit.ScriptModule):
             raise UnsupportedCombination.advising(
-                at_line(
+                message_with_line(
                     f"{self._arm} casts what functions of torch get in Python, and TorchScript calls them past Python, "
                     f"so it has no effect on {module.original_name}"
                 ),
@@ -497,7 +497,7 @@ class PlainScript:
         self._passes_in_step += 1
         if self._stand_in.script.in_step is None:
             raise UnsupportedCombination(
-                at_line(
+                message_with_line(
                     "a backward pass runs inside of the step of an optimizer whose step was taken for one by gradients "
                     f"alone, as its first one was, so that {self._arm} has not prepared for it. Let the first step "
                     "have one too, or pass a closure"
@@ -594,7 +594,7 @@ class PlainScript:
             name = "LBFGS" if kind is torch.optim.LBFGS else f"{kind.__name__}, a subclass of LBFGS,"
             why = "scales the loss" if self._arm.skips_overflows else "gives the model weights after a step"
             raise UnsupportedCombination.advising(
-                at_line(f"{name} runs its closure several times in one step, and {self._arm} {why}"),
+                message_with_line(f"{name} runs its closure several times in one step, and {self._arm} {why}"),
                 "native:bf16",
                 remedy="take another arm that scales no loss and has no master weights",
             )
@@ -702,7 +702,7 @@ class PlainScript:
         """Refuse a step after no forward pass that the arm casts: it would have no effect."""
         if self._mode is _Mode.PLAIN and self._casts and not self._acts():
             raise UnsupportedCombination.advising(
-                at_line(
+                message_with_line(
                     f"the first step comes before any forward pass that {self._arm} could cast: no nn.Module was "
                     "called whose weights an optimizer has, and no autocast block was entered"
                 ),
@@ -784,7 +784,7 @@ class _EvaluatedClosure:
 
     def _refusal(self, what: str) -> UnsupportedCombination:
         return UnsupportedCombination(
-            at_line(
+            message_with_line(
                 f"the step of {type(self._optimizer).__name__} {what}, and {self._arm}, which steps fp32 copies of the "
                 "weights, runs that before the step"
             )
@@ -819,7 +819,10 @@ def _names_mixed_precision() -> bool:
     modules = [one for one in tuple(sys.modules.values()) if isinstance(one, types.ModuleType)]
     files = {str(vars(module).get("__file__")) for module in modules}
     main = str(vars(sys.modules["__main__"]).get("__file__"))
-    for file in {main, *(file for file in files if file.endswith(".py") and is_users(file) and not is_installed(file))}:
+    for file in {
+        main,
+        *(file for file in files if file.endswith(".py") and is_users_file(file) and not is_installed_file(file)),
+    }:
         try:
             text = Path(file).read_text("utf-8", "replace")
         except OSError:  # of a module that is no file, such as torch.classes

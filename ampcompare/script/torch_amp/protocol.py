@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.base.location import at_line
+from ampcompare.base.location import message_with_line
 from ampcompare.base.patches import Subscriptions
 from ampcompare.script.torch_amp.amp_use import AmpUse
 
@@ -133,7 +133,7 @@ class TorchAmpStandIn:
 def losses_on_copies_refusal(optimizer: Any, arm: Arm) -> UnsupportedCombination:
     """Return the refusal of a step that evaluates losses by itself under an arm that makes copies for each step."""
     return UnsupportedCombination(
-        at_line(
+        message_with_line(
             f"the step of {type(optimizer).__name__} evaluates losses by itself, and {arm} steps fp32 copies of the "
             "weights that it makes for each step, so that the model would not see what the step writes before it ends"
         )

@@ -7,7 +7,7 @@ import torch
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.base.location import at_line
+from ampcompare.base.location import message_with_line
 from ampcompare.base.patches import Subscriptions
 from ampcompare.script.recording.recorder import Rows
 
@@ -36,7 +36,7 @@ class TrainerContext:
         """Refuse what no arm but `script` can replace."""
         if not self.is_script:
             raise UnsupportedCombination.advising(
-                at_line(f"{what} has its own precision and steps, which {self._arm} cannot replace"),
+                message_with_line(f"{what} has its own precision and steps, which {self._arm} cannot replace"),
                 "script",
                 remedy=advice,
             )

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from urllib.parse import quote
 
 from ampcompare.base.formatting import printable
-from ampcompare.base.notebook_display import Shown
+from ampcompare.base.notebook_display import ShownInNotebook
 from ampcompare.base.version import __version__
 from ampcompare.source.document import Place
 from ampcompare.source.lint.catalog import CODES
@@ -61,7 +61,7 @@ class Unread:
 
 
 @dataclass
-class Report(Shown):
+class Report(ShownInNotebook):
     """All that one call of lint found.
 
     Attributes:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar, TypeAlias
 
 from ampcompare.base.files.read import FileFault
-from ampcompare.base.notebook_display import Shown
+from ampcompare.base.notebook_display import ShownInNotebook
 from ampcompare.source.document import Document, parse_document, read_bytes, write_document
 from ampcompare.source.migrate.core.state_dict import FROM_APEX
 from ampcompare.source.migrate.finding import BY_HAND, NOTE, Finding, origins_of_lines
@@ -35,7 +35,7 @@ OWN_MISTAKES = {"AMP211", "AMP213", "AMP214", "AMP215", "AMP217", "AMP226", "AMP
 
 
 @dataclass(frozen=True)
-class FileMigration(Shown):
+class FileMigration(ShownInNotebook):
     """The result for a file.
 
     Attributes:

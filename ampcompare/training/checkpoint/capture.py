@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from ampcompare.base.errors import CheckpointError
 from ampcompare.base.tensors.lists import copies_on_host
-from ampcompare.base.tensors.sharded import gather_tree, placed_like
+from ampcompare.base.tensors.sharded import gather_tree, shard_like
 from ampcompare.base.tensors.tree import map_tree
 from ampcompare.checkpoints.store.layout import CONVERTED, as_list, one_or_list
 from ampcompare.training.checkpoint.check_checkpoint import Names, check_training_state
@@ -109,7 +109,7 @@ def restore_training(
     check_training_state(state, models, optimizers)
     for model, weights in zip(models, as_list(state["model"]), strict=True):
         here = model.state_dict()
-        model.load_state_dict({name: placed_like(value, here[name]) for name, value in weights.items()})
+        model.load_state_dict({name: shard_like(value, here[name]) for name, value in weights.items()})
     seen: set[int] = set()
     saved_optimizers = as_list(state["optimizer"])
     for optimizer, saved in zip(optimizers, saved_optimizers, strict=True):
@@ -165,7 +165,7 @@ def _place_state(optimizer: Optimizer, saved: Mapping[str, Any]) -> dict[str, An
     """Return the state of an optimizer in its own classes of tensors, with this rank's part of what is sharded."""
 
     def place(value: Any, param: Tensor) -> Any:
-        return rebuild_tensor(value) if is_flattened(value) else placed_like(value, param)
+        return rebuild_tensor(value) if is_flattened(value) else shard_like(value, param)
 
     ids = chain.from_iterable(group["params"] for group in saved["param_groups"])
     params = dict(zip(ids, owned_params(optimizer), strict=False))

@@ -22,7 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from ampcompare.base.errors import BackendUnavailable, PreparationError
-from ampcompare.base.tensors.sharded import placed_like
+from ampcompare.base.tensors.sharded import shard_like
 from ampcompare.base.tensors.skippable_step import is_step_skippable
 
 LISTS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -79,7 +79,7 @@ def shard(
             for before, after in zip(old, group["params"], strict=True):
                 if before in optimizer.state:
                     state = optimizer.state.pop(before)
-                    optimizer.state[after] = {name: placed_like(value, after) for name, value in state.items()}
+                    optimizer.state[after] = {name: shard_like(value, after) for name, value in state.items()}
 
 
 def units(model: nn.Module) -> list[nn.Module]:

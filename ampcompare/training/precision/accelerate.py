@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from ampcompare.backends.accelerate import LIBRARY
 from ampcompare.base.errors import BackendUnavailable
-from ampcompare.base.tensors.cuda_casts import as_on_cuda
+from ampcompare.base.tensors.cuda_casts import cast_as_on_cuda
 from ampcompare.training.precision.base import Prepared
 from ampcompare.training.precision.library_precision import LibraryPrecision
 
@@ -43,7 +43,7 @@ class Accelerate(LibraryPrecision):
     def backward(
         self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
     ) -> None:
-        with as_on_cuda(self.device_type, self.autocast_lists):  # what it computes again is cast alike
+        with cast_as_on_cuda(self.device_type, self.autocast_lists):  # what it computes again is cast alike
             self.accelerator.backward(loss)
 
     def _unscale_by_library(self, optimizer: Optimizer) -> None:

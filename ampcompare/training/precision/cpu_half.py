@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ampcompare.base.tensors.cuda_casts import Together, cuda_casts
+from ampcompare.base.tensors.cuda_casts import TwoContexts, cuda_casts
 
 aten = torch.ops.aten
 X86 = ("x86_64", "amd64")
@@ -132,5 +132,5 @@ def cpu_half(
     if device.type == "cpu" and lists == "cuda":
         casts = cuda_casts()
     if device.type == "cpu" and (choice == "emulated" or (choice == "auto" and is_slow)):
-        return f"{name} emulated", Together(casts, EmulatedHalf(half_dtype))
+        return f"{name} emulated", TwoContexts(casts, EmulatedHalf(half_dtype))
     return f"{name} native", casts

@@ -22,7 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
 from ampcompare.base.tensors.backward import run_backward
-from ampcompare.base.tensors.lists import by_type, copy_by_dtype
+from ampcompare.base.tensors.lists import copy_by_dtype, group_by_type
 from ampcompare.base.tensors.loss_scale import DeviceLossScale, is_exact_on_device, next_scale_and_steps
 from ampcompare.base.tensors.skippable_step import is_step_skippable
 from ampcompare.base.tensors.tree import cast_floating
@@ -425,7 +425,7 @@ class Half(Precision):
     def _unscale(self, grads: list[Tensor], scale: float) -> list[Tensor]:
         """Divide by the scale; if it is dynamic, return scalars that are not 0 if a gradient is not finite."""
         flags = []
-        for same_type in by_type(grads):
+        for same_type in group_by_type(grads):
             if self.dynamic:
                 flags.append(_check_and_unscale(same_type, self._inverse(scale, same_type[0])))
             else:

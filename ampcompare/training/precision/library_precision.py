@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.base.tensors.cuda_casts import as_on_cuda
+from ampcompare.base.tensors.cuda_casts import cast_as_on_cuda
 from ampcompare.training.precision.base import (
     FixedOutcome,
     LateOutcomes,
@@ -42,7 +42,7 @@ class LibraryPrecision(UnscaleOnce):
         self._outcomes = LateOutcomes()
 
     def autocast(self) -> AbstractContextManager[None]:
-        return as_on_cuda(self.device_type, self.autocast_lists)
+        return cast_as_on_cuda(self.device_type, self.autocast_lists)
 
     def _refuse_several(self, optimizers: Sequence[Optimizer]) -> None:
         """Raise if several optimizers would share a backward pass and the library's scaler."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ampcompare.base.tensors.cuda_casts import AS_IT_IS, Together, as_on_cuda
+from ampcompare.base.tensors.cuda_casts import AS_IT_IS, TwoContexts, cast_as_on_cuda
 from ampcompare.base.tensors.loss_scale import FLOAT32_MAX, next_scale_and_steps
 from ampcompare.base.tensors.skippable_step import is_step_skippable
 from ampcompare.training.parallel.replication import note_reduction_type
@@ -207,7 +207,7 @@ class _NativeWeights(Half):
     def backward(
         self, loss: Tensor, optimizers: Sequence[Optimizer], *, loss_id: int = 0, delay_unscale: bool = False
     ) -> None:
-        with as_on_cuda(self.device_type, self.autocast_lists):
+        with cast_as_on_cuda(self.device_type, self.autocast_lists):
             super().backward(loss, optimizers, loss_id=loss_id, delay_unscale=delay_unscale)
 
     def scale_loss(
@@ -222,5 +222,5 @@ def _autocast(precision: Native | _NativeWeights) -> AbstractContextManager[None
 
 def _as_on_cuda(precision: Native | _NativeWeights, block: AbstractContextManager[Any]) -> AbstractContextManager[Any]:
     """Return a context in which casts are those of CUDA; in a backward pass, of what it computes again."""
-    casts = as_on_cuda(precision.device_type, precision.autocast_lists)
-    return block if casts is AS_IT_IS else Together(casts, block)
+    casts = cast_as_on_cuda(precision.device_type, precision.autocast_lists)
+    return block if casts is AS_IT_IS else TwoContexts(casts, block)

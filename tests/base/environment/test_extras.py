@@ -54,7 +54,7 @@ def test_a_torch_that_will_do(torch_of: Path, version: str) -> None:
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each package, the extra that brings it, and the command that installs it."""
     absent = {"torch", "scipy"}
-    monkeypatch.setattr(extras, "_is_there", lambda name: name not in absent)
+    monkeypatch.setattr(extras, "_is_importable", lambda name: name not in absent)
     monkeypatch.setattr(extras, "torch_on_path", str)
     with pytest.raises(ExtraMissing, match=r"extra torch, of which torch and scipy are not installed: ") as caught:
         require_torch()
@@ -72,7 +72,7 @@ def test_a_folder_without_a_package_is_none(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "no_such_package").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
     assert importlib.util.find_spec("no_such_package") is not None
-    assert not extras._is_there("no_such_package")
+    assert not extras._is_importable("no_such_package")
 
 
 def test_only_an_import_of_this_package_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +86,7 @@ def test_only_an_import_of_this_package_is_explained(monkeypatch: pytest.MonkeyP
             return error
         raise AssertionError
 
-    monkeypatch.setattr(extras, "_is_there", lambda name: name == "sklearn")
+    monkeypatch.setattr(extras, "_is_importable", lambda name: name == "sklearn")
     own, users = f"{extras.PACKAGE}tasks/image_data.py", "/home/train.py"
     assert (
         str(missing_package_error(error_of("scipy.stats", own)))

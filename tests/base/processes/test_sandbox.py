@@ -13,7 +13,7 @@ import pytest
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.processes import sandbox as module
 from ampcompare.base.processes import working_copy
-from ampcompare.base.processes.sandbox import Sandbox, Written, can_sandbox, open_sandbox
+from ampcompare.base.processes.sandbox import Sandbox, WrittenFile, can_sandbox, open_sandbox
 
 ENTER = "from ampcompare.base.processes.overlay import enter_if_asked; enter_if_asked()\n"
 
@@ -100,8 +100,8 @@ def test_what_was_written_lies_in_the_target_under_the_same_relative_path(tmp_pa
         run(sandbox, code)
     near, far = project / "out/a", tmp_path / "elsewhere/b"
     assert sandbox.written == [
-        Written(str(far), "new", str(target / str(far).lstrip("/"))),
-        Written(str(near), "new", str(target / "out/a")),
+        WrittenFile(str(far), "new", str(target / str(far).lstrip("/"))),
+        WrittenFile(str(near), "new", str(target / "out/a")),
     ]
     assert [Path(one.place).read_text() for one in sandbox.written] == ["B", "A"]
 
@@ -171,7 +171,7 @@ def test_a_file_system_that_does_not_answer_allows_no_overlays(tmp_path: Path, m
     monkeypatch.setattr(module, "PROBE_SECONDS", 0.2)
     monkeypatch.setattr(module, "module_command", lambda name: ["sleep", "60"])
     begun = time.monotonic()
-    assert not module._try(str(tmp_path))
+    assert not module._try_sandbox(str(tmp_path))
     assert time.monotonic() - begun < 30
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ampcompare.base.environment.gpus import local_cores, visible_gpus
+from ampcompare.base.environment.gpus import cores_near_device, visible_gpus
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit
 from ampcompare.base.formatting import format_ranges
 from ampcompare.experiment.launch import places as module
@@ -166,12 +166,12 @@ def test_cores_next_to_a_gpu(tmp_path: Path, pretend: Pretend, monkeypatch: pyte
     folder = tmp_path / "0000:1b:00.0"
     folder.mkdir()
     (folder / "local_cpulist").write_text("0-1,8\n")
-    assert local_cores("00000000:1B:00.0", tmp_path) == {0, 1, 8}
-    assert local_cores("00000000:1C:00.0", tmp_path) == set()
+    assert cores_near_device("00000000:1B:00.0", tmp_path) == {0, 1, 8}
+    assert cores_near_device("00000000:1C:00.0", tmp_path) == set()
     pretend(4)
     monkeypatch.setattr(module, "_available_cores", lambda: list(range(8)))
     near = {"00": {0, 1, 2, 3}, "01": {0, 1, 2, 3}, "02": {4, 5, 6, 7}, "03": {4, 5, 6, 7}}
-    monkeypatch.setattr(module, "local_cores", lambda bus: near[bus[9:11]])
+    monkeypatch.setattr(module, "cores_near_device", lambda bus: near[bus[9:11]])
     assert [place.cores for place in find_places([GPU], "auto").all] == [(0, 1), (2, 3), (4, 5), (6, 7)]
     monkeypatch.setattr(module, "_available_cores", lambda: [0, 1])
     assert [place.cores for place in find_places([GPU], "auto").all] == [()] * 4

@@ -21,12 +21,12 @@ from ampcompare.backends.script_arms import engine_in_script
 from ampcompare.base.environment.fingerprint import THREAD_VARIABLES, fingerprint, host_name
 from ampcompare.base.environment.variables import CELL_FOLDER, CODE_FOLDER, MASK
 from ampcompare.base.files.run_files import CellFile, RunFile
-from ampcompare.base.formatting import few
+from ampcompare.base.formatting import few_names
 from ampcompare.base.processes.client import Fork
 from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, Sandbox
 from ampcompare.base.processes.script_environment import script_environment
 from ampcompare.base.processes.start import exit_code_text
-from ampcompare.base.secrets import mask, mask_variable
+from ampcompare.base.secrets import hidden_names_variable, mask_secrets
 from ampcompare.experiment.launch.cell_files import (
     files_of_other_cells,
     last_lines,
@@ -119,7 +119,7 @@ class ScriptLauncher(ForkServerLauncher):
         files = {"files": [one.path for one in written], "resumed": files_read()}
         facts = record.script or rows.facts()
         if others := readable():
-            files["notes"] = [*facts.notes, f"{few(others)} is of another cell, which this one could read"]
+            files["notes"] = [*facts.notes, f"{few_names(others)} is of another cell, which this one could read"]
         record = record.model_copy(update={"script": facts.model_copy(update=files)})
         write_record(record, folder)
         return record_without_written_files(record, folder, sandbox.written)
@@ -206,7 +206,7 @@ def cell_environment(config: RunConfig, folder: Path) -> dict[str, str]:
     own = {
         CELL_FOLDER: str(folder.resolve()),
         CODE_FOLDER: str(config.script.folder),
-        MASK: mask_variable(),
+        MASK: hidden_names_variable(),
     }
     return {**script_environment(config.threads), **own, "PYTHONUNBUFFERED": "1"}
 
@@ -343,7 +343,7 @@ class _StepCounter:
 
 def failed_script_record(config: RunConfig, error: str, *, exit_code: int = 3, **facts: Any) -> RunRecord:
     """Return the record of a script that gave no result."""
-    record = failed_record(config, mask(error, of_script=True), **fingerprint(), exit_code=exit_code)
+    record = failed_record(config, mask_secrets(error, of_script=True), **fingerprint(), exit_code=exit_code)
     return record.model_copy(update={"host": host_name(), **facts})
 
 

@@ -25,8 +25,8 @@ from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.files.write import write_atomically
 from ampcompare.base.formatting import printable
 from ampcompare.base.processes.sandbox import Sandbox
-from ampcompare.base.processes.start import kill_family, module_command
-from ampcompare.base.secrets import hide_words, mask
+from ampcompare.base.processes.start import kill_with_descendants, module_command
+from ampcompare.base.secrets import hide_words, mask_secrets
 from ampcompare.base.version import __version__
 from ampcompare.experiment.launch.cell_files import (
     announce_cell,
@@ -123,7 +123,7 @@ def inspect_stack(stack: StackConfig, folder: Path) -> Stack:
     try:
         out, err = process.communicate(timeout=START_SECONDS)
     except subprocess.TimeoutExpired:
-        kill_family(process.pid)
+        kill_with_descendants(process.pid)
         process.communicate()
         fault = f"the stack {stack.name} does not answer: {shown} printed nothing of its Python in {START_SECONDS:g} s"
         found = Stack(stack.name, {}, fault)
@@ -200,7 +200,7 @@ class _Child:
 
     def kill(self) -> None:
         """Kill it with its descendants."""
-        kill_family(self.pid)
+        kill_with_descendants(self.pid)
 
 
 class StackLauncher(ScriptLauncher):
@@ -491,7 +491,7 @@ def _write_command(config: RunConfig, folder: Path) -> None:
         f"run there:\n\n    cd {shlex.quote(os.getcwd())}\n    {shlex.join(words)} 2>&1 | tee {CellFile.LOG}\n\n"
         f"Then bring {CellFile.SCRIPT} and {CellFile.LOG} back into this folder, and run the same comparison again.\n"
     )
-    write_atomically(folder / CellFile.BY_HAND, mask(text))
+    write_atomically(folder / CellFile.BY_HAND, mask_secrets(text))
 
 
 def take_up_recorded_cell(config: RunConfig, folder: Path, say: Callable[[str], Any] = lambda text: None) -> None:

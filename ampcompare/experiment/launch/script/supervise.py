@@ -10,13 +10,13 @@ import subprocess
 import sys
 import threading
 
-from ampcompare.base.processes.start import kill_family
+from ampcompare.base.processes.start import kill_with_descendants
 
 
 def _end_with_input() -> None:
     while os.read(0, 4096):
         pass
-    kill_family(os.getpid())  # the last that it kills is this process
+    kill_with_descendants(os.getpid())  # the last that it kills is this process
 
 
 def main(command: list[str]) -> int:

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 
 from ampcompare.base.environment.fingerprint import fingerprint
-from ampcompare.base.environment.ranks import DistributedEnv, loopback, read_distributed_env
+from ampcompare.base.environment.ranks import DistributedEnv, loopback_interface, read_distributed_env
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit, LaunchError
 from ampcompare.base.files.loaded_code import UsedInputsRecorder
 from ampcompare.base.files.run_files import log_name
@@ -185,7 +185,7 @@ def open_store(world: DistributedEnv) -> Store:
 def process_group(world: DistributedEnv, store: Store, backend: str, device: str, seconds: float) -> Iterator[None]:
     """Initialize the process group and destroy it on exit; a collective operation may take so many seconds."""
     binding = select_gpu_for_group(backend, torch.device(device))
-    if world.nodes == 1 and (name := loopback()) is not None:
+    if world.nodes == 1 and (name := loopback_interface()) is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)  # the host's name may resolve to no address
     store.set_timeout(timedelta(seconds=max(seconds, RENDEZVOUS_SECONDS)))
     try:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ampcompare.base.environment.fingerprint import SWITCHES
 from ampcompare.base.files.loaded_code import differing_files
-from ampcompare.base.formatting import few
+from ampcompare.base.formatting import few_names
 from ampcompare.results.analysis.pairing.declared import why_not_as_declared
 from ampcompare.results.analysis.pairing.pairs import Pair, Pairing, finished_runs
 from ampcompare.results.analysis.pairing.scores import other_metric_reason
@@ -357,7 +357,7 @@ def circumstance_lines(records: Sequence[RunRecord], reference: str) -> Iterator
                 arms_of.setdefault(value, []).append(arm)
         if len(arms_of) > 1:
             everywhere = all(len(arms) == len(rows) for arms in arms_of.values())
-            shown = [value if everywhere else f"{value} ({few(arms)})" for value, arms in arms_of.items()]
+            shown = [value if everywhere else f"{value} ({few_names(arms)})" for value, arms in arms_of.items()]
             yield f"Cells ran with different {what}: {'; '.join(shown)}."
     for arm, runs in rows.items():
         for text_of, end in (

@@ -9,7 +9,7 @@ import statistics
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from ampcompare.base.formatting import few
+from ampcompare.base.formatting import few_names
 from ampcompare.results.analysis.pairing.comparability import incomparable_accuracy_verdict
 from ampcompare.results.analysis.pairing.pairs import Pair, Pairing, divergence_verdict
 from ampcompare.results.analysis.pairing.scores import has_score, metric_of
@@ -243,7 +243,7 @@ def _divergence_cause_of_run(record: RunRecord) -> str:
         name = "AdamW" if optimizer.name == "adamw" else "Adam"
         return f"{name}'s eps of {optimizer.eps:.0e} is 0 in fp16 ({EPS})"
     if record.script is not None and record.script.lost_statistics:
-        layers = few(record.script.lost_statistics)
+        layers = few_names(record.script.lost_statistics)
         return (
             f"running statistics of {layers} are not finite, though the weights are: a forward pass overflowed, and a "
             f"step that is skipped keeps what that has written there ({NAN})"

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from ampcompare.base.formatting import few
+from ampcompare.base.formatting import few_names
 from ampcompare.results.records.comparison import SEEDS_ITSELF
 from ampcompare.results.records.run import RunRecord, ScriptFacts, SeedCall
 from ampcompare.settings.script import SEED_STRIDE, ScriptConfig
@@ -36,14 +36,19 @@ def why_alike(script: ScriptConfig, facts: ScriptFacts | None, seed_option: str 
                 f"the script seeds no global generator, so its first weights and batches come from {_any_of(sources)}; "
                 f"or {pass_on}"
             )
-        return f"the script seeds {few(seed_line_texts(fixed))}: --shift-seeds shifts that for each seed, or {pass_on}"
+        return (
+            f"the script seeds {few_names(seed_line_texts(fixed))}: --shift-seeds shifts that for each "
+            f"seed, or {pass_on}"
+        )
     own = [call for call in calls if call.kind == "own"]
     if own and script.shift_seeds == "global":
-        return f"the script seeds generators of its own, {few(seed_line_texts(own))}, which --shift-seeds all shifts"
+        return (
+            f"the script seeds generators of its own, {few_names(seed_line_texts(own))}, which --shift-seeds all shifts"
+        )
     loaded = [f"{call.function} in {call.place}" for call in calls if call.kind == "load"]
     shifted = [call for call in calls if call.used] or fixed
-    said = f"{few(seed_line_texts(shifted))} decides" if shifted else "the script seeds no generator that decides"
-    files = f"files ({few(loaded)})" if loaded else "files"
+    said = f"{few_names(seed_line_texts(shifted))} decides" if shifted else "the script seeds no generator that decides"
+    files = f"files ({few_names(loaded)})" if loaded else "files"
     neither = "neither first weights nor batches" if shifted else "first weights or batches"
     return f"{said} {neither}, which come from {_any_of([*_states(calls), files, 'fixed numbers in a fixed order'])}"
 
@@ -51,7 +56,7 @@ def why_alike(script: ScriptConfig, facts: ScriptFacts | None, seed_option: str 
 def _states(calls: Sequence[SeedCall]) -> list[str]:
     """Return generators whose seed is decided by what cannot be shifted."""
     setters = [f"{call.function} in {call.place}" for call in calls if call.kind == "state" and call.place]
-    sources = [f"a generator whose state is set ({few(setters)})"] if setters else []
+    sources = [f"a generator whose state is set ({few_names(setters)})"] if setters else []
     if any(call.kind == "state" and not call.place for call in calls):
         sources.append(
             "torch's generator, which a method of its own seeds (torch.default_generator.manual_seed; what "
@@ -81,13 +86,17 @@ def seed_sentences(records: Sequence[RunRecord]) -> Iterator[str]:
     shifted = [call for call in fixed if call.kind == "global" or is_all]
     if shifted:
         yield (
-            f"Shifted seeds: seed k adds {SEED_STRIDE} k to {few(seed_line_texts(shifted))}; seed 0 is the script as "
+            f"Shifted seeds: seed k adds {SEED_STRIDE} k to {few_names(seed_line_texts(shifted))}; "
+            "seed 0 is the script as "
             "written."
         )
     else:
         yield "Shifted seeds: the script seeds nothing that could be shifted."
     if left := [call for call in fixed if call not in shifted]:
-        yield f"Not shifted, in all seeds as written: {few(seed_line_texts(left))}; --shift-seeds all shifts them too."
+        yield (
+            f"Not shifted, in all seeds as written: {few_names(seed_line_texts(left))}; --shift-seeds all "
+            "shifts them too."
+        )
 
 
 def unlike_seed_line(arm: RunRecord, reference: RunRecord) -> str:

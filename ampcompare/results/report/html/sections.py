@@ -93,7 +93,17 @@ def page_sections(comparison: Comparison, logs: Mapping[str, str]) -> list[Secti
 
     def runs() -> list[Block]:
         best = "best %" if comparison.metric.unit == "%" else "best"
-        heads = ["arm", "seed", "status", printable(comparison.metric.head), best, "loss", "step ms", "train s", "MiB"]
+        heads = [
+            "arm",
+            "seed",
+            "status",
+            printable(comparison.metric.head),
+            best,
+            "loss",
+            "step ms",
+            "train s",
+            "MiB",
+        ]
         links = [logs.get(record.cell, "") for record in records]
         table = Table.of([*heads, "loss scale", "skipped", "note"], map(_run_cells, records), caption="Runs")
         return [replace(table, links=links if any(links) else ())]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import ampcompare
-from ampcompare.base.notebook_display import Shown
+from ampcompare.base.notebook_display import ShownInNotebook
 from ampcompare.results.records.comparison import Comparison, read_comparison
 from ampcompare.results.records.diagnosis import Diagnosis, Fault, Place
 from ampcompare.results.report.base import Format
@@ -32,7 +32,7 @@ def comparison() -> Comparison:
 
 
 @pytest.fixture(scope="module")
-def results(comparison: Comparison) -> dict[str, Shown]:
+def results(comparison: Comparison) -> dict[str, ShownInNotebook]:
     """One result of each kind."""
     place = Place(module="cube", operation="pow", where="net.py:3", phase="forward")
     fault = Fault(kind="overflow", place=place, step=0, text="cube pow is <not> finite")
@@ -47,7 +47,7 @@ def results(comparison: Comparison) -> dict[str, Shown]:
     }
 
 
-def test_every_result_shows_itself(results: dict[str, Shown]) -> None:
+def test_every_result_shows_itself(results: dict[str, ShownInNotebook]) -> None:
     """Each result is text and self-contained HTML: well formed, no script, no event, nothing loaded."""
     for name, result in results.items():
         bundle = result._repr_mimebundle_()
@@ -101,7 +101,9 @@ class _Sanitized(HTMLParser):
             self.text += data
 
 
-def test_an_output_that_is_not_trusted_stays_readable(results: dict[str, Shown], comparison: Comparison) -> None:
+def test_an_output_that_is_not_trusted_stays_readable(
+    results: dict[str, ShownInNotebook], comparison: Comparison
+) -> None:
     """Without style and SVG no labels of figures are left behind, words stay apart, and a line says what is missing."""
     shown = {}
     for name, result in results.items():
