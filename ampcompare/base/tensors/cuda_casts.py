@@ -139,7 +139,7 @@ def _is_device(value: Any) -> bool:
 # Asking torch.
 
 
-def overload(name: str) -> Any:
+def find_operation(name: str) -> Any:
     """Return the operation of a name such as `aten::sum.dim_IntList`; None if Python cannot call it."""
     namespace, _, rest = name.partition("::")
     packet, _, which = rest.partition(".")
@@ -151,7 +151,7 @@ def operations_cast_on(device: str) -> set[str]:
     return set(torch._C._dispatch_get_registrations_for_dispatch_key(f"Autocast{device}"))
 
 
-def _in_new_thread(function: Callable[[], Any]) -> Any:
+def _call_in_new_thread(function: Callable[[], Any]) -> Any:
     """Call a function where no mode, transform or autocast of the caller is on.
 
     The thread is none of `threading`: a script may have replaced `Thread.run` by what opens autocast, which would ask
@@ -160,14 +160,14 @@ def _in_new_thread(function: Callable[[], Any]) -> Any:
     box: list[Any] = []
     done = _thread.allocate_lock()
 
-    def call() -> None:
+    def call_and_keep_result() -> None:
         try:
             box.append(function())
         finally:
             done.release()
 
     done.acquire()
-    _thread.start_new_thread(call, ())
+    _thread.start_new_thread(call_and_keep_result, ())
     with done:
         return box[0]
 
@@ -182,7 +182,7 @@ def _observe_call(
         with_casts: cast here, as on CUDA, what torch does not cast so for the device.
     """
 
-    def call() -> _ObservedCall:
+    def call_under_autocast() -> _ObservedCall:
         calls: list[_Call] = []
         result, error = None, None
         fake_args, fake_kwargs = pytree.tree_map(
@@ -194,12 +194,12 @@ def _observe_call(
                 if dtype is not None:
                     torch._C.set_autocast_dtype(device, dtype)
                     torch._C.set_autocast_enabled(device, True)
-                    switch(with_casts)
+                    switch_casts(with_casts)
                 try:
                     result = function(*fake_args, **fake_kwargs)
                 finally:
                     torch._C.set_autocast_enabled(device, False)
-                    switch(False)
+                    switch_casts(False)
         except Exception as raised:  # of any kind: what torch says is the answer
             error = raised.with_traceback(None)
             error.__context__ = None
@@ -207,17 +207,17 @@ def _observe_call(
         casts = tuple(types[1] for func, types in calls if func is TO_COPY and len(types) > 1)
         return _ObservedCall(results, casts, error, tuple(calls))
 
-    return _in_new_thread(call)  # type: ignore[no-any-return]
+    return _call_in_new_thread(call_under_autocast)  # type: ignore[no-any-return]
 
 
-def _sample(function: Any, types: Sequence[torch.dtype]) -> tuple[list[Any], dict[str, Any]] | None:
+def _sample_arguments(function: Any, types: Sequence[torch.dtype]) -> tuple[list[Any], dict[str, Any]] | None:
     """Return arguments of an operation by its schema, with a `_Shape` of each type in turn; None for unknown kinds.
 
     Casts come first, so that the shapes need not fit one another.
     """
     left = list(types)
 
-    def tensor() -> _Shape:
+    def make_sample_tensor() -> _Shape:
         return _Shape((3, 3), left.pop(0) if len(left) > 1 else left[0])
 
     args: list[Any] = []
@@ -228,9 +228,9 @@ def _sample(function: Any, types: Sequence[torch.dtype]) -> tuple[list[Any], dic
         if argument.has_default_value() or (is_optional and "Tensor" not in kind):
             value = argument.default_value if argument.has_default_value() else None
         elif kind in ("Tensor", "Optional[Tensor]"):
-            value = None if is_optional else tensor()
+            value = None if is_optional else make_sample_tensor()
         elif kind == "List[Tensor]":
-            value = [tensor(), tensor()]
+            value = [make_sample_tensor(), make_sample_tensor()]
         elif kind == "List[Optional[Tensor]]":
             value = [_Shape((3,), torch.long)]
         elif kind.startswith("List["):
@@ -256,13 +256,13 @@ def find_cast(name: str, device: str = "cuda") -> Cast:
     Returns:
         `Cast.NONE` where autocast has no kernel for it, or where no call of it could be tried.
     """
-    function = overload(name)
+    function = find_operation(name)
     if function is None or name not in operations_cast_on(device.upper()):
         return Cast.NONE
     half, full = torch.float16, torch.float32
     seen = []
     for types in ([half], [full], [half, full]):
-        sample = _sample(function, types)
+        sample = _sample_arguments(function, types)
         if sample is None:
             return Cast.NONE
         seen.append(_observe_call(device, half, function, *sample))
@@ -272,7 +272,7 @@ def find_cast(name: str, device: str = "cuda") -> Cast:
     if of_half is full:
         return Cast.FP32
     if not any(each.casts or each.results for each in seen):
-        sample = _sample(function, [full])
+        sample = _sample_arguments(function, [full])
         assert sample is not None
         return Cast.REFUSED if _observe_call(device, None, function, *sample).error is None else Cast.NONE
     return Cast.WIDEST if seen[2].casts or of_both is full else Cast.NONE
@@ -291,32 +291,32 @@ _is_enabled, _type_now = torch._C.is_autocast_enabled, torch._C.get_autocast_dty
 _Rule = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 
-def _cast(values: Any, cast: Callable[[Tensor], Tensor]) -> Iterator[Any]:
+def _cast_arguments(values: Any, cast: Callable[[Tensor], Tensor]) -> Iterator[Any]:
     """Yield arguments with the floating-point tensors cast that autocast casts: not those in float64."""
     for each in values:
         if isinstance(each, Tensor):
             yield cast(each) if each.is_floating_point() and each.dtype is not torch.float64 else each
         elif isinstance(each, (list, tuple)):
-            yield type(each)(_cast(each, cast))
+            yield type(each)(_cast_arguments(each, cast))
         else:
             yield each
 
 
 def _call_with(function: Any, args: Any, kwargs: dict[str, Any], cast: Callable[[Tensor], Tensor]) -> Any:
     """Return what an operation computes of arguments that are cast, with autocast off inside."""
-    args = [*_cast(args, cast)]
+    args = [*_cast_arguments(args, cast)]
     if kwargs:
-        kwargs = dict(zip(kwargs, _cast(kwargs.values(), cast), strict=True))
+        kwargs = dict(zip(kwargs, _cast_arguments(kwargs.values(), cast), strict=True))
     with _without(_KEYS):
         return function(*args, **kwargs)
 
 
-def _plainly(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+def _call_without_casts(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     with _without(_KEYS):
         return function(*args, **kwargs)
 
 
-def _has_type(args: Any, kwargs: dict[str, Any]) -> bool:
+def _names_result_type(args: Any, kwargs: dict[str, Any]) -> bool:
     """Return whether a call says in which type it is to be computed."""
     return torch.dtype in map(type, args) or (bool(kwargs) and kwargs.get("dtype") is not None)
 
@@ -326,56 +326,56 @@ def _to_fp32(one: Tensor) -> Tensor:
 
 
 def _fp32_rule(function: Any) -> _Rule:
-    def rule(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if _has_type(args, kwargs):
-            return _plainly(function, args, kwargs)
+    def call_in_fp32(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if _names_result_type(args, kwargs):
+            return _call_without_casts(function, args, kwargs)
         return _call_with(function, args, kwargs, _to_fp32)
 
-    return rule
+    return call_in_fp32
 
 
 def _lower_rule(function: Any, *, cached: bool = True) -> _Rule:
-    def rule(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_in_autocast_type(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         dtype = _type_now("cpu")
         return _call_with(function, args, kwargs, lambda one: _cached_cast(one, dtype) if cached else one.to(dtype))
 
-    return rule
+    return call_in_autocast_type
 
 
 def _widest_rule(function: Any, *, must_round: bool = False) -> _Rule:
-    def rule(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_in_widest_type(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         lower = _type_now("cpu")
-        types = {one.dtype for one in _tensors((args, kwargs)) if one.is_floating_point()} - {torch.float64}
+        types = {one.dtype for one in _tensors_among((args, kwargs)) if one.is_floating_point()} - {torch.float64}
         if types - {torch.float32, lower}:  # the 16-bit type that autocast is not in
-            _refuse(function, lower, args, kwargs)
+            _refuse_as_on_gpu(function, lower, args, kwargs)
         dtype = torch.float32 if torch.float32 in types else lower
         if (
             must_round
             and dtype is not torch.float32
-            and torch.float64 not in {one.dtype for one in _tensors((args, kwargs))}
+            and torch.float64 not in {one.dtype for one in _tensors_among((args, kwargs))}
         ):
-            return _round_results(function, tuple(_cast(args, lambda one: one.to(dtype))), kwargs, [dtype])
+            return _round_results(function, tuple(_cast_arguments(args, lambda one: one.to(dtype))), kwargs, [dtype])
         return _call_with(function, args, kwargs, lambda one: one.to(dtype))
 
-    return rule
+    return call_in_widest_type
 
 
 def _refusal_rule(function: Any) -> _Rule:
-    def rule(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        _refuse(function, _type_now("cpu"), args, kwargs)
-        return _plainly(function, args, kwargs)
+    def refuse_or_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        _refuse_as_on_gpu(function, _type_now("cpu"), args, kwargs)
+        return _call_without_casts(function, args, kwargs)
 
-    return rule
+    return refuse_or_call
 
 
-def _refuse(function: Any, lower: torch.dtype, args: Any, kwargs: Any) -> None:
+def _refuse_as_on_gpu(function: Any, lower: torch.dtype, args: Any, kwargs: Any) -> None:
     """Raise what torch raises for such arguments on a GPU, if it does."""
     error = _observe_call("cuda", lower, function, *_shapes((args, kwargs))).error
     if error is not None:
         raise error
 
 
-def _tensors(values: Any) -> list[Tensor]:
+def _tensors_among(values: Any) -> list[Tensor]:
     args, kwargs = values
     if not kwargs and not any(isinstance(one, (list, tuple)) for one in args):  # nearly always, and far cheaper
         return [one for one in args if isinstance(one, Tensor)]
@@ -411,7 +411,7 @@ def _cached_cast(one: Tensor, dtype: torch.dtype) -> Tensor:
         or one._is_view()
     ):
         return one.to(dtype)
-    with _without(_ONLY_KEY), torch.autograd.graph.saved_tensors_hooks(_same, _same):
+    with _without(_ONLY_KEY), torch.autograd.graph.saved_tensors_hooks(_return_as_it_is, _return_as_it_is):
         product = torch.matmul(one, torch.empty(one.shape[-1], 0, dtype=dtype, requires_grad=True))
         node = product.grad_fn
         while node is not None:
@@ -422,7 +422,7 @@ def _cached_cast(one: Tensor, dtype: torch.dtype) -> Tensor:
     return one.to(dtype)  # without a graph there is nothing to keep
 
 
-def _same(value: Tensor) -> Tensor:
+def _return_as_it_is(value: Tensor) -> Tensor:
     return value
 
 
@@ -438,7 +438,7 @@ def _uncast_rule(name: str, function: Any) -> _Rule:
     compose = functools.partial(function._op_dk, getattr(torch._C.DispatchKey, COMPOSED))
     are_alike: dict[Any, bool] = {}
 
-    def rule(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_in_fp32_and_round(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         lower = _type_now("cpu")
         key, is_alike = None, None
         if is_composed and not kwargs:
@@ -452,7 +452,7 @@ def _uncast_rule(name: str, function: Any) -> _Rule:
                     return compose(*args)
         results = None
         if not is_plain:
-            types = tuple(one.dtype for one in _tensors((args, kwargs)))
+            types = tuple(one.dtype for one in _tensors_among((args, kwargs)))
             if not WIDE.keys().isdisjoint(types):
                 if (lower, *types) not in plans:
                     plans[lower, *types] = _types_on_cuda(function, lower, args, kwargs)
@@ -460,12 +460,12 @@ def _uncast_rule(name: str, function: Any) -> _Rule:
         if results is not None:
             return _round_results(function, args, kwargs, results)
         if not is_composed:
-            return _plainly(function, args, kwargs)
+            return _call_without_casts(function, args, kwargs)
         if key is not None and is_alike is None and len(are_alike) < MAX_KEYS:
             are_alike[key] = _are_parts_alike(compose, lower, args)
         return compose(*args, **kwargs)
 
-    return rule
+    return call_in_fp32_and_round
 
 
 def _are_parts_alike(compose: Callable[..., Any], lower: torch.dtype, args: tuple[Any, ...]) -> bool:
@@ -512,13 +512,13 @@ def _types_on_cuda(function: Any, lower: torch.dtype, args: Any, kwargs: Any) ->
     return None
 
 
-def _fused_rms_norm(function: Any) -> _Rule:
+def _fused_rms_norm_rule(function: Any) -> _Rule:
     """Return the rule before it has a cast: the fused kernel of CUDA rounds to the type of the input."""
 
-    def rule(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_in_fp32_and_round_back(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return _call_with(function, args, kwargs, Tensor.float).to(args[0].dtype)
 
-    return rule
+    return call_in_fp32_and_round_back
 
 
 _RULES = {Cast.FP32: _fp32_rule, Cast.LOWER: _lower_rule, Cast.WIDEST: _widest_rule, Cast.REFUSED: _refusal_rule}
@@ -529,9 +529,9 @@ def _rule_of(name: str, function: Any) -> _Rule | None:
     if name.removeprefix("aten::") in RECURRENT:
         return _lower_rule(function, cached=False)
     if name == "aten::rms_norm" and name not in operations_cast_on("CUDA"):
-        return _fused_rms_norm(function)
+        return _fused_rms_norm_rule(function)
     if name.startswith(OF_LISTS):
-        return functools.partial(_plainly, function)
+        return functools.partial(_call_without_casts, function)
     if name not in operations_cast_on("CUDA"):
         return _uncast_rule(name, function)
     cast = find_cast(name)
@@ -544,24 +544,24 @@ def _rule_of(name: str, function: Any) -> _Rule | None:
     return _RULES[cast](function) if cast in _RULES else _uncast_rule(name, function)
 
 
-def _kernel(name: str, function: Any) -> Callable[..., Any]:
+def _make_kernel(name: str, function: Any) -> Callable[..., Any]:
     rule: _Rule | None = None
 
-    def kernel(*args: Any, **kwargs: Any) -> Any:
+    def call_by_rule(*args: Any, **kwargs: Any) -> Any:
         nonlocal rule
         if rule is None:
             rule = _rule_of(name, function)
             if rule is None:
                 _leave_to_torch(name)
-                rule = functools.partial(_by_torch, function)
+                rule = functools.partial(_call_torchs_kernel, function)
         if not _is_enabled("cpu"):  # inside of an operation that is cast, or of a block that switches autocast off
-            return _plainly(function, args, kwargs)
+            return _call_without_casts(function, args, kwargs)
         return rule(args, kwargs)
 
-    return kernel
+    return call_by_rule
 
 
-def _by_torch(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _call_torchs_kernel(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     with _without(_ONLY_KEY):
         return function(*args, **kwargs)
 
@@ -571,14 +571,14 @@ def _leave_to_torch(name: str) -> None:
     # torch 2.6 refuses that: there the kernel in Python calls torch's own, which costs time alone.
     with warnings.catch_warnings(), suppress(RuntimeError):
         warnings.simplefilter("ignore")  # that a kernel is replaced
-        _library(name).impl(name.partition("::")[2], torch.library.fallthrough_kernel, SPARE)
+        _library_for_operation(name).impl(name.partition("::")[2], torch.library.fallthrough_kernel, SPARE)
 
 
 _libraries: dict[str, torch.library.Library] = {}  # torch forgets the kernels of one that is gone
 _lock = threading.RLock()
 
 
-def _library(name: str) -> torch.library.Library:
+def _library_for_operation(name: str) -> torch.library.Library:
     namespace = name.partition("::")[0]
     if namespace not in _libraries:
         _libraries[namespace] = torch.library.Library(namespace, "IMPL")
@@ -596,35 +596,35 @@ def install() -> None:
         if _seen_modules == (_seen_modules := len(sys.modules) + len(torch.ops.loaded_libraries)):
             return  # what defines operations is imported or loaded
         if not _known:
-            _library("_").fallback(torch.library.fallthrough_kernel, SPARE)
+            _library_for_operation("_").fallback(torch.library.fallthrough_kernel, SPARE)
         names = operations_cast_on("CUDA") | operations_cast_on("CPU")
         names |= {f"aten::{name}" for name in RECURRENT} | set(TRANSFORMS)
         names |= {name for name in torch._C._dispatch_get_all_op_names() if name.startswith(OF_LISTS)}
-        if overload("aten::_fused_rms_norm") is not None:
+        if find_operation("aten::_fused_rms_norm") is not None:
             names.add("aten::rms_norm")
         for name in sorted(names - _known):
-            function = overload(name)
+            function = find_operation(name)
             if function is not None and not name.endswith(NAMED_DIMENSIONS):
-                _library(name).impl(name.partition("::")[2], _kernel(name, function), SPARE)
+                _library_for_operation(name).impl(name.partition("::")[2], _make_kernel(name, function), SPARE)
         _known.update(names)
 
 
-def switch(on: bool) -> None:
+def switch_casts(on: bool) -> None:
     """Cast on this thread as for CUDA, or no longer; autocast for the CPU must be in the same state."""
     _include(_KEY, on)
     _exclude(_KEY, not on)
 
 
-class _Blocks(threading.local):
+class _OpenBlocks(threading.local):
     count = 0  # of blocks of this thread that are entered
 
 
-class _Follower:
+class _AutocastFollower:
     """Switches the casts with the state of autocast for the CPU, in some threads of this process or in all of them."""
 
     def __init__(self) -> None:
         self._blocks = self._everywhere = 0
-        self._here = _Blocks()
+        self._here = _OpenBlocks()
         self._setter: Any = None
 
     def is_on(self) -> bool:
@@ -648,15 +648,15 @@ class _Follower:
             if not self._blocks:
                 torch.set_autocast_enabled = self._setter
         if not self.is_on():
-            switch(False)
+            switch_casts(False)
 
     def _set_enabled(self, *args: Any) -> None:
         self._setter(*args)
         if args[0] == "cpu" and (self._everywhere or self._here.count):
-            switch(bool(args[1]))
+            switch_casts(bool(args[1]))
 
 
-_follower = _Follower()
+_follower = _AutocastFollower()
 
 
 class cuda_casts(AbstractContextManager[None]):  # a context, such as torch.autocast
@@ -681,7 +681,7 @@ def is_casting() -> bool:
     return _follower.is_on()
 
 
-def as_on_cuda(device_type: str, lists: str) -> AbstractContextManager[None]:
+def cast_as_on_cuda(device_type: str, lists: str) -> AbstractContextManager[None]:
     """Return a context in which autocast casts as on CUDA.
 
     Args:
@@ -691,7 +691,7 @@ def as_on_cuda(device_type: str, lists: str) -> AbstractContextManager[None]:
     return AS_IT_IS if device_type != "cpu" or lists != "cuda" or is_casting() else cuda_casts()
 
 
-class Together(AbstractContextManager[Any]):
+class TwoContexts(AbstractContextManager[Any]):
     """Two contexts, one inside of the other; returns what the inner one returns.
 
     It may be entered as often as both contexts may.
