@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.environment.extras import require_torch
-from ampcompare.base.errors import ConfigError, require_one_of
+from ampcompare.base.errors import ConfigError, EnvironmentUnfit, require_one_of
 
 if TYPE_CHECKING:
     from ampcompare.checkpoints.convert.fp32_weights import Conversion
@@ -119,14 +119,23 @@ def lint_paths(
     return report
 
 
-def migrate_script(path: str | Path, *, write: bool = False, torch_version: str | None = None) -> FileMigration:
-    """Rewrite an Apex script or notebook for torch.amp, and renew deprecated names of torch and transformers.
+def migrate_script(
+    path: str | Path,
+    *,
+    write: bool = False,
+    torch_version: str | None = None,
+    how: Literal["rewrite", "adapter"] | None = None,
+) -> FileMigration:
+    """Move an Apex script or notebook to torch.amp, and renew deprecated names of torch and transformers.
 
     Args:
         path: the file.
-        write: change the file; otherwise the result has the patch, in `diff()`.
+        write: change the file, and write the adapter next to it where it takes that; otherwise the result has the
+            patch, in `diff()`.
         torch_version: of the torch that the files are for, such as "2.9"; by default the one that is installed, or the
             newest.
+        how: "rewrite" rewrites all that nothing speaks against; "adapter" changes imports to those of the adapter. By
+            default an ordinary training is rewritten, and any other takes the adapter, with `reason` why.
 
     Returns:
         The new text and what was found, line by line; a file that cannot be read or parsed has a `fault`.
@@ -135,18 +144,32 @@ def migrate_script(path: str | Path, *, write: bool = False, torch_version: str 
         ConfigError: there is no such file, or the file has changed meanwhile.
         EnvironmentUnfit: the file cannot be written.
     """
-    from ampcompare.source.migrate.project import find_mistakes, migrate_file
+    from ampcompare.source.migrate.choice import adapt_all, choose_rewrite, rewrite_all
+    from ampcompare.source.migrate.project import FileMigration
     from ampcompare.source.versions import known_versions
 
+    require_one_of((None, "rewrite", "adapter"), "how", how)
     file = Path(path)
     if not file.is_file():
         raise ConfigError(f"there is no file {file}; give the path of a script or notebook")
-    result = migrate_file(file, must_parse=True, examine=find_mistakes, versions=known_versions(torch_version))
+    if how == "adapter":
+        choice = adapt_all([file])
+    else:
+        plan = rewrite_all if how == "rewrite" else choose_rewrite
+        choice = plan([file], must_parse=lambda each: True, versions=known_versions(torch_version))
+    result = choice.files[0] if choice.files else FileMigration(file)
+    reason = choice.reasons.get(file, "")
+    result = replace(result, reason=reason)
     if write and result.changed:
         try:
+            for adapter in choice.adapters:
+                if adapter.is_new:
+                    adapter.write()
             result.write()
         except ValueError as fault:
             raise ConfigError(f"{file}: not written: {fault}") from None
+        except OSError as fault:
+            raise EnvironmentUnfit(f"{file}: not written: {fault}") from None
     return result
 
 

@@ -1,8 +1,12 @@
-"""`ampcompare migrate`: rewrite scripts of Apex for torch.amp."""
+"""`ampcompare migrate`: move scripts of Apex to torch.amp, by a rewrite or with the adapter."""
+
+from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,20 +17,23 @@ from ampcompare.cli.help import Command, option, option_factory
 from ampcompare.cli.output import note
 from ampcompare.cli.values import FILE, Choice
 
+if TYPE_CHECKING:
+    from ampcompare.source.migrate.project import FileMigration
+
 VERIFY_RESUME = form(
     "--verify-resume STEP",
     "resume_step",
-    ("paths", "adapter", "resume_args", "convert"),
+    ("paths", "adapter", "rewrite", "resume_args", "convert"),
     ", which runs two scripts and changes no file",
 )
 VERIFY = form(
     "--verify",
     "verify",
-    ("paths", "adapter", "steps", "stack", "preflight"),
+    ("paths", "adapter", "rewrite", "steps", "stack", "preflight"),
     ", which changes no file and rewrites for the torch that is installed",
 )
 ADAPT = form("--adapter", "adapter", ("paths", "mode"), ", whose file runs on all versions of torch")
-FORMS = (VERIFY_RESUME, VERIFY, ADAPT, plain_form(("paths", "torch_version", "mode")))
+FORMS = (VERIFY_RESUME, VERIFY, ADAPT, plain_form(("paths", "torch_version", "mode", "rewrite")))
 
 
 @click.command(
@@ -46,8 +53,10 @@ FORMS = (VERIFY_RESUME, VERIFY, ADAPT, plain_form(("paths", "torch_version", "mo
 @option(
     "--adapter",
     is_flag=True,
-    help="leave the code, add one file with Apex's functions on torch.autocast, and import that in the place of Apex",
+    help="add one file with Apex's functions on torch.autocast for all files, and change imports alone; by default "
+    "what is not proven to be right when rewritten takes it",
 )
+@option("--rewrite", is_flag=True, help="rewrite all that nothing speaks against, with notes; the adapter for none")
 @option_factory(migrate_script)("--torch-version", metavar="VERSION")
 @option("--verify", is_flag=True, help="run the script before and after the rewrite on the CPU, and compare each step")
 @option("--device", type=Choice(["cpu"]), default="cpu", expose_value=False, help="of --verify, which needs no other")
@@ -82,6 +91,7 @@ def command(
     asked: Form,
     mode: str,
     adapter: bool,
+    rewrite: bool,
     torch_version: str | None,
     verify: bool,
     steps: int,
@@ -92,15 +102,19 @@ def command(
     preflight: bool,
     paths: tuple[str, ...],
 ) -> int:
-    """Rewrite Apex scripts for torch.amp; verify that they train the same.
+    """Move Apex scripts to torch.amp; verify that they train the same.
 
     PATHS are files, folders and notebooks. The patch, or the result of --verify, goes to stdout, remarks to stderr.
-    Code that cannot be rewritten safely stays, with a comment above the line; --adapter moves it too.
+    A training is rewritten if it is an ordinary one, for which that is proven right. All other projects keep their
+    code and take the adapter: one file with Apex's functions on torch.autocast, which they import.
 
     ampcompare migrate --verify train.py -- ARGS runs train.py ARGS twice: unchanged on ampcompare's engine, and
     rewritten on torch. With --stack old=/envs/old/bin/python the unchanged one runs there, with the Apex of that
     environment.
     """
+    if adapter and rewrite:
+        raise ConfigError("--adapter and --rewrite exclude each other; leave one out")
+    how = "adapter" if adapter else "rewrite" if rewrite else ""
     if asked is VERIFY_RESUME:
         assert resume_step is not None
         from ampcompare.base.environment.extras import require_torch
@@ -112,7 +126,7 @@ def command(
             list(paths[1:]),
             step=resume_step,
             resume_args=resume_args,
-            adapter=adapter,
+            how=how,
             convert=convert,
             say=click.echo,
         )
@@ -132,21 +146,18 @@ def command(
 
         first = check if preflight and stack is None else lambda: None
         where = None if stack is None else next(iter(parse_stacks([stack]).values()))
-        return verify_script(
-            paths[0], list(paths[1:]), steps=steps, say=click.echo, check=first, adapter=adapter, stack=where
-        )
-    if asked is ADAPT:
-        return _adapt_paths(paths, write=mode == "write")
-    return _migrate_paths(paths, torch_version, write=mode == "write")
+        return verify_script(paths[0], list(paths[1:]), steps=steps, say=click.echo, check=first, how=how, stack=where)
+    return _write_all(paths, torch_version, adapter=adapter, rewrite=rewrite, write=mode == "write")
 
 
-def _migrate_paths(paths: tuple[str, ...], torch_version: str | None, *, write: bool) -> int:
+def _write_all(paths: tuple[str, ...], torch_version: str | None, *, adapter: bool, rewrite: bool, write: bool) -> int:
+    """Print or write what becomes of files, and the adapter next to those that take it; return the exit code."""
     from ampcompare.source.find import find_sources
-    from ampcompare.source.migrate.project import find_mistakes, migrate_file
+    from ampcompare.source.migrate.adapter.project import KEPT_FILE
+    from ampcompare.source.migrate.choice import adapt_all, choose_rewrite, rewrite_all
     from ampcompare.source.versions import known_versions
 
     versions = known_versions(torch_version)
-
     faults: list[str] = []
 
     def fail(line: str) -> None:
@@ -155,39 +166,68 @@ def _migrate_paths(paths: tuple[str, ...], torch_version: str | None, *, write: 
 
     files = list(find_sources(paths, unreadable=lambda path, reason: fail(f"{path}: not read: {reason}")))
     named = set(map(Path, paths))
-    changed = left = 0
-    waiting: list[Path] = []
-    loads = False
-    for path in files:
-        result = migrate_file(path, must_parse=path in named, examine=find_mistakes, versions=versions, within=paths)
-        if result.fault is not None:
-            fail(result.lines()[0])
+    if adapter:
+        choice = adapt_all(files)
+    else:
+        how = rewrite_all if rewrite else choose_rewrite
+        choice = how(files, must_parse=named.__contains__, versions=versions, within=paths)
+    changed: list[FileMigration] = []
+    for line in choice.lines():
+        _say_on_stderr(line)
+    for plan in choice.plans:
+        own = [each for each in plan.files if each.changed]
+        try:
+            if own and write and plan.adapter.is_new:
+                plan.adapter.write()
+            elif own and not write:
+                click.echo(plan.adapter.diff(), nl=False)
+        except OSError as fault:
+            fail(f"{plan.adapter.path.parent}: not written: {fault}")
             continue
-        if result.changed and write:
-            loads |= result.loads_state
-            try:
-                result.write()
-            except (ValueError, EnvironmentUnfit) as fault:  # what `write` says of a file
-                fail(f"{path}: not written: {fault}")
-                continue
-        elif result.changed:
-            click.echo(result.diff(), nl=False)
-        for line in result.lines():
-            _say_on_stderr(line)
-        changed += result.changed
-        left += result.by_hand
-        waiting += [path] if result.by_hand else []
-    _say_on_stderr(_sums_line(len(files), changed, left, len(waiting), len(faults), write))
-    if left:
-        _say_how_it_runs(waiting, paths, some_written=changed > 0 and write)
-    elif loads and not faults:
+        changed += _put_files(plan.files, fail, write=write)
+        if own and plan.adapter.is_edited:
+            _say_on_stderr(KEPT_FILE.format(plan.adapter.path))
+        if own:
+            done = f"added {plan.adapter.path}" if write and plan.adapter.is_new else str(plan.adapter.path)
+            whose = f"{len(own)} file{'s' * (len(own) != 1)}"
+            _say_on_stderr(f"{done}: Apex's functions on torch.autocast, for {whose}; keep it with them")
+    changed += _put_files(choice.rewritten, fail, write=write)
+    waiting = [each for each in choice.files if each.by_hand]
+    left = sum(each.by_hand for each in waiting)
+    adapted = [each for plan in choice.plans for each in plan.files if each in changed]
+    _say_on_stderr(_sums_line(len(files), len(changed), len(adapted), left, len(waiting), len(faults), write))
+    if left and not adapter:
+        _say_how_it_runs([each.path for each in waiting], paths, some_written=bool(changed) and write)
+    elif write and not faults and any(each.loads_state for each in changed):
         _say_on_stderr(
             "files that were saved with Apex load as before; to convert one: ampcompare convert OLD NEW --to native"
         )
     elif changed and not write and not faults:
         script = shlex.quote(str(files[0])) if len(files) == 1 else "SCRIPT.py"
-        _say_on_stderr(f"next, check that it trains the same: ampcompare migrate --verify {script} -- ARGS")
+        flag = "--adapter " * adapter + "--rewrite " * rewrite
+        _say_on_stderr(f"next, check that it trains the same: ampcompare migrate {flag}--verify {script} -- ARGS")
     return ConfigError.exit_code if faults else int(left > 0)
+
+
+def _put_files(files: list[FileMigration], fail: Callable[[str], None], *, write: bool) -> list[FileMigration]:
+    """Print the patches of files, or write them, and what is found in them; return those that are changed."""
+    changed = []
+    for each in files:
+        if each.fault is not None:
+            fail(each.summary())
+            continue
+        if each.changed and write:
+            try:
+                each.write()
+            except (ValueError, OSError, EnvironmentUnfit) as fault:  # what `write` says of a file
+                fail(f"{each.path}: not written: {fault}")
+                continue
+        elif each.changed:
+            click.echo(each.diff(), nl=False)
+        for line in each.lines():
+            _say_on_stderr(line)
+        changed += [each] * each.changed
+    return changed
 
 
 def _say_how_it_runs(files: list[Path], paths: tuple[str, ...], *, some_written: bool) -> None:
@@ -206,58 +246,11 @@ def _say_how_it_runs(files: list[Path], paths: tuple[str, ...], *, some_written:
         _say_on_stderr(f"what is left{names} runs on with {install}")
 
 
-def _adapt_paths(paths: tuple[str, ...], *, write: bool) -> int:
-    """Put the adapter next to the files, and change their imports."""
-    from ampcompare.source.find import find_sources
-    from ampcompare.source.migrate.adapter.project import KEPT_FILE, plan_adapters
-
-    faults: list[str] = []
-
-    def fail(line: str) -> None:
-        faults.append(line)
-        _say_on_stderr(f"ampcompare: {line}")
-
-    files = list(find_sources(paths, unreadable=lambda path, reason: fail(f"{path}: not read: {reason}")))
-    plans, unread = plan_adapters(files)
-    for each in unread:
-        fail(each.summary())
-    changed = left = by_hand = 0
-    for plan in plans:
-        own = [each for each in plan.files if each.changed]
-        try:
-            if own and write and plan.adapter.is_new:
-                plan.adapter.write()
-            elif own and not write:
-                click.echo(plan.adapter.diff(), nl=False)
-            for each in own:
-                if write:
-                    each.write()
-                else:
-                    click.echo(each.diff(), nl=False)
-        except (ValueError, OSError, EnvironmentUnfit) as fault:
-            fail(f"{plan.adapter.path.parent}: not written: {fault}")
-            continue
-        for each in plan.files:
-            for line in each.lines():
-                _say_on_stderr(line)
-        if own and plan.adapter.is_edited:
-            _say_on_stderr(KEPT_FILE.format(plan.adapter.path))
-        if own:
-            whose = f"{len(own)} file{'s' * (len(own) != 1)}"
-            _say_on_stderr(f"{plan.adapter.path}: Apex's functions on torch.autocast, for {whose}; keep it with them")
-        changed += len(own)
-        left += sum(each.by_hand for each in plan.files)
-        by_hand += sum(bool(each.by_hand) for each in plan.files)
-    _say_on_stderr(_sums_line(len(files), changed, left, by_hand, len(faults), write))
-    if changed and not write and not faults:
-        script = shlex.quote(str(files[0])) if len(files) == 1 else "SCRIPT.py"
-        _say_on_stderr(f"next, check that it trains the same: ampcompare migrate --adapter --verify {script} -- ARGS")
-    return ConfigError.exit_code if faults else int(left > 0)
-
-
-def _sums_line(files: int, changed: int, left: int, by_hand: int, faults: int, write: bool) -> str:
-    done = "rewritten" if write else "to rewrite; --write does it"
-    parts = [f"{files} file{'s' * (files != 1)}: {f'{changed} {done}' if changed else 'nothing to rewrite'}"]
+def _sums_line(files: int, changed: int, adapted: int, left: int, by_hand: int, faults: int, write: bool) -> str:
+    done = ["rewritten", "moved to the adapter"] if write else ["to rewrite", "to move to the adapter"]
+    counts = [f"{count} {how}" for count, how in zip((changed - adapted, adapted), done, strict=True) if count]
+    what = ", ".join(counts) + "; --write does it" * (not write) if counts else "nothing to rewrite"
+    parts = [f"{files} file{'s' * (files != 1)}: {what}"]
     if left:
         parts.append(f"{left} line{'s' * (left != 1)} left by hand in {by_hand} of them")
     if faults:

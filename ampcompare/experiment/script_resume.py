@@ -101,7 +101,8 @@ def resume_script(
         say(f"stopped behind step {broken.stopped}, after {saved['line']} had saved {_name(saved['path'])}")
         (resumed,) = others
         how = [f"with {check.arguments}"] * bool(added) + [f"with {row['by']}" for row in resumed.trainers[:1]]
-        how += [f"as migrate rewrites it{', from a file that convert has made' * check.convert}"] * bool(check.rewrite)
+        by = "with the adapter" if check.rewrite == "adapter" else "as migrate rewrites it"
+        how += [f"{by}{', from a file that convert has made' * check.convert}"] * bool(check.rewrite)
         say(f"started again{', '.join(['', *how]) if len(how) > 1 else ''.join(f' {each}' for each in how)}: "
             f"{_steps_text(resumed)}")  # fmt: skip
         if not resumed.steps and resumed.last is not None and not resumed.error:
@@ -322,7 +323,7 @@ def verify_migrated_resume(
     *,
     step: int,
     resume_args: str | None,
-    adapter: bool,
+    how: str,
     convert: bool,
     say: Callable[[str], None],
 ) -> int:
@@ -333,7 +334,7 @@ def verify_migrated_resume(
         arguments: of the script.
         step: it is stopped after it has saved a file at or behind this step.
         resume_args: added to its arguments when it is started again, as of `ResumeCheck.arguments`.
-        adapter: it is rewritten for the adapter, not for torch.amp.
+        how: it is rewritten, as of `verify_script`.
         convert: its checkpoint is converted to that of torch.amp before.
         say: prints a line.
 
@@ -346,9 +347,11 @@ def verify_migrated_resume(
         LaunchError: a run failed.
     """
     _refuse_ranks(path, is_module=False)
-    migrate_whole([require_script(path)], adapter=adapter)
+    moved = migrate_whole([require_script(path)], how)
+    for line in moved.reasons:
+        say(line)
     settings = {"arm": "script", "device": "cpu", "compat_torch": True, "guards": "off", "seed": 0, "name": path}
-    check = ResumeCheck(step, resume_args, rewrite="adapter" if adapter else "torch", convert=convert)
+    check = ResumeCheck(step, resume_args, rewrite="adapter" if moved.adapter else "torch", convert=convert)
     found, _ = resume_script({**settings, "arguments": arguments}, check, is_module=False, say=say)
     return 0 if found.answer is Answer.EXACT else 1
 

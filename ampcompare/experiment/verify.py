@@ -23,9 +23,10 @@ from ampcompare.experiment.rewrite_comparison import (
 )
 from ampcompare.experiment.script_process import ENGINE, require_script, run_script_in_child
 from ampcompare.experiment.script_run import UNKNOWN, Run
+from ampcompare.script.process.rewrite_run import FOR_ADAPTER, FOR_TORCH
 from ampcompare.script.process.target import CALLS_APEX
 from ampcompare.settings.stack import StackConfig
-from ampcompare.source.migrate.adapter.project import plan_adapters
+from ampcompare.source.migrate.choice import adapt_all, choose_rewrite
 from ampcompare.source.migrate.finding import NOTE
 from ampcompare.source.migrate.project import FileMigration, find_mistakes, migrate_file
 from ampcompare.source.project import Project
@@ -46,7 +47,7 @@ def verify_script(
     steps: int,
     say: Callable[[str], None],
     check: Callable[[], None] = lambda: None,
-    adapter: bool = False,
+    how: str = "",
     stack: StackConfig | None = None,
 ) -> int:
     """Run a script twice and print the comparison; return the exit code.
@@ -55,7 +56,8 @@ def verify_script(
         arguments: of the script.
         steps: at most, of one optimizer.
         say: prints a line.
-        adapter: the script is not rewritten, but imports the adapter in the place of Apex.
+        how: "rewrite" rewrites the script for torch.amp; with "adapter" it imports the adapter in the place of Apex;
+            "" does what `migrate` does by default.
         check: called once the rewrite is known to be whole, before the script runs; what it raises is passed on.
         stack: where the unchanged script runs, with the Apex that is there; both begin with the weights of that run.
 
@@ -65,13 +67,13 @@ def verify_script(
         LaunchError: one of the runs failed, or trained nothing.
     """
     script = require_script(path)
-    migrate_whole([script], adapter=adapter)
+    migrate_whole([script], how)
     check()
     with tempfile.TemporaryDirectory(prefix="ampcompare-verify-") as folder:
         run: Callable[..., Run] = functools.partial(run_script_in_child, script, arguments, steps=steps)
         if stack is not None:
             run = functools.partial(run, first_weights=Path(folder, CellFile.WEIGHTS))
-        return _Verification(path, arguments, run, say, adapter=adapter, stack=stack).verify()
+        return _Verification(path, arguments, run, say, how=how, stack=stack).verify()
 
 
 class _Verification:
@@ -84,7 +86,7 @@ class _Verification:
         run: Callable[..., Run],
         say: Callable[[str], None],
         *,
-        adapter: bool,
+        how: str,
         stack: StackConfig | None,
     ) -> None:
         self._script = Path(path)
@@ -92,9 +94,10 @@ class _Verification:
         self._arguments = arguments
         self._run = run
         self._say = say
-        self._adapter = adapter
+        self._asked = how
         self._stack = stack
-        self._how = "adapter" if adapter else "torch"
+        self._adapter = False  # whether the script takes it: known with its files
+        self._how = FOR_TORCH
 
     def verify(self) -> int:
         """Run and compare; return the exit code: 0 where the rewritten files can be used, else 1.
@@ -151,7 +154,10 @@ class _Verification:
         """Return what becomes of the script and of the files of it that use Apex."""
         files = original.files if self._stack is None else _files_of_project(self._script)
         others = [self._script.parent / each for each in files if each != self._script.name]
-        return migrate_whole([self._script, *others], adapter=self._adapter)
+        moved = migrate_whole([self._script, *others], self._asked)
+        self._adapter, self._how = moved.adapter, FOR_ADAPTER if moved.adapter else FOR_TORCH
+        self._say_all(moved.reasons)
+        return moved.files
 
     def _say_original(self, original: Run) -> None:
         self._say(f"unchanged, {original.place or ENGINE}: {original.sums()}")
@@ -191,9 +197,11 @@ class _Verification:
             self._say(f"verdict: {verdict}{of_level}; {where}:")
             self._say(f"  {self._compare_command(without[-1])}")
         else:
-            self._say(f"verdict: {verdict}; you can go on with the rewritten files:")
+            with_what = "the adapter" if self._adapter else "the rewritten files"
+            self._say(f"verdict: {verdict}; you can go on with {with_what}:")
         changed = [str(each.path) for each in migrations if each.changed]
-        self._say(f"  {shlex.join(['ampcompare', 'migrate', *['--adapter'] * self._adapter, '--write', *changed])}")
+        asked = [f"--{self._asked}"] * bool(self._asked)
+        self._say(f"  {shlex.join(['ampcompare', 'migrate', *asked, '--write', *changed])}")
 
     def _print_different_verdict(self) -> int:
         self._say(f"verdict: {DIFFERENT}; keep the original until the first difference above is explained")
@@ -296,27 +304,46 @@ def _known_mistakes(migrations: list[FileMigration]) -> list[str]:
     return found
 
 
-def migrate_whole(paths: list[Path], *, adapter: bool) -> list[FileMigration]:
+@dataclasses.dataclass(frozen=True)
+class Moved:
+    """What becomes of the files of a script.
+
+    Attributes:
+        adapter: whether they take the adapter, instead of being rewritten.
+        reasons: why, in a line for each of them, where `migrate` chose so.
+    """
+
+    files: list[FileMigration]
+    adapter: bool
+    reasons: list[str]
+
+
+def migrate_whole(paths: list[Path], how: str) -> Moved:
     """Return what becomes of files, all of whose lines that concern Apex are rewritten.
 
     Args:
         paths: scripts, and modules that they import.
-        adapter: whether they get the adapter in the place of Apex, instead of torch.amp.
+        how: "rewrite" for torch.amp, "adapter" for the adapter in the place of Apex; "" for what is chosen by default.
 
     Raises:
         ConfigError: a file cannot be read or parsed, or lines of it are left by hand.
     """
-    if adapter:
-        plans, faults = plan_adapters(paths)
-        results = [*faults, *(each for plan in plans for each in plan.files)]
+    reasons = []
+    is_adapter = how == "adapter"
+    if not how:
+        choice = choose_rewrite(paths, within=paths)
+        is_adapter, reasons = bool(choice.plans), choice.lines()
+    if is_adapter:
+        results = adapt_all(paths).files
     else:
         results = [migrate_file(path, within=paths) for path in paths]
     for result in results:
         if result.fault is not None:
             raise ConfigError(result.lines()[0])
         if result.by_hand:
+            flag = f"--{how} " * bool(how)
             raise ConfigError(
                 f"{result.by_hand} line{'s' * (result.by_hand != 1)} of {result.path} must be rewritten by hand first; "
-                f"see them with: ampcompare migrate {'--adapter ' * adapter}{result.path}"
+                f"see them with: ampcompare migrate {flag}{result.path}"
             )
-    return results
+    return Moved(results, is_adapter, reasons)

@@ -43,12 +43,14 @@ class FileMigration(ShownInNotebook):
         document: None if it was not read, or cannot use Apex.
         migration: None if it was not parsed.
         fault: why it was not read or parsed, with the line; None if it was.
+        reason: why it takes the adapter, with the line; "" where it does not, or was asked to.
     """
 
     path: Path
     document: Document | None = None
     migration: Migration | None = None
     fault: str | None = None
+    reason: str = ""
 
     @property
     def changed(self) -> bool:
@@ -73,6 +75,8 @@ class FileMigration(ShownInNotebook):
         if self.fault is not None:
             return f"{self.path}: not migrated: {self.fault}"
         done = "to be rewritten for torch.amp" if self.changed else "nothing to rewrite"
+        if self.reason:
+            done = f"takes the adapter, since {self.reason}"
         return f"{self.path}: {done}, {self.by_hand} lines left by hand"
 
     def rows(self) -> list[tuple[str, str, str]]:

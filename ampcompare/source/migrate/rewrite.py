@@ -2,7 +2,7 @@
 
 import ast
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ampcompare.source.amp_names import APEX, CORE, public_name
@@ -83,6 +83,7 @@ class Migration:
 
     Attributes:
         whole: whether the core of `apex.amp`, if the module has any, is rewritten.
+        core: that core, where it is rewritten.
     """
 
     text: str
@@ -90,6 +91,7 @@ class Migration:
     uses: int = 0
     left: int = 0
     whole: bool = True
+    core: Core | None = field(default=None, compare=False, repr=False)
 
     @property
     def left_by_hand(self) -> list[Finding]:
@@ -292,7 +294,8 @@ def _finish_rewrite(text: str, rewrite: _Rewrite, versions: Versions, refused: s
         findings = sorted({*findings, *notes, *_note_inside_model(rewrite.core)})
     if new != text:
         new = _older_names(new, rewrite.torch, versions)
-    return Migration(new, findings, len(rewrite.names.uses), len(rewrite.kept), rewrite.is_whole)
+    uses, left = len(rewrite.names.uses), len(rewrite.kept)
+    return Migration(new, findings, uses, left, rewrite.is_whole, rewrite.core)
 
 
 def _keep_cross_entropy(text: str, new: str, versions: Versions) -> tuple[str, list[Finding], int]:

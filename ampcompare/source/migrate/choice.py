@@ -1,0 +1,158 @@
+"""Choose between a rewrite and the adapter, which all but ordinary trainings take, with all that runs with them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ampcompare.source.migrate.adapter.project import AdapterFile, Plan, lacking, plan_adapters
+from ampcompare.source.migrate.finding import Finding
+from ampcompare.source.migrate.ordinary.training import find_exception
+from ampcompare.source.migrate.project import FileMigration, find_mistakes, migrate_file
+from ampcompare.source.migrate.read.neighbors import initializes, look_around, needs_scaler
+from ampcompare.source.versions import Versions
+
+TAKES = "{0} takes the adapter: {1}"
+FOLLOWS = "it runs with {0}, which takes the adapter"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What becomes of files.
+
+    Attributes:
+        rewritten: files that are rewritten for torch.amp, or in which nothing is to be done.
+        plans: of the files that take the adapter.
+        reasons: why a file takes the adapter, by its path, with the line.
+    """
+
+    rewritten: list[FileMigration] = field(default_factory=list)
+    plans: list[Plan] = field(default_factory=list)
+    reasons: dict[Path, str] = field(default_factory=dict)
+
+    @property
+    def adapters(self) -> list[AdapterFile]:
+        """The files of the adapter that are needed."""
+        return [plan.adapter for plan in self.plans if any(each.changed for each in plan.files)]
+
+    @property
+    def files(self) -> list[FileMigration]:
+        """What becomes of each file."""
+        return [*self.rewritten, *(each for plan in self.plans for each in plan.files)]
+
+    def lines(self) -> list[str]:
+        """Return for each file that takes the adapter why it does."""
+        return [TAKES.format(path, reason) for path, reason in self.reasons.items()]
+
+
+def choose_rewrite(
+    paths: Iterable[Path],
+    *,
+    must_parse: Callable[[Path], bool] = lambda path: False,
+    versions: Versions | None = None,
+    within: Iterable[str | Path] = (),
+) -> Choice:
+    """Return what becomes of files: a rewrite where each training that they run with is ordinary, else the adapter.
+
+    Args:
+        must_parse: whether a file must be Python even if it does not use Apex.
+        versions: of the libraries that the result is for; by default those that are installed.
+        within: folders and files that were named together, as those of one project.
+    """
+    within = tuple(within)
+    results = rewrite_all(paths, must_parse=must_parse, versions=versions, within=within).rewritten
+    known = {_absolute(each.path): each for each in results}
+    exceptions: dict[Path, str] = {}
+
+    def why(path: Path) -> str:
+        if path not in exceptions:
+            result = known.get(path) or migrate_file(path, examine=find_mistakes, versions=versions, within=within)
+            exceptions[path] = _exception_of(result)
+        return exceptions[path]
+
+    reasons: dict[Path, str] = {}
+    for result in results:
+        if result.fault is None and result.migration is not None:
+            reason = why(_absolute(result.path)) or _reason_of_others(result, within, why)
+            if reason:
+                reasons[result.path] = reason
+    if reasons:  # a file that no training is seen to run with may be reached in another way
+        _let_others_follow(results, reasons, within)
+    plans, faults = plan_adapters(list(reasons))
+    adapted = {each.path for each in (*faults, *(file for plan in plans for file in plan.files))}
+    return Choice(
+        [*faults, *(each for each in results if each.path not in adapted)],
+        plans,
+        {path: reason for path, reason in reasons.items() if path in adapted},
+    )
+
+
+def rewrite_all(
+    paths: Iterable[Path],
+    *,
+    must_parse: Callable[[Path], bool] = lambda path: False,
+    versions: Versions | None = None,
+    within: Iterable[str | Path] = (),
+) -> Choice:
+    """Return the rewrite of files, of which all is done that nothing speaks against; arguments as `choose_rewrite`."""
+    within = tuple(within)
+    return Choice(
+        [
+            migrate_file(path, must_parse=must_parse(path), examine=find_mistakes, versions=versions, within=within)
+            for path in paths
+        ]
+    )
+
+
+def adapt_all(paths: Iterable[Path]) -> Choice:
+    """Return what becomes of files that all take the adapter."""
+    plans, faults = plan_adapters(paths)
+    return Choice(faults, plans)
+
+
+def _exception_of(result: FileMigration) -> str:
+    """Return why the training of a file takes the adapter; "" for an ordinary one, and for a file without."""
+    migration, document = result.migration, result.document
+    if migration is None or document is None:
+        return ""
+    found: Finding | None = None
+    if result.by_hand and (not migration.whole or migration.core is not None or not lacking([result.path])):
+        found = migration.left_by_hand[0]
+    elif migration.core is not None:
+        found = find_exception(migration.core, migration, document.text)
+    return "" if found is None else f"line {document.place(found.line, found.column).line}: {found.message}"
+
+
+def _reason_of_others(result: FileMigration, within: tuple[str | Path, ...], why: Callable[[Path], str]) -> str:
+    """Return why a file takes the adapter as a training does that runs with it; "" if none does."""
+    for path in _trainings_around(result, within):
+        if why(path):
+            return FOLLOWS.format(os.path.relpath(path, _absolute(result.path).parent))
+    return ""
+
+
+def _trainings_around(result: FileMigration, within: tuple[str | Path, ...]) -> list[Path]:
+    """Return the other files with a part of Apex's core that run where a file does."""
+    assert result.document is not None
+    around = look_around(result.path, within)
+    module = around.parse(result.document.text)
+    project = around.project(module)
+    found = [(project.path_of(each), each) for each in around.modules_of_program(module)]
+    return [path for path, each in found if path is not None and (initializes(each) or needs_scaler(each))]
+
+
+def _let_others_follow(results: list[FileMigration], reasons: dict[Path, str], within: tuple[str | Path, ...]) -> None:
+    """Let files without a training that is seen to run with them take the adapter of those next to them."""
+    first = next(iter(reasons))
+    for result in results:
+        migration = result.migration
+        if migration is None or result.path in reasons or result.fault is not None:
+            continue
+        if migration.core is None and not _trainings_around(result, within):
+            reasons[result.path] = FOLLOWS.format(first)
+
+
+def _absolute(path: Path) -> Path:
+    return Path(os.path.abspath(path))

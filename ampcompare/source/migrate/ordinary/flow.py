@@ -1,0 +1,408 @@
+"""Where the model, its optimizer and what comes out of the autocast block go: only to places of a closed list.
+
+A value is followed from each use to what it becomes: through assignments, returns and the functions of the project.
+Whatever is not on the list is refused, so nothing here decides what a call does.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections import defaultdict
+from typing import TYPE_CHECKING, NamedTuple
+
+from ampcompare.source.amp_names import CLIPS, WRAPPERS
+from ampcompare.source.index import Function as Called
+from ampcompare.source.index import Unknown, choices_of
+from ampcompare.source.migrate.finding import Unsure
+from ampcompare.source.syntax import argument_values, arguments, dotted_name, is_literal, last_name, walk
+
+if TYPE_CHECKING:
+    from ampcompare.source.migrate.core.context import Core
+    from ampcompare.source.module import Module, Scope
+
+VALUE, MODEL, OPTIMIZER, PARAMETERS = "what the model returns", "the model", "the optimizer", "its parameters"
+# Of a tensor: what gives numbers, truth values, integers or sizes.
+ENDS = frozenset({
+    "item", "size", "dim", "numel", "nelement", "argmax", "argmin", "argsort", "eq", "ne", "ge", "gt", "le", "lt",
+    "isnan", "isinf", "isfinite", "nonzero", "shape", "device", "ndim", "requires_grad", "is_cuda", "float", "long",
+    "int", "bool", "is_floating_point", "get_device",
+})  # fmt: skip
+# Of a tensor: what keeps its elements.
+SAME = frozenset({
+    "detach", "clone", "contiguous", "view", "reshape", "squeeze", "unsqueeze", "flatten", "permute", "transpose", "t",
+    "cuda", "expand", "expand_as", "view_as", "data", "T", "detach_", "narrow", "chunk", "split", "repeat",
+})  # fmt: skip
+# What gives values and their indices.
+PAIRS = frozenset({"max", "min", "topk", "sort", "kthvalue", "median", "mode"})
+# Under autocast as under O1 alike: all but what leaves the GPU or asks for a type.
+LEAVE = frozenset({"cpu", "numpy", "tolist", "to", "type", "double", "half", "bfloat16", "backward", "__array__"})
+SHOWN = frozenset({
+    "print", "str", "repr", "format", "float", "int", "bool", "round", "len", "isinstance", "type", "id", "hasattr",
+    "callable",
+})  # fmt: skip
+SHOWN_ELSEWHERE = frozenset({
+    "math.isnan", "math.isfinite", "math.isinf", "numpy.isnan", "numpy.isfinite", "numpy.isinf", "torch.isnan",
+    "torch.isfinite", "torch.isinf", "torch.is_tensor", "torch.argmax", "torch.argmin", "torch.eq", "torch.ne",
+    "torch.gt", "torch.ge", "torch.lt", "torch.le", "torch.argsort",
+})  # fmt: skip
+TALKS = frozenset({"torch.distributed.all_reduce", "torch.distributed.reduce", "torch.distributed.broadcast"})
+STORE = frozenset({"torch.save", "torch.as_tensor", "torch.tensor", "torch.onnx.export"})
+HOLDING = frozenset({"list", "tuple", "zip", "enumerate", "sum", "reversed", "iter", "filter", "sorted", "min", "max"})
+OF_MODEL = frozenset({
+    "train", "eval", "state_dict", "load_state_dict", "zero_grad", "modules", "named_modules", "children",
+    "named_children", "buffers", "named_buffers", "__class__", "training",
+})  # fmt: skip
+OF_OPTIMIZER = frozenset({"zero_grad", "state_dict", "load_state_dict", "param_groups"})
+PARAMETER_LISTS = frozenset({"parameters", "named_parameters"})
+MOVES = frozenset({"cuda", "to"})
+SCHEDULES = ("torch.optim.lr_scheduler.",)
+HOLDERS = (ast.IfExp, ast.UnaryOp, ast.Dict, ast.List, ast.Tuple, ast.Starred, ast.BinOp)
+POWERS = (ast.Pow, ast.MatMult)
+
+GOES = "{0} goes into `{1}`, which is not on the list of what is right whatever its type"
+OUTSIDE = "`{0}` is outside of the autocast block"
+ELSEWHERE = "line {0} of {1}: "
+
+
+class _Use(NamedTuple):
+    """An expression whose value is followed.
+
+    Attributes:
+        is_cast: whether it runs under autocast, as its caller does.
+    """
+
+    module: Module
+    node: ast.expr
+    kind: str
+    is_cast: bool
+
+
+def refuse_open_flow(core: Core) -> None:
+    """Refuse a training whose model, optimizer or outputs go to a place that is not on the list.
+
+    Raises:
+        Unsure: one does.
+    """
+    _Flow(core).follow()
+
+
+class _Flow:
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._waiting: list[_Use] = []
+        self._seen: set[tuple[ast.AST, str, bool]] = set()
+        self._sites = {each.statement for each in core.sites.initializes}
+        self._losses = {id(each.loss) for each in core.sites.backwards}
+        self._optimizers = {id(each.call.func) for each in core.sites.steps}
+        self._optimizers |= {id(one) for each in core.sites.backwards for one in each.arguments.values()}
+        self._masters = {id(each) for call in core.sites.masters for each in call.args}
+        self._clips = {id(each.node) for each in core.sites.reads}
+        self._stored: dict[Module, dict[Scope, set[str]]] = {}
+
+    def follow(self) -> None:
+        """Follow the model, the optimizer, and what is computed in the block; what goes elsewhere is an Unsure."""
+        core, module = self._core, self._core.module
+        for each in core.sites.initializes:
+            scope = module.scope_of[each.call]
+            for name, kind in (("models", MODEL), ("optimizers", OPTIMIZER)):
+                given = each.arguments[name]
+                self._follow_name(module, scope, dotted_name(given) or "", kind, is_cast=False)
+            assert isinstance(each.statement, ast.Assign)
+            target = each.statement.targets[0]
+            for one, kind in zip(getattr(target, "elts", []), (MODEL, OPTIMIZER), strict=False):
+                self._follow_name(module, scope, dotted_name(one) or "", kind, is_cast=False)
+        for first, last in core.forward.regions:
+            for call in module.calls:
+                if first.lineno <= call.lineno <= (last.end_lineno or last.lineno) and not self._is_shown(module, call):
+                    self._add(_Use(module, call, VALUE, is_cast=True))
+        for call in module.calls:
+            if core.is_covered(call) and self._may_compute(call):
+                self._add(_Use(module, call, VALUE, is_cast=True))
+        while self._waiting:
+            self._settle(self._waiting.pop())
+
+    def _may_compute(self, call: ast.Call) -> bool:
+        """Return whether an object is called, other than a function or class that is seen to be one."""
+        module = self._core.module
+        if not argument_values(call) or not isinstance(call.func, (ast.Name, ast.Attribute)):
+            return False
+        callee = self._core.index.callee(call, module.scope_of[call])
+        if any(each.name.endswith(("forward", "__call__")) for each in choices_of(callee)):
+            return True
+        is_builtin = hasattr(builtins, last_name(call.func)) and isinstance(call.func, ast.Name)
+        return isinstance(callee, Unknown) and isinstance(call.func, ast.Name) and not is_builtin
+
+    # What is followed.
+
+    def _add(self, use: _Use) -> None:
+        key = (use.node, use.kind, use.is_cast)
+        if key not in self._seen:
+            self._seen.add(key)
+            self._waiting.append(use)
+
+    def _follow_name(self, module: Module, scope: Scope, name: str, kind: str, *, is_cast: bool) -> None:
+        """Follow all uses of a variable."""
+        home = self._home(module, scope, name)
+        for node in module.nodes:
+            if not isinstance(node, ast.Name) or node.id != name:
+                continue
+            if isinstance(node.ctx, ast.Load) and self._home(module, module.scope_of[node], name) is home:
+                self._add(_Use(module, node, kind, is_cast))
+            elif kind == VALUE and isinstance(around := module.parent(node), ast.AugAssign):
+                if isinstance(around.op, POWERS) and not self._is_cast(module, node, is_cast):
+                    self._refuse(_Use(module, node, kind, is_cast), around)
+
+    def _home(self, module: Module, scope: Scope, name: str) -> Scope:
+        """Return the scope whose variable a name is."""
+        if module not in self._stored:
+            found: dict[Scope, set[str]] = defaultdict(set)
+            for node in module.nodes:
+                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                    found[module.scope_of[node]].add(node.id)
+            self._stored[module] = found
+        for each in scope.enclosing():
+            if name in each.globals:
+                return module.top
+            if name in each.parameters or name in self._stored[module].get(each, ()):
+                return each
+        return module.top
+
+    def _is_cast(self, module: Module, node: ast.AST, is_cast: bool) -> bool:
+        return is_cast or (module is self._core.module and self._core.is_covered(node))
+
+    def _refuse(self, use: _Use, at: ast.AST, message: str = "") -> None:
+        """Refuse a use, with the place that it goes to."""
+        text = ast.unparse(at).splitlines()[0]
+        message = message or GOES.format(use.kind, text if len(text) <= 80 else f"{text[:77]}...")
+        if use.module is self._core.module:
+            raise Unsure(use.node, message)
+        where = ELSEWHERE.format(use.node.lineno, self._core.index.name_of(use.module))
+        raise Unsure(self._core.sites.initializes[0].call, where + message)
+
+    # One use.
+
+    def _settle(self, use: _Use) -> None:
+        module, node = use.module, use.node
+        around = module.parent(node)
+        if module.statement(node) in self._sites or id(node) in self._losses | self._optimizers | self._masters:
+            return
+        if isinstance(around, ast.keyword):
+            around = module.parent(around)
+        if isinstance(around, ast.Attribute):
+            self._settle_attribute(use, around)
+        elif isinstance(around, ast.Call):
+            if around.func is node:
+                self._settle_called(use, around)
+            else:
+                self._settle_argument(use, around)
+        elif isinstance(around, ast.Assign):
+            self._bind(use, around.targets, around)
+        elif isinstance(around, ast.AnnAssign):
+            self._bind(use, [around.target], around)
+        elif isinstance(around, (ast.For, ast.comprehension)) and around.iter is node:
+            if use.kind != PARAMETERS:
+                self._bind(use, [around.target], around)
+        elif isinstance(around, ast.AugAssign):
+            self._settle_sum(use, around, [around.target])
+        elif isinstance(around, ast.Return):
+            self._settle_return(use, around)
+        elif isinstance(around, (ast.Tuple, ast.List)) and isinstance(module.parent(around), (ast.Assign, ast.Return)):
+            self._add(use._replace(node=around))
+        else:
+            self._settle_part(use, around)
+
+    def _settle_part(self, use: _Use, around: ast.AST) -> None:
+        """Settle a part of an expression, or of a test."""
+        if isinstance(around, (ast.Compare, ast.BoolOp, ast.If, ast.While, ast.Assert, ast.Expr, ast.Delete)):
+            return
+        if isinstance(around, (ast.FormattedValue, ast.JoinedStr)) or self._is_formatted(use.module, around):
+            return
+        is_value = use.kind == VALUE
+        if isinstance(around, ast.IfExp) and around.test is use.node:
+            return
+        if isinstance(around, ast.UnaryOp) and isinstance(around.op, ast.Not):
+            return
+        if is_value and isinstance(around, ast.BinOp):
+            self._settle_sum(use, around, [])
+        elif is_value and isinstance(around, ast.Subscript):
+            if around.value is use.node:  # as an index, it chooses the same elements whatever its type
+                self._add(use._replace(node=around))
+        elif isinstance(around, HOLDERS if use.kind == PARAMETERS else (ast.IfExp, ast.UnaryOp)):
+            self._add(use._replace(node=around))
+        elif is_value and isinstance(around, (ast.Tuple, ast.List)) and self._is_cast(*use[:2], use.is_cast):
+            self._add(use._replace(node=around))  # as of torch.cat
+        else:
+            self._refuse(use, around)
+
+    def _is_formatted(self, module: Module, node: ast.AST) -> bool:
+        """Return whether a node is the text that `%` makes, or the tuple for it."""
+        if isinstance(node, ast.Tuple):
+            node = module.parent(node)
+        if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod)):
+            return False
+        return isinstance(node.left, ast.JoinedStr) or isinstance(getattr(node.left, "value", None), str)
+
+    def _settle_sum(self, use: _Use, around: ast.BinOp | ast.AugAssign, targets: list[ast.expr]) -> None:
+        is_cast = self._is_cast(use.module, use.node, use.is_cast)
+        if use.kind != VALUE or (isinstance(around.op, POWERS) and not is_cast):
+            self._refuse(use, around)
+        if isinstance(around, ast.BinOp):
+            self._add(use._replace(node=around))
+        else:
+            self._bind(use, targets, around)
+
+    def _bind(self, use: _Use, targets: list[ast.expr], around: ast.AST) -> None:
+        """Follow the names that something is assigned to."""
+        module = use.module
+        for target in targets:
+            if isinstance(target, (ast.Tuple, ast.List)):
+                if use.kind not in (VALUE, MODEL, OPTIMIZER):
+                    self._refuse(use, around)
+                parts = target.elts
+                if isinstance(use.node, (ast.Tuple, ast.List)) and len(parts) == len(use.node.elts):
+                    parts = [one for one, value in zip(parts, use.node.elts, strict=True) if self._is_seen(use, value)]
+                elif use.kind != VALUE:
+                    self._refuse(use, around)
+                elif isinstance(use.node, ast.Call) and last_name(use.node.func) in PAIRS and len(parts) == 2:
+                    parts = parts[:1]
+                self._bind(use, parts, around)
+            elif isinstance(target, ast.Name):
+                self._follow_name(module, module.scope_of[target], target.id, use.kind, is_cast=use.is_cast)
+            elif not (isinstance(target, ast.Starred) and isinstance(target.value, ast.Name)):
+                self._refuse(use, around)
+
+    def _is_seen(self, use: _Use, node: ast.expr) -> bool:
+        return (node, use.kind, use.is_cast) in self._seen
+
+    def _settle_return(self, use: _Use, around: ast.Return) -> None:
+        module = use.module
+        function = module.function(around)
+        scope = None if function is None else module.scope_from[function]
+        calls, complete = ([], False) if scope is None else self._core.index.callers(scope)
+        if not complete or use.kind == PARAMETERS:
+            self._refuse(use, around)
+        for call in calls:
+            home = self._core.index.scope_of(call).module
+            self._add(_Use(home, call, use.kind, is_cast=False if home is self._core.module else use.is_cast))
+
+    # Attributes and calls.
+
+    def _settle_attribute(self, use: _Use, around: ast.Attribute) -> None:
+        module, name = use.module, around.attr
+        call = module.parent(around)
+        called = call if isinstance(call, ast.Call) and call.func is around else None
+        if use.kind == VALUE:
+            self._settle_tensor(use, around, called)
+        elif use.kind == OPTIMIZER:
+            if name not in OF_OPTIMIZER and id(around) not in self._optimizers:
+                self._refuse(use, called or around)
+        elif use.kind == PARAMETERS:
+            self._refuse(use, called or around)
+        elif name in PARAMETER_LISTS and called is not None:
+            self._add(_Use(module, called, PARAMETERS, use.is_cast))
+        elif name in MOVES and called is not None:
+            self._add(use._replace(node=called))
+        elif name == "module":
+            self._add(use._replace(node=around))
+        elif name not in OF_MODEL and not self._is_before(module, around):
+            self._refuse(use, called or around)
+
+    def _is_before(self, module: Module, node: ast.AST) -> bool:
+        core = self._core
+        return module is core.module and core.runs_before(module.statement(node))
+
+    def _settle_tensor(self, use: _Use, around: ast.Attribute, called: ast.Call | None) -> None:
+        module, name = use.module, around.attr
+        whole: ast.expr = called or around
+        given = [] if called is None else argument_values(called)
+        is_cast = self._is_cast(module, around, use.is_cast)
+        if name in ENDS:
+            return
+        if name in PAIRS and called is not None:
+            above = module.parent(called)
+            if not (given and isinstance(above, ast.Subscript) and is_literal(above.slice, 1)):
+                self._add(use._replace(node=whole))
+            return
+        is_move = name == "to" and bool(given) and all("device" in ast.unparse(each) for each in given)
+        if not is_move and name not in SAME and (not is_cast or name in LEAVE):
+            self._refuse(use, whole)
+        self._add(use._replace(node=whole))
+
+    def _settle_called(self, use: _Use, call: ast.Call) -> None:
+        """Settle a call of the model itself; no other thing that is followed may be called."""
+        if use.kind != MODEL:
+            self._refuse(use, call)
+        if not self._is_cast(use.module, call, use.is_cast):
+            self._refuse(use, call, OUTSIDE.format(ast.unparse(call)))
+        self._add(_Use(use.module, call, VALUE, use.is_cast))
+
+    def _is_shown(self, module: Module, call: ast.Call) -> bool:
+        """Return whether a call shows its arguments, or asks for truth values, integers or sizes."""
+        name, full = last_name(call.func), module.resolve(call.func)
+        if isinstance(call.func, ast.Name) and full is None and name in SHOWN and hasattr(builtins, name):
+            return True
+        if full is not None and full.startswith(("logging.", "time.")):
+            return True
+        is_text = isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Constant)
+        return full in SHOWN_ELSEWHERE or is_text or (isinstance(call.func, ast.Attribute) and name in ENDS)
+
+    def _settle_argument(self, use: _Use, call: ast.Call) -> None:
+        module, kind = use.module, use.kind
+        name, full = last_name(call.func), module.resolve(call.func) or ""
+        is_cast = self._is_cast(module, call, use.is_cast)
+        if self._is_shown(module, call):
+            return
+        if isinstance(call.func, ast.Name) and not full and name in HOLDING and hasattr(builtins, name):
+            if kind in (VALUE, PARAMETERS):
+                self._add(use._replace(node=call))
+                return
+        if kind == PARAMETERS and (full.startswith("torch.optim.") or (full in CLIPS and id(call) in self._clips)):
+            return
+        if kind == OPTIMIZER and full.startswith(SCHEDULES):
+            return
+        if kind == MODEL and full in WRAPPERS:
+            self._add(use._replace(node=call))
+            return
+        if kind == MODEL and full == "torch.save":
+            return
+        if kind == VALUE and full in TALKS:
+            return
+        if kind == VALUE and full.startswith("torch.") and full not in STORE and (is_cast or _gives_pairs(full)):
+            above = module.parent(call)
+            if not (isinstance(above, ast.Subscript) and is_literal(above.slice, 1) and name in PAIRS):
+                self._add(use._replace(node=call))
+            return
+        self._settle_function(use, call, is_cast=is_cast)
+
+    def _settle_function(self, use: _Use, call: ast.Call, *, is_cast: bool) -> None:
+        """Follow an argument into the functions of the project that a call may name."""
+        index, module = self._core.index, use.module
+        callee = index.callee(call, module.scope_of[call])
+        choices = choices_of(callee)
+        if isinstance(callee, Unknown) or not choices or use.kind == PARAMETERS:
+            self._refuse(use, call)
+        for each in choices:
+            if not isinstance(each, Called):
+                is_of_torch = use.kind == VALUE and is_cast and each.name.startswith("torch.nn.")
+                if not is_of_torch:
+                    self._refuse(use, call)
+                self._add(use._replace(node=call))
+                continue
+            node = each.scope.node
+            if each.name in ("forward", "__call__") and use.kind == VALUE and is_cast:
+                self._add(use._replace(node=call))  # a criterion: it computes as under O1
+                continue
+            if not isinstance(node, ast.FunctionDef) or each.name == "__init__" or each.given:
+                self._refuse(use, call)
+            assert isinstance(node, ast.FunctionDef)
+            bound = arguments(call, each.module.positional(node))
+            keys = [key for key, value in bound.items() if use.node in walk(value)]
+            if not keys or not set(keys) <= each.scope.parameters or node.decorator_list:
+                self._refuse(use, call)
+            for key in keys:
+                self._follow_name(each.module, each.scope, key, use.kind, is_cast=is_cast)
+
+
+def _gives_pairs(full: str) -> bool:
+    return full.removeprefix("torch.") in PAIRS

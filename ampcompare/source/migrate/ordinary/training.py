@@ -1,0 +1,356 @@
+"""Which trainings a rewrite is proven right for: those of a closed list of forms; all others take the adapter."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import TYPE_CHECKING
+
+from ampcompare.source.amp_names import CLIPS, CORE
+from ampcompare.source.branches import is_exclusive
+from ampcompare.source.index import Function as Called
+from ampcompare.source.index import Unknown, choices_of
+from ampcompare.source.migrate.casts import OF_O1
+from ampcompare.source.migrate.core.context import Core
+from ampcompare.source.migrate.core.model_casts import casts_itself
+from ampcompare.source.migrate.core.scalers import LOOPS, conditions_of
+from ampcompare.source.migrate.finding import Finding, Unsure
+from ampcompare.source.migrate.ordinary.flow import refuse_open_flow
+from ampcompare.source.migrate.ordinary.words import refuse_words, stores_into_tensors
+from ampcompare.source.object_kinds import ObjectKinds
+from ampcompare.source.syntax import dotted_name, is_literal, last_name, walk
+
+if TYPE_CHECKING:
+    from ampcompare.source.migrate.read.sites import Backward, Initialize, Read, Step
+    from ampcompare.source.migrate.rewrite import Migration
+
+# Options of amp.initialize, with the values that change nothing, and those of the level.
+OPTIONS: dict[str, tuple[object, ...]] = {
+    "opt_level": ("O0", "O1"),
+    "loss_scale": (None, "dynamic"),
+    "verbosity": (0, 1),
+    "enabled": (True,),
+    "num_losses": (1,),
+    "keep_batchnorm_fp32": (None,),
+    "master_weights": (None,),
+    "cast_model_type": (None,),
+    "patch_torch_functions": (None, True),
+}
+# What autocast only rounds in another way than O1; where types of results differ, nothing may depend on them.
+ROUNDED = frozenset({"cross_entropy"})
+OTHER_TYPES = frozenset({"gelu", "softmax", "log_softmax", "log1p", "logsumexp", "huber_loss", "rms_norm", "square"})
+CALLED = re.compile(r"(\w+) \(line \d+\)")
+# What else of Apex may be in the file; what its options lose has a note.
+BESIDE_CORE = ("apex.normalization.", "apex.parallel.")
+MADE_BY = ("torch.nn.", "torchvision.", "torch.optim.")
+STATEMENTS = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.If, ast.For, ast.Expr, ast.Assert, ast.Pass)
+
+NOTED = "a rewrite changes this, or leaves open what it does: {0}"
+SHARED_LINES = "statements about Apex share a line here"
+SEVERAL = "there are {0} calls of {1}, and a rewrite is proven right for one"
+NOT_PLAIN = "{0} of amp.initialize is `{1}`, and no variable of its own"
+OPTION = "amp.initialize gets {0}={1}; a rewrite has one level, O1 or O0 as text, and no option of its own"
+FLOW = "amp.initialize runs {0}"
+FORM = "this is not the plain form: {0}"
+PLAIN = "with amp.scale_loss(loss, optimizer) as scaled_loss: scaled_loss.backward()"
+USES = "{0} is more of Apex than the core and its layers"
+MADE = "what makes `{0}` is `{1}`, and only networks of this project, of torch and of torchvision are read"
+IMPORTED_BY = "{0} imports this file, and what it does with it is not read"
+
+
+def find_exception(core: Core, migration: Migration, text: str) -> Finding | None:
+    """Return why a training that is rewritten is not ordinary, with its place; None if it is.
+
+    Args:
+        migration: of the file, with the notes on it.
+        text: of the file.
+    """
+    if core.module.text != text:
+        return Finding.at(core.sites.initializes[0].call, "", SHARED_LINES)
+    try:
+        _refuse_uses(core)
+        _refuse_initialize(core)
+        _refuse_several(core)
+        _refuse_forward(core)
+        _refuse_update(core)
+        _refuse_makers(core)
+        refuse_words(core)
+        refuse_open_flow(core)
+        _refuse_notes(core, migration)
+    except Unsure as error:
+        return Finding.at(error.node, "", str(error))
+    return None
+
+
+def _refuse_notes(core: Core, migration: Migration) -> None:
+    """Refuse a rewrite with a note that is no mere rounding."""
+    beginning = OF_O1.partition("{0}")[0]
+    allowed = ROUNDED if stores_into_tensors(core) else ROUNDED | OTHER_TYPES
+    for each in migration.findings:
+        place = next((one for one in core.module.nodes if getattr(one, "lineno", 0) == each.line), core.module.tree)
+        if beginning not in each.message:
+            raise Unsure(place, NOTED.format(each.message))
+        names = set(CALLED.findall(each.message))
+        if not names <= allowed:
+            raise Unsure(place, NOTED.format(f"O1 and autocast compute {', '.join(sorted(names - allowed))} otherwise"))
+
+
+def _refuse_uses(core: Core) -> None:
+    for node, meaning in core.names.uses:
+        is_core = meaning.startswith("apex.amp.") and meaning.removeprefix("apex.amp.") in CORE
+        if not is_core and not meaning.startswith(BESIDE_CORE):
+            raise Unsure(node, USES.format(meaning))
+    for path, _ in core.around.modules_above(core.module):
+        raise Unsure(core.sites.initializes[0].call, IMPORTED_BY.format(core.around.name_of(path)))
+
+
+def _refuse_initialize(core: Core) -> None:
+    """Refuse all but one call, for one model and one optimizer, with a literal level, behind one test at most."""
+    sites, module = core.sites, core.module
+    if len(sites.initializes) != 1:
+        raise Unsure(sites.initializes[1].call, SEVERAL.format(len(sites.initializes), "amp.initialize"))
+    (initialize,) = sites.initializes
+    for name in ("models", "optimizers"):
+        given = initialize.arguments.get(name)
+        if not isinstance(given, ast.Name):
+            shown = "missing" if given is None else ast.unparse(given)
+            raise Unsure(initialize.call, NOT_PLAIN.format(f"the argument {name}", shown))
+    target = initialize.statement.targets[0] if isinstance(initialize.statement, ast.Assign) else None
+    parts = target.elts if isinstance(target, (ast.Tuple, ast.List)) else []
+    if len(parts) != 2 or not all(isinstance(each, ast.Name) for each in parts):
+        raise Unsure(initialize.call, FORM.format("model, optimizer = amp.initialize(model, optimizer, ...)"))
+    _refuse_options(initialize)
+    if initialize.function is not None and (
+        module.class_of(initialize.function) is not None or len(list(module.functions_around(initialize.call))) > 1
+    ):
+        raise Unsure(initialize.call, FLOW.format("in a method, or in a function inside of another"))
+    for outer in module.within_function(initialize.statement):
+        if isinstance(outer, LOOPS):
+            raise Unsure(initialize.call, FLOW.format("in a loop"))
+        if not isinstance(outer, (ast.If, ast.FunctionDef, ast.Module)):
+            raise Unsure(initialize.call, FLOW.format("inside of another statement than an `if`"))
+    tests = [each.test for each in conditions_of(module, initialize) if not _is_main(each.test)]
+    if len(tests) > 1 or any(dotted_name(each) is None for each in tests):
+        raise Unsure(initialize.call, FLOW.format(f"if {' and '.join(map(ast.unparse, tests))}"))
+
+
+def _is_main(test: ast.expr) -> bool:
+    return isinstance(test, ast.Compare) and dotted_name(test.left) == "__name__"
+
+
+def _refuse_options(initialize: Initialize) -> None:
+    if any(each.arg is None for each in initialize.call.keywords) or initialize.level:
+        raise Unsure(initialize.call, OPTION.format("opt_level", initialize.level or "**"))
+    for name, value in initialize.arguments.items():
+        if name in ("models", "optimizers"):
+            continue
+        values = OPTIONS.get(name, ())
+        if not any(is_literal(value, each) for each in values):
+            raise Unsure(initialize.call, OPTION.format(name, ast.unparse(value)))
+
+
+def _refuse_several(core: Core) -> None:
+    """Refuse all but one scaled loss and one step, and any other backward pass or step."""
+    module, sites = core.module, core.sites
+    blocks = [each for each in sites.backwards if each.block]
+    for what, found in (("amp.scale_loss", blocks), ("step", sites.steps)):
+        if len(found) != 1:
+            place = found[-1].statement if found else sites.initializes[0].call
+            raise Unsure(place, SEVERAL.format(len(found), what))
+    if sites.natives or core.forward.inline or core.forward.apart:
+        raise Unsure(blocks[0].statement, FORM.format("the loss is a variable that the lines above compute"))
+    kinds = ObjectKinds(module, core.index)
+    for call, owner in module.methods("step"):
+        if call is not sites.steps[0].call and kinds.of(owner, module.scope_of[call]) != "scheduler":
+            raise Unsure(call, SEVERAL.format("several", "step"))
+    known = {each.node for each in sites.backwards}
+    for call, _ in module.methods("backward"):
+        if call not in known and blocks[0].statement not in module.ancestors(call):
+            raise Unsure(call, SEVERAL.format("several", "backward"))
+
+
+def _refuse_forward(core: Core) -> None:
+    """Refuse all but one block of autocast, right above the backward pass, of plain assignments."""
+    module = core.module
+    (block,) = [each for each in core.sites.backwards if each.block]
+    if casts_itself(core) or len(core.forward.regions) != 1:
+        raise Unsure(block.statement, FORM.format("one block of autocast above the backward pass"))
+    ((first, last),) = core.forward.regions
+    body = module.block(first)
+    outer = _outermost(core, block)
+    if last not in body or outer not in body or body.index(last) >= body.index(outer):
+        raise Unsure(first, FORM.format("the forward pass stands right above its backward pass"))
+    for statement in body[body.index(first) : body.index(last) + 1]:
+        for node in walk(statement):
+            is_open = isinstance(node, (ast.Lambda, ast.Yield, ast.YieldFrom, ast.Await, ast.NamedExpr))
+            if is_open or (isinstance(node, ast.stmt) and not isinstance(node, STATEMENTS)):
+                raise Unsure(node, FORM.format("assignments alone in the forward pass"))
+            if isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, ast.Store):
+                raise Unsure(node, FORM.format("the forward pass sets variables alone"))
+
+
+def _outermost(core: Core, block: Backward) -> ast.stmt:
+    """Return the statement of a backward pass: its block, or the `if` whose other branch has the plain one."""
+    module = core.module
+    outer = module.outer(block.statement)
+    plain = [each for each in core.sites.backwards if not each.block]
+    if isinstance(outer, ast.If) and plain:
+        if all(module.outer(each.statement) is outer for each in plain) and len(plain) == 1:
+            if is_exclusive(module, plain[0].statement, block.statement) and dotted_name(outer.test) is not None:
+                return outer
+    if plain:
+        raise Unsure(plain[0].statement, SEVERAL.format("several", "backward"))
+    return block.statement
+
+
+def _refuse_update(core: Core) -> None:
+    """Refuse all but: backward pass, clip, step and zero_grad in one block, the last three behind one test at most."""
+    module = core.module
+    (block,) = [each for each in core.sites.backwards if each.block]
+    (step,) = core.sites.steps
+    inside = block.statement.body if isinstance(block.statement, ast.With) else []
+    call = getattr(inside[0], "value", None) if len(inside) == 1 else None
+    is_plain = isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "backward"
+    has_arguments = isinstance(call, ast.Call) and bool(call.args or call.keywords)
+    if not is_plain or has_arguments or set(block.arguments) != {"loss", "optimizers"}:
+        raise Unsure(block.statement, FORM.format(PLAIN))
+    if any(isinstance(each, ast.Call) for each in walk(block.loss)) or len(block.optimizers) != 1:
+        raise Unsure(block.statement, FORM.format("the loss is a variable, which may be divided"))
+    if step.function is not block.function or step.options:
+        raise Unsure(step.call, FORM.format("the step stands below its backward pass"))
+    outer = _outermost(core, block)
+    if any(isinstance(each, ast.Try) for each in module.within_function(outer)):
+        raise Unsure(block.statement, FORM.format("no `try` around the backward pass"))
+    body = module.block(outer)
+    held = step.statement if step.statement in body else module.outer(step.statement)
+    if held not in body or body.index(held) <= body.index(outer):
+        raise Unsure(step.call, FORM.format("the step stands below its backward pass, behind one test at most"))
+    if isinstance(held, ast.If) and (held.orelse or held is not module.outer(step.statement)):
+        raise Unsure(step.call, FORM.format("the step stands behind one test at most"))
+    if held is not step.statement and not isinstance(held, ast.If):
+        raise Unsure(step.call, FORM.format("the step stands behind one test at most"))
+    between = body[body.index(outer) + 1 : body.index(held)]
+    if isinstance(held, ast.If):
+        between += held.body[: held.body.index(step.statement)]
+        _refuse_gradients_in_test(held)
+    for each in between:
+        _refuse_between(core, each)
+    _refuse_reads(core, between)
+    _refuse_clears(core, step, held, outer)
+
+
+def _refuse_gradients_in_test(held: ast.If) -> None:
+    for node in walk(held.test):
+        if isinstance(node, ast.Call) and last_name(node.func) != "len":
+            raise Unsure(held, FORM.format("the test of a step counts rounds, and calls nothing"))
+
+
+def _refuse_between(core: Core, statement: ast.stmt) -> None:
+    """Refuse what stands between the backward pass and the step, but clips and numbers."""
+    reads = [each for each in core.sites.reads if core.module.is_in(each.node, [statement])]
+    if isinstance(statement, ast.If) and reads:
+        for each in (*statement.body, *statement.orelse):
+            _refuse_between(core, each)
+        return
+    if not isinstance(statement, (ast.Expr, ast.Assign, ast.AugAssign)):
+        raise Unsure(statement, FORM.format("clips alone between the backward pass and the step"))
+    clips = [each for each in (_clip_of(core, read) for read in reads) if each is not None]
+    allowed = {id(one) for each in clips for one in walk(each)}
+    for call in (each for each in walk(statement) if isinstance(each, ast.Call)):
+        if id(call) not in allowed and last_name(call.func) not in ("item", "float", "print", "size", "len"):
+            raise Unsure(call, FORM.format("clips alone between the backward pass and the step"))
+
+
+def _clip_of(core: Core, read: Read) -> ast.Call | None:
+    """Return the clip of torch that reads gradients; None if something else does."""
+    calls = [each for each in (read.node, *core.module.ancestors(read.node)) if isinstance(each, ast.Call)]
+    return next((each for each in calls if core.names.meaning(each.func) in CLIPS), None)
+
+
+def _refuse_reads(core: Core, between: list[ast.stmt]) -> None:
+    """Refuse reads of gradients that are no clips between the backward pass and the step."""
+    for read in core.sites.reads:
+        call = _clip_of(core, read)
+        if call is None or not core.module.is_in(call, between):
+            raise Unsure(read.node, FORM.format("clips of torch between the backward pass and the step"))
+
+
+def _refuse_clears(core: Core, step: Step, held: ast.stmt, outer: ast.stmt) -> None:
+    """Refuse gradients that are not cleared as often as the optimizer steps, above the forward pass or below the step.
+
+    Args:
+        held: the step, or the `if` around it.
+        outer: the backward pass, or the `if` around it.
+    """
+    module = core.module
+    body = module.block(held)
+    own = held.body if isinstance(held, ast.If) else body
+    calls = [each for each, _ in module.methods("zero_grad") if module.function(each) is step.function]
+    if not any(module.statement(each) in own for each in calls):
+        raise Unsure(step.call, FORM.format("zero_grad stands in the block of the step, without a test of its own"))
+    for call in calls:
+        statement = module.statement(call)
+        place = next((number for number, each in enumerate(body) if module.is_in(statement, [each])), None)
+        if place is None:  # above the loop
+            continue
+        is_above = own is body and place < body.index(outer)
+        if statement not in own or not (is_above or own.index(statement) > own.index(step.statement)):
+            raise Unsure(call, FORM.format("gradients are cleared behind the step, or above the forward pass"))
+
+
+def _refuse_makers(core: Core) -> None:
+    """Refuse a network or an optimizer that is made by what is not read."""
+    module, (initialize,) = core.module, core.sites.initializes
+    scope = module.scope_of[initialize.call]
+    for name in ("models", "optimizers"):
+        given = initialize.arguments[name]
+        values = module.values_of(dotted_name(given) or "", scope)
+        made = [] if values is None else [each for each in values if not _is_same(each, ast.unparse(given), core)]
+        if not made:
+            raise Unsure(initialize.call, MADE.format(ast.unparse(given), "not seen in this function"))
+        for each in made:
+            if not _is_known_maker(core, each, is_optimizer=name == "optimizers"):
+                raise Unsure(
+                    each if hasattr(each, "lineno") else given, MADE.format(ast.unparse(given), ast.unparse(each))
+                )
+
+
+def _is_same(value: ast.expr, name: str, core: Core) -> bool:
+    """Return whether a value is the variable itself: moved, wrapped, or from amp.initialize."""
+    value = value.value if isinstance(value, ast.Starred) else value
+    if isinstance(value, ast.Call):
+        if core.names.meaning(value.func) == "apex.amp.initialize":
+            return True
+        if isinstance(value.func, ast.Attribute) and last_name(value.func) in ("cuda", "to", "train", "float"):
+            return _is_same(value.func.value, name, core)
+        full = core.module.resolve(value.func) or ""
+        if full.endswith((".DistributedDataParallel", "convert_syncbn_model", "convert_sync_batchnorm")):
+            return bool(value.args) and _is_same(value.args[0], name, core)
+    return dotted_name(value) == name
+
+
+def _is_known_maker(core: Core, value: ast.expr, *, is_optimizer: bool) -> bool:
+    if isinstance(value, ast.Starred) or not isinstance(value, ast.Call):
+        return False
+    function = value.func
+    if isinstance(function, ast.Attribute) and function.attr in ("cuda", "to", "train"):
+        return _is_known_maker(core, function.value, is_optimizer=is_optimizer)
+    while isinstance(function, ast.Subscript):  # models.__dict__[name]
+        function = function.value
+    full = core.module.resolve(function) or ""
+    if is_optimizer:
+        return full.startswith("torch.optim.") and ".lr_scheduler." not in full
+    if full.startswith(MADE_BY):
+        return True
+    callee = core.index.callee(value, core.module.scope_of[value])
+    choices = choices_of(callee)
+    known = all(isinstance(each, Called) or each.name.startswith(MADE_BY) for each in choices)
+    return (bool(choices) and not isinstance(callee, Unknown) and known) or _is_network_class(core, value)
+
+
+def _is_network_class(core: Core, value: ast.Call) -> bool:
+    return any(
+        isinstance(node, ast.ClassDef) and node.name == last_name(value.func)
+        for module in core.index.modules
+        for node in module.nodes
+    )

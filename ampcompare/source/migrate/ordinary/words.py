@@ -1,0 +1,154 @@
+"""What no file of an ordinary training may name: words decide here, since they only ever decide for the adapter."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ampcompare.source.migrate.finding import Unsure
+from ampcompare.source.project import MAX_MODULES
+from ampcompare.source.syntax import dotted_name, last_name, walk
+
+if TYPE_CHECKING:
+    from ampcompare.source.migrate.core.context import Core
+    from ampcompare.source.module import Module
+
+# Packages that hold no networks and take no part in a backward pass or a step.
+PACKAGES = frozenset(sys.stdlib_module_names) | {
+    "PIL", "albumentations", "apex", "colorama", "cv2", "easydict", "h5py", "imageio", "joblib", "librosa", "lmdb",
+    "matplotlib", "nltk", "numpy", "packaging", "pandas", "prettytable", "psutil", "pycocotools", "pytest", "requests",
+    "scipy", "seaborn", "setuptools", "six", "skimage", "sklearn", "soundfile", "tabulate", "tensorboard",
+    "tensorboardX", "tensorboard_logger", "termcolor", "torch", "torchvision", "tqdm", "visdom", "wandb", "yacs",
+    "yaml",
+}  # fmt: skip
+# Names that decide on a type, compute outside of what casts, copy a model, or see gradients.
+FORBIDDEN = frozenset({
+    "half", "HalfTensor", "float16", "bfloat16", "BFloat16Tensor", "double", "DoubleTensor", "set_default_dtype",
+    "set_default_tensor_type", "Function", "autocast", "GradScaler", "is_autocast_enabled", "custom_fwd", "custom_bwd",
+    "addmm_", "addmv_", "addr_", "addbmm_", "baddbmm_", "exp_", "log_", "pow_", "reciprocal_", "rsqrt_", "cumsum_",
+    "affine_grid", "grid_sample", "BCELoss", "binary_cross_entropy", "spectral_norm", "weight_norm", "parametrize",
+    "parametrizations", "data_ptr", "as_strided", "cpp_extension", "jit", "fx", "vmap", "functional_call", "hub",
+    "grad", "autograd", "hook", "register_hook", "register_forward_hook", "register_forward_pre_hook",
+    "register_backward_hook", "register_full_backward_hook", "register_full_backward_pre_hook",
+    "register_post_accumulate_grad_hook", "DataParallel", "DataParallelWithCallback", "replicate", "parallel_apply",
+    "Thread", "ThreadPoolExecutor", "swa_utils", "AveragedModel", "LBFGS", "Reducer", "LARC", "FP16_Optimizer",
+    "import_module", "importlib", "__import__", "__getattr__", "setattr", "no_sync", "Stream", "CUDAGraph", "graph",
+})  # fmt: skip
+EMA = re.compile(r"(?:^|_)ema(?:$|_)|^EMA|EMA$|Ema(?:[A-Z]|$)|moving_average|MovingAverage|momentum_update")
+# Calls of builtins that run code which no import names.
+RUN_CODE = frozenset({"exec", "eval", "compile"})
+COPIES = re.compile(r"model|net|module|encoder|decoder|generator|discriminator|teacher|student", re.IGNORECASE)
+# In a network: what leaves the GPU, or computes without gradients.
+IN_NETWORKS = frozenset({
+    "cpu", "numpy", "tolist", "no_grad", "enable_grad", "set_grad_enabled", "inference_mode", "checkpoint",
+    "from_numpy",
+})  # fmt: skip
+# Of operators that torch leaves in the types they get, and that refuse a mix of them.
+INTO = frozenset({
+    "index_add_", "index_copy_", "index_put_", "scatter_", "scatter_add_", "masked_scatter_", "index_add", "scatter",
+    "scatter_add", "scatter_reduce", "index_put", "index_copy", "masked_scatter", "bucketize", "searchsorted",
+})  # fmt: skip
+
+NAMED = "{0} names {1}, which a rewrite cannot be proven right with"
+COPIED = "{0} copies {1}, which may be a network of its own"
+PACKAGE = "{0} imports {1}, and what it does with networks or gradients is not read"
+RUNS = "{0} runs code that no import names, by {1}"
+MANY = "it runs with more files than are read"
+IN_NETWORK = "{0} has {1} in a network"
+
+
+def refuse_words(core: Core) -> None:
+    """Refuse a training with a word that is not allowed, in any file that runs with it.
+
+    Raises:
+        Unsure: there is one.
+    """
+    others = list(core.around.modules_of_program(core.module))
+    first = core.sites.initializes[0].call
+    if len(others) + 1 >= MAX_MODULES:
+        raise Unsure(first, MANY)
+    for module in (core.module, *others):
+        for node, message in _find(core, module):
+            where = "this line" if module is core.module else f"line {_line(node)} of {core.index.name_of(module)}"
+            raise Unsure(node if module is core.module else first, message[0].format(where, *message[1:]))
+
+
+def stores_into_tensors(core: Core) -> bool:
+    """Return whether a network of the program writes into items of tensors, which must be of equal types then."""
+    for module in (core.module, *core.around.modules_of_program(core.module)):
+        for network in _networks(module):
+            for node in walk(network):
+                if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+                    return True
+                if isinstance(node, ast.Attribute) and node.attr in INTO:
+                    return True
+    return False
+
+
+def _line(node: ast.AST) -> int:
+    return getattr(node, "lineno", 1)
+
+
+def _networks(module: Module) -> Iterator[ast.ClassDef]:
+    """Yield the classes with a method `forward`, or that are modules of torch by their bases."""
+    for node in module.nodes:
+        if isinstance(node, ast.ClassDef):
+            has_forward = any(isinstance(each, ast.FunctionDef) and each.name == "forward" for each in node.body)
+            if has_forward or any((module.resolve(each) or "").startswith("torch.nn.") for each in node.bases):
+                yield node
+
+
+def _find(core: Core, module: Module) -> Iterator[tuple[ast.AST, tuple[str, ...]]]:
+    """Yield the nodes of a module that are not allowed, each with the message and its words."""
+    project = core.around.project(core.module)
+    path = project.path_of(module)
+    for statement, _, full in module.imports:
+        package = full.partition(".")[0]
+        is_own = not package or (path is not None and project.resolve(path, full) is not None)
+        if not is_own and package not in PACKAGES:
+            yield statement, (PACKAGE, package)
+        if last_name_of(full) in FORBIDDEN and full.startswith(("torch", "apex")):
+            yield statement, (NAMED, full)
+    for node in module.nodes:
+        if isinstance(node, (ast.Name, ast.Attribute)):
+            name = last_name(node)
+            if _is_forbidden(module, node, name):
+                yield node, (NAMED, name)
+        elif isinstance(node, ast.Call):
+            name = last_name(node.func)
+            full = module.resolve(node.func) or ""
+            if (isinstance(node.func, ast.Name) and name in RUN_CODE) or full == "torch.compile":
+                yield node, (RUNS, name)
+            if name in ("deepcopy", "copy") and node.args and COPIES.search(dotted_name(node.args[0]) or ""):
+                yield node, (COPIED, ast.unparse(node.args[0]))
+            if full.startswith("torch.") and any(each.arg == "out" for each in node.keywords):
+                yield node, (NAMED, "out=")
+        elif isinstance(node, ast.arg) and EMA.search(node.arg):
+            yield node, (NAMED, node.arg)
+        elif isinstance(node, (ast.ClassDef, ast.FunctionDef)) and EMA.search(node.name):
+            yield node, (NAMED, node.name)
+    for network in _networks(module):
+        for node in walk(network):
+            if isinstance(node, (ast.Name, ast.Attribute)) and last_name(node) in IN_NETWORKS:
+                yield node, (IN_NETWORK, last_name(node))
+
+
+def last_name_of(full: str) -> str:
+    """Return the last part of a full name."""
+    return full.rpartition(".")[2]
+
+
+def _is_forbidden(module: Module, node: ast.Name | ast.Attribute, name: str) -> bool:
+    if EMA.search(name):
+        return True
+    if name not in FORBIDDEN:
+        return False
+    if isinstance(node, ast.Name):  # a variable of such a name is none of torch's
+        full = module.resolve(node, follow=False) or ""
+        return full.startswith(("torch", "apex")) or name in ("__import__", "setattr")
+    if name in ("graph", "hook", "fx", "double", "hub", "jit"):
+        return (module.resolve(node, follow=False) or "torch.").startswith("torch")
+    return True
