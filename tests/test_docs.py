@@ -58,7 +58,8 @@ model = torch.nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
 for _ in range(3):
-    with amp.scale_loss(model(torch.randn(8, 4)).float().square().mean(), optimizer) as scaled_loss:
+    loss = model(torch.randn(8, 4)).float().square().mean()
+    with amp.scale_loss(loss, optimizer) as scaled_loss:
         scaled_loss.backward()
     optimizer.step()
     optimizer.zero_grad()

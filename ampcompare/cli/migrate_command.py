@@ -32,7 +32,7 @@ VERIFY = form(
     ("paths", "adapter", "rewrite", "steps", "stack", "preflight"),
     ", which changes no file and rewrites for the torch that is installed",
 )
-ADAPT = form("--adapter", "adapter", ("paths", "mode"), ", whose file runs on all versions of torch")
+ADAPT = form("--adapter", "adapter", ("paths", "mode"), ", which keeps the code, for all versions of torch")
 FORMS = (VERIFY_RESUME, VERIFY, ADAPT, plain_form(("paths", "torch_version", "mode", "rewrite")))
 
 

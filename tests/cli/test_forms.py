@@ -41,7 +41,7 @@ def test_every_option_acts_in_a_form(name: str) -> None:
         (["diagnose", "--ahead", "--no-preflight"], 2, "--no-preflight is not for --ahead"),
         (["migrate", "--verify", "--write", "x.py"], 2, "--write is not for --verify, which changes no file"),
         (["migrate", "--verify", "--torch-version", "2.2", "x.py"], 2, "--torch-version is not for --verify, which"),
-        (["migrate", "--adapter", "--torch-version", "2.2", "x"], 2, "--torch-version is not for --adapter, whose"),
+        (["migrate", "--adapter", "--torch-version", "2.2", "x"], 2, "--torch-version is not for --adapter, which"),
         (["migrate", "--verify-resume", "3", "--verify", "x.py"], 2, "--verify is not for --verify-resume STEP"),
         (["convert", "a", "--inspect", "--to", "native"], 2, "--to is not for --inspect, which writes nothing"),
         (["explain", "O2", "--seed", "3"], 2, "--seed is for a script or a model named with --arch; give both"),

@@ -8,6 +8,20 @@ from ampcompare.cli import main
 
 SCRIPT = "import torch\nfrom apex.parallel import convert_syncbn_model\nmodel = convert_syncbn_model(model)\n"
 KEPT = "from apex import amp\n\n\ndef start(net, optimizer, options):\n    amp.initialize(net, optimizer, **options)\n"
+ORDINARY = """\
+import torch
+from apex import amp
+
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
+for _ in range(3):
+    loss = model(torch.randn(8, 4)).mean()
+    with amp.scale_loss(loss, optimizer) as scaled_loss:
+        scaled_loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 LEFT = "from apex.fp16_utils import FP16_Optimizer\noptimizer = FP16_Optimizer(optimizer)\n"
 
 
@@ -62,16 +76,39 @@ def test_what_is_left_by_hand_gives_exit_code_1(tmp_path: Path, capsys: pytest.C
     assert "apex" not in (tmp_path / "b.py").read_text(encoding="utf-8")
 
 
-def test_what_is_left_by_hand_moves_with_the_adapter(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_rewrite_leaves_by_hand_moves_with_the_adapter(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """What the adapter lacks runs on with the engine."""
     (tmp_path / "a.py").write_text(KEPT, encoding="utf-8")
-    assert main(["migrate", str(tmp_path)]) == 1
+    assert main(["migrate", "--rewrite", str(tmp_path)]) == 1
     assert capsys.readouterr().err.splitlines()[-1].endswith(f": ampcompare migrate --adapter {tmp_path}")
     (tmp_path / "b.py").write_text(LEFT, encoding="utf-8")
-    assert main(["migrate", str(tmp_path)]) == 1
+    assert main(["migrate", "--rewrite", str(tmp_path)]) == 1
     *_, first, second = capsys.readouterr().err.splitlines()
     assert "--adapter" in first
     assert f"in {tmp_path / 'b.py'} runs on with `import ampcompare.apex" in second
+
+
+def test_a_training_is_rewritten_or_takes_the_adapter_with_its_project(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The reason, the file that is added, and the counts are said; a rewrite of the same files is asked for."""
+    (tmp_path / "a.py").write_text(ORDINARY, encoding="utf-8")
+    assert main(["migrate", str(tmp_path)]) == 0
+    assert "+scaler = torch.amp.GradScaler" in capsys.readouterr().out
+    (tmp_path / "layers.py").write_text("from apex.normalization import FusedLayerNorm\n", encoding="utf-8")
+    (tmp_path / "b.py").write_text(f"import layers\n{KEPT}", encoding="utf-8")
+    assert main(["migrate", "--write", str(tmp_path)]) == 0
+    errors = capsys.readouterr().err
+    assert "b.py takes the adapter: line 6: its arguments are passed as * or **" in errors
+    assert "layers.py takes the adapter: it runs with b.py, which takes the adapter" in errors
+    assert f"added {tmp_path / 'torch_amp_adapter.py'}: Apex's functions on torch.autocast, for 2 files" in errors
+    assert "3 files: 1 rewritten, 2 moved to the adapter" in errors
+    assert "scaler" in (tmp_path / "a.py").read_text(encoding="utf-8")
+    assert "torch_amp_adapter" in (tmp_path / "layers.py").read_text(encoding="utf-8")
+    assert main(["migrate", "--adapter", "--rewrite", str(tmp_path)]) == 2
+    assert "--rewrite is not for --adapter, which keeps the code" in capsys.readouterr().err
 
 
 def test_the_adapter_is_a_file_and_changed_imports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

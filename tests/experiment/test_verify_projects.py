@@ -85,7 +85,12 @@ def test_a_project_trains_the_same(tmp_path: Path, files: str, steps: int, passe
         (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
     said: list[str] = []
     several = "engine" in FILES[files]  # which move with the adapter
-    assert verify_script(str(tmp_path / "main.py"), ["O1"], steps=6, say=said.append, adapter=several) == 0
-    assert said[-2] == f"verdict: {EQUAL}; you can go on with the rewritten files:"
+    assert (
+        verify_script(
+            str(tmp_path / "main.py"), ["O1"], steps=6, say=said.append, how="adapter" if several else "rewrite"
+        )
+        == 0
+    )
+    assert said[-2] == f"verdict: {EQUAL}; you can go on with the {'adapter' if several else 'rewritten files'}:"
     for line in said[:2]:
         assert line.endswith(f": {steps} steps, 0 skipped, {passes} backward passes")

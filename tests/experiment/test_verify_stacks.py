@@ -133,7 +133,7 @@ def test_the_rewritten_script_trains_as_the_apex_of_a_stack(
     for case, (arguments, code, words) in CASES.items():
         monkeypatch.setenv("CASE", case)
         said: list[str] = []
-        assert verify_script(str(script), arguments, steps=6, say=said.append, stack=stack) == code, said
+        assert verify_script(str(script), arguments, steps=6, say=said.append, how="rewrite", stack=stack) == code, said
         assert "in the stack old (Python " in said[0]
         assert "the genuine Apex of unknown version): 6 steps, 0 skipped, 6 backward passes" in said[0]
         for each in words:
@@ -148,7 +148,9 @@ def test_without_apex_the_ampcompare_of_a_stack_trains_there(tmp_path: Path) -> 
     script = tmp_path / "train.py"
     script.write_text(SCRIPT, encoding="utf-8")
     said: list[str] = []
-    assert verify_script(str(script), ["O1"], steps=6, say=said.append, stack=_stack(sys.executable)) == 0
+    assert (
+        verify_script(str(script), ["O1"], steps=6, say=said.append, how="rewrite", stack=_stack(sys.executable)) == 0
+    )
     assert said[0].startswith("unchanged, on ampcompare's engine in the stack old (Python ")
     assert f"weights: {EQUAL} after every step" in said
 
