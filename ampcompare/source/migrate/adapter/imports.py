@@ -34,11 +34,12 @@ OF_TORCH = frozenset({
     "apex.fp16_utils.to_python_float", "apex.optimizers.FusedAdagrad", "apex.normalization.FusedRMSNorm",
     "apex.parallel.create_syncbn_process_group",
 })  # fmt: skip
-# Options of Apex's that those of the adapter, which mostly are torch's, do not take.
-LACKING = {
-    "FusedAdam": frozenset(OPTIMIZERS["FusedAdam"].dropped) - {"bias_correction", "adam_w_mode"} | {"amsgrad"},
-    "FusedSGD": frozenset(OPTIMIZERS["FusedSGD"].dropped),
-    **dict.fromkeys(("FusedLayerNorm", "SyncBatchNorm"), LAYER_OPTIONS),
+# Options of Apex's that layers of the adapter, which are torch's, do not take.
+LACKING = dict.fromkeys(("FusedLayerNorm", "SyncBatchNorm"), LAYER_OPTIONS)
+# The only ones that its optimizers take.
+TAKEN = {
+    "FusedAdam": frozenset(OPTIMIZERS["FusedAdam"].arguments) - {"amsgrad", "set_grad_none"},
+    "FusedSGD": frozenset(OPTIMIZERS["FusedSGD"].arguments) - frozenset(OPTIMIZERS["FusedSGD"].dropped),
 }
 # Functions that look a module up by its name, which is their first argument.
 LOOKUPS = frozenset({"find_spec", "import_module", "__import__", "find_loader"})
@@ -46,6 +47,7 @@ OF_EVERY_MODULE = frozenset({"__name__", "__file__", "__doc__", "__dict__"})
 VERSIONS = frozenset({"get_distribution", "version", "distribution"})
 MISSING = "the adapter has no {}, so this stays; Apex is needed for it"
 NO_OPTION = "{0} of the adapter has no option {1}, which is Apex's alone: leave it out"
+NO_BIAS = "FusedAdam of the adapter, as torch's Adam, always corrects the bias, and raises an error here"
 NO_BUFFERS = "DistributedDataParallel of the adapter keeps no allreduce_buffers"
 LEFT = "the adapter has no {}, so the file stays as it is, on Apex"
 ASKS = "this asks for the installed package apex, which the adapter is not: change or remove it"
@@ -101,8 +103,10 @@ def adapt_text(text: str, adapter: str = ADAPTER, *, exports: bool = False) -> M
     missing = [(node, full) for node, full in names.uses if twin(full) is None]
     # What an imported name alone means stays with its import; the rest of `amp` must be of one kind.
     through_amp = [each for each in missing if each[1].startswith("apex.amp.") and isinstance(each[0], ast.Attribute)]
-    if through_amp:
-        found = [Finding.at(node, BY_HAND, LEFT.format(full)) for node, full in through_amp]
+    # It steps the optimizers of Apex alone, which must stay with it.
+    holding = through_amp or [each for each in missing if each[1].endswith("FP16_Optimizer")]
+    if holding:
+        found = [Finding.at(node, BY_HAND, LEFT.format(full)) for node, full in holding]
         return Migration(text, sorted(set(found)), len(names.uses), len(names.uses))
     findings, replaced = _replace_with_torch(module, names, edits, missing)
     missing = [each for each in missing if each[0] not in replaced]
@@ -139,11 +143,16 @@ def _find_options(module: Module, names: Names) -> list[Finding]:
     """Return what calls of the adapter's functions and classes give them that only Apex's take."""
     found = []
     for node, full in names.uses:
-        call = module.parent(node)
-        lacking = LACKING.get(twin(full) or "", frozenset())
-        for each in call.keywords if isinstance(call, ast.Call) and call.func is node else ():
-            if each.arg in lacking:
-                found.append(Finding.at(each.value, BY_HAND, NO_OPTION.format(twin(full), each.arg)))
+        call, name = module.parent(node), twin(full) or ""
+        if not (isinstance(call, ast.Call) and call.func is node):
+            continue
+        for each in call.keywords:
+            is_unknown = each.arg is not None and name in TAKEN and each.arg not in TAKEN[name]
+            if is_unknown or each.arg in LACKING.get(name, ()):
+                found.append(Finding.at(each.value, BY_HAND, NO_OPTION.format(name, each.arg)))
+        bias = argument(call, "bias_correction", 2) if name == "FusedAdam" else None
+        if bias is not None and is_literal(bias, False):
+            found.append(Finding.at(bias, BY_HAND, NO_BIAS))
     return found
 
 

@@ -9,6 +9,7 @@ from difflib import unified_diff
 from pathlib import Path
 
 from ampcompare.base.files.read import FileFault
+from ampcompare.source.amp_names import public_name
 from ampcompare.source.document import parse_document, read_bytes
 from ampcompare.source.migrate.adapter.imports import ADAPTER, adapt_text, adapter_text
 from ampcompare.source.migrate.finding import BY_HAND, Finding
@@ -18,6 +19,9 @@ from ampcompare.source.migrate.rewrite import PROBE_KEPT, Migration
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import SourceInvalid
 
+CORE_STAYS = (
+    "{} calls apex.amp and stays on Apex, so this stays too: one of them would scale what the other initialized"
+)
 KEPT_FILE = "{} exists and is another text than this version writes; it stays as it is"
 
 
@@ -104,6 +108,9 @@ def _plan(root: Path, paths: list[Path]) -> Plan:
     left = next((each.path.name for each in files if each.by_hand and not each.changed), None)
     if left is not None:
         files = [_keep_question(each, left) for each in files]
+    core_left = next((each.path.name for each in files if each.by_hand and not each.changed and _core_uses(each)), None)
+    if core_left is not None:
+        files = [_keep_core(each, core_left) for each in files]
     return Plan(AdapterFile(place, name, present), files)
 
 
@@ -117,6 +124,23 @@ def _keep_question(file: FileMigration, left: str) -> FileMigration:
         return file
     kept = Migration(file.document.text, [Finding.at(asking[0], BY_HAND, PROBE_KEPT.format(left))])
     return replace(file, migration=kept)
+
+
+def _core_uses(file: FileMigration) -> list[ast.AST]:
+    """Return where a file, as it is before, names functions of `apex.amp`."""
+    if file.document is None:
+        return []
+    names = Names(Module(file.document.text))
+    return [node for node, full in names.uses if public_name(full).startswith("apex.amp.")]
+
+
+def _keep_core(file: FileMigration, left: str) -> FileMigration:
+    """Return what becomes of a file if the core of another one stays on Apex: its own stays too."""
+    uses = _core_uses(file) if file.changed else []
+    if not uses or file.document is None:
+        return file
+    reason = Finding.at(uses[0], BY_HAND, CORE_STAYS.format(left))
+    return replace(file, migration=Migration(file.document.text, [reason]))
 
 
 def _join_roots(groups: dict[Path, list[Path]]) -> None:

@@ -92,6 +92,14 @@ def test_what_the_adapter_lacks_is_named_and_left(text: str, named: str) -> None
     assert named in migration.findings[0].message
 
 
+def test_optimizers_stay_with_the_one_that_steps_them() -> None:
+    """`FP16_Optimizer` takes a fused optimizer of Apex, and not torch's, which the adapter has in its place."""
+    text = "from apex.optimizers import FP16_Optimizer, FusedAdam\nFP16_Optimizer(FusedAdam([]))\n"
+    migration = adapt_text(text)
+    assert migration.text == text
+    assert [each.line for each in migration.findings] == [2]
+
+
 def test_what_the_adapter_lacks_stays_next_to_what_it_has() -> None:
     before = (
         "import apex\nfrom apex.optimizers import FusedAdam, FusedLAMB\n"
@@ -137,6 +145,10 @@ def test_parameters_without_gradient_are_an_error_of_the_wrapper(code: str, note
         ("optimizers.FusedSGD(w, lr=1, wd_after_momentum=True)", "has no option wd_after_momentum"),
         ("optimizers.FusedAdam(w, adam_w_mode=False)", ""),
         ("optimizers.FusedAdam(w, set_grad_none=True)", "has no option set_grad_none"),
+        ("optimizers.FusedAdam(w, max_grad_norm=1.0)", "has no option max_grad_norm"),
+        ("optimizers.FusedAdam(w, bias_correction=True)", ""),
+        ("optimizers.FusedAdam(w, bias_correction=False)", "always corrects the bias"),
+        ("optimizers.FusedAdam(w, 0.1, False)", "always corrects the bias"),
         ("normalization.FusedLayerNorm(2, memory_efficient=True)", "has no option memory_efficient"),
         ("parallel.SyncBatchNorm(2, fuse_relu=True)", "has no option fuse_relu"),
     ],

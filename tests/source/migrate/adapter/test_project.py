@@ -81,6 +81,20 @@ def test_a_question_for_apex_stays_where_a_file_stays_on_apex(tmp_path: Path) ->
     assert "train.py is left by hand and imports Apex" in plan.files[0].lines()[0]
 
 
+def test_a_core_stays_on_apex_with_the_part_that_another_file_has(tmp_path: Path) -> None:
+    """The adapter cannot scale what Apex has initialized; a file without a part of the core moves."""
+    (tmp_path / "setup_amp.py").write_text("from apex import amp\nprint(amp.__version__)\namp.initialize(model)\n")
+    (tmp_path / "train.py").write_text("import setup_amp\nfrom apex import amp\namp.master_params(optimizer)\n")
+    (tmp_path / "wrap.py").write_text("from apex.parallel import SyncBatchNorm\nSyncBatchNorm(2)\n")
+    ((plan,), _) = plan_adapters(sorted(tmp_path.glob("*.py")))
+    assert [(each.path.name, each.changed) for each in plan.files] == [
+        ("setup_amp.py", False),
+        ("train.py", False),
+        ("wrap.py", True),
+    ]
+    assert plan.files[1].lines()[0].endswith("one of them would scale what the other initialized")
+
+
 def test_a_file_that_cannot_be_parsed_is_named(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("from apex import amp\nprint 1\n")
     plans, faults = plan_adapters([tmp_path / "train.py"])

@@ -155,6 +155,28 @@ def test_says_what_it_cannot_do(forked_python: Any, tmp_path: Path, code: str, s
 
 
 @pytest.mark.integration
+def test_tensors_on_the_cpu_keep_their_types_where_there_is_a_gpu(forked_python: Any, tmp_path: Path) -> None:
+    """Apex casts CUDA tensors alone, so that statistics of fp64 on the host keep their digits."""
+    code = (
+        "import sys\n"
+        "amp.initialize(net, optimizer, opt_level='O1')\n"
+        "wide = torch.tensor([1e8, 1e8 + 1, 1e8 + 2], dtype=torch.float64)\n"
+        "gelu = nn.functional.gelu\n"
+        "calls = [wide.std, lambda: torch.var(wide), wide.cpu, lambda: wide + wide.float(), lambda: gelu(wide)]\n"
+        "print([call().dtype for call in calls])\n"
+        "sys.modules['torch_amp_adapter']._casts.only_cuda = True  # as where CUDA is no CPU that stands for it\n"
+        "print([call().dtype for call in calls], wide.std().item())\n"
+    )
+    (tmp_path / f"{ADAPTER}.py").write_text(adapter_text())
+    (tmp_path / "train.py").write_text(adapt_text(HEAD + code).text)
+    code_, lines = _run(forked_python, tmp_path)
+    assert code_ == 0, lines
+    float32, float64 = "torch.float32", "torch.float64"
+    assert lines[-2] == f"[{', '.join([float32, float32, float32, float64, float32])}]"
+    assert lines[-1] == f"[{', '.join([float64] * 5)}] 1.0"
+
+
+@pytest.mark.integration
 @pytest.mark.slow
 def test_a_compiled_model_trains(forked_python: Any, tmp_path: Path) -> None:
     """TorchDynamo takes the open autocast block for the state in which it traces."""
