@@ -174,7 +174,8 @@ def _how_written(place: str, path: str) -> How | None:
     """Return what was done with a path, of which a layer holds what lies at `place`; None if that is no file."""
     facts, exists = os.lstat(place), os.path.lexists(path)
     if stat.S_ISCHR(facts.st_mode) and facts.st_rdev == 0:
-        return "removed" if exists else None
+        is_temporary = bool(temporary_root(path))  # such as a folder of the process that it was forked from
+        return "removed" if exists and not is_temporary else None
     if not stat.S_ISREG(facts.st_mode) and not stat.S_ISLNK(facts.st_mode):
         return None
     return "changed" if exists else "new"

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -142,6 +143,15 @@ def test_bytecode_and_temporary_files_are_not_listed(tmp_path: Path, project: Pa
     with open_sandbox(tmp_path / "store") as sandbox:
         run(sandbox, "import sys, tempfile; sys.path.insert(0, ''); import helper; tempfile.mkstemp()")
     assert mtime_and_size(tmp_path) == before
+    assert not sandbox.written
+
+
+@pytest.mark.parametrize("by", ["overlays"], indirect=True)
+def test_a_process_that_removes_the_temporary_folder_of_another_one_writes_nothing(tmp_path: Path) -> None:
+    """A fork removes, at its end, what `tempfile` gave to the process that it was forked from, as torch has one."""
+    with tempfile.TemporaryDirectory() as folder, open_sandbox(tmp_path / "store") as sandbox:
+        assert run(sandbox, f"import os; os.rmdir({folder!r})") == 0
+        assert os.path.isdir(folder)
     assert not sandbox.written
 
 

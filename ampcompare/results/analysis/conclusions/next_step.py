@@ -59,7 +59,8 @@ def _all_next_steps(
     if blocked:
         return
     for row in recommended_arms(rows, comparison.prefer, comparison.metric)[:1]:
-        yield _step_to_explain(by_arm[row.arm], f"see what to write in a training script for {row.arm}")
+        if not by_arm[row.arm][0].config.parsed_arm.is_as_written:  # such as a script in another stack
+            yield _step_to_explain(by_arm[row.arm], f"see what to write in a training script for {row.arm}")
     if typed is not None:
         yield from _steps_for_more_seeds(comparison, rows, typed, next_error_rate)
     yield from _steps_after_divergence(comparison, by_arm, typed)

@@ -88,6 +88,15 @@ def test_every_step_is_a_command_that_parses(compared: Any, case: dict[str, Any]
     assert not any("--margin" in step.command and "--margin 0.5" not in step.command for step in comparison.next_steps)
 
 
+@pytest.mark.parametrize(("arm", "is_explained"), [("half", True), ("script", False)])
+def test_a_script_as_it_is_written_needs_no_code(arm: str, is_explained: bool) -> None:
+    """Where the fastest arm is the script itself, in another stack, there is nothing to write."""
+    records = [make_record("fp32", seed, top1=FP32[seed] / 1000, device="cuda:0") for seed in range(5)]
+    records += [make_record(arm, seed, top1=FP32[seed] / 1000, device="cuda:0", seconds=0.005) for seed in range(5)]
+    steps = summarize(records, arms=["fp32", arm], reference="fp32").next_steps
+    assert any(step.command.startswith("ampcompare explain") for step in steps) == is_explained
+
+
 def test_few_seeds_become_five(compared: Any) -> None:
     (step,) = compared([500]).next_steps
     assert step == NextStep(command=TYPED.replace("0-2", "0-4"), why="for verdicts: 4 more seeds")
