@@ -63,7 +63,7 @@ def _config(arm: str, **saving: Any) -> RunConfig:
 
 def _slow_down(shared: mmap.mmap) -> None:
     """Pause in every part of a save of this process, and say in shared memory which part is at work."""
-    write, sync, rename, save = file._Writer.write, os.fsync, os.replace, Saver.save
+    write, sync, rename, save = file._HashingWriter.write, os.fsync, os.replace, Saver.save
 
     def slow_write(self: Any, data: Any) -> int:
         time.sleep(WRITE_PAUSE)
@@ -88,7 +88,7 @@ def _slow_down(shared: mmap.mmap) -> None:
         shared[STEP] = position.step
         shared[PHASE] = 0
 
-    file._Writer.write, os.fsync, os.replace = slow_write, slow_sync, slow_rename  # type: ignore[method-assign]
+    file._HashingWriter.write, os.fsync, os.replace = slow_write, slow_sync, slow_rename  # type: ignore[method-assign]
     Saver.save = noted_save  # type: ignore[method-assign]
 
 
@@ -142,7 +142,7 @@ def _steps(folder: Path) -> list[str]:
 
 
 def _newest(folder: Path) -> dict[str, Any]:
-    found = CheckpointFolder(folder / "checkpoints").newest()
+    found = CheckpointFolder(folder / "checkpoints").read_newest()
     return {} if found is None else found[1]
 
 

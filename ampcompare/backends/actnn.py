@@ -22,7 +22,7 @@ def _inner_arm_text(options: Options) -> str:
     return str(options.get("over", "fp32")).replace("+", ",")
 
 
-def _explain(options: Options) -> ArmExplanation:
+def _explain_arm(options: Options) -> ArmExplanation:
     bits, group = int(options["bits"]), int(options.get("group", 256))
     over = _inner_arm_text(options)
     each = bits + 64 / group
@@ -49,7 +49,7 @@ def _explain(options: Options) -> ArmExplanation:
 SPEC = BackendSpec(
     summary="activations saved for the backward pass in 2, 4 or 8 bits, over another arm",
     implementation="ampcompare.training.precision.actnn:ActNN",
-    explain=_explain,
+    explain=_explain_arm,
     parsers={"bits": _parse_bits, "group": _parse_group_size, "over": INNER_ARM},
     written={"bits": 2},
     implied={"group": 256, "over": "fp32"},

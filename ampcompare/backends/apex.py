@@ -10,7 +10,7 @@ from ampcompare.backends.apex_levels import (
     OTHERWISE_IN_AUTOCAST,
     ROCM_LEVELS,
     Level,
-    apex_level,
+    level_with_overrides,
 )
 from ampcompare.backends.explanation import (
     ArmExplanation,
@@ -19,13 +19,13 @@ from ampcompare.backends.explanation import (
 )
 from ampcompare.backends.options import (
     DTYPE_NAMES,
-    choice_reader,
     float_dtype,
-    loss_scale,
-    module_patterns,
+    make_choice_parser,
     parse_flag,
+    parse_loss_scale,
+    parse_module_patterns,
     parse_positive,
-    with_types,
+    roles_with_types,
 )
 from ampcompare.backends.roles import BATCH_NORM, LossScale, Roles
 from ampcompare.backends.spec import BackendSpec, CheckpointState, ContractArm, InScript, Options
@@ -37,8 +37,8 @@ NOT_COMPARED = (
 )
 
 
-def _roles(options: Options) -> Roles:
-    level = apex_level(options)
+def _roles_for_options(options: Options) -> Roles:
+    level = level_with_overrides(options)
     scale: LossScale | None = None
     if level.loss_scale == "dynamic":
         low, high = level.min_loss_scale, level.max_loss_scale
@@ -53,11 +53,11 @@ def _roles(options: Options) -> Roles:
         loss_scale=scale,
         kept=(BATCH_NORM,) if level.is_half and level.keep_batchnorm_fp32 else (),
     )
-    return with_types(base, options)
+    return roles_with_types(base, options)
 
 
-def _explain(options: Options) -> ArmExplanation:
-    level = apex_level(options)
+def _explain_arm(options: Options) -> ArmExplanation:
+    level = level_with_overrides(options)
     name = str(options.get("opt_level", "O1"))
     keep = str(options.get("keep_fp32", ""))
     twin, twin_is = _torch_amp_equivalent(name, level)
@@ -66,9 +66,9 @@ def _explain(options: Options) -> ArmExplanation:
     return ArmExplanation(
         summary=_level_summary(level),
         does=role_rows(
-            _roles(options),
+            _roles_for_options(options),
             casts=_level_casts(level),
-            borders=_level_borders(level),
+            borders=_level_border_text(level),
         ),
         twin=twin,
         twin_is=twin_is,
@@ -112,7 +112,7 @@ def _level_casts(level: Level) -> tuple[tuple[str, str], ...]:
     )
 
 
-def _level_borders(level: Level) -> str:
+def _level_border_text(level: Level) -> str:
     outputs = DTYPE_NAMES.get(level.cast_model_outputs or "", level.cast_model_outputs)
     if level.cast_model_type is None:
         if outputs:
@@ -213,7 +213,7 @@ def _why_options_invalid(options: Options) -> str:
         return f"min_loss_scale={low:g} is above max_loss_scale={high:g}"
     if "keep_fp32" in options and options.get("opt_level") == "O0":
         return "O0 already keeps every module in fp32; leave keep_fp32 out"
-    level = apex_level(options)
+    level = level_with_overrides(options)
     if not level.is_half and level.master_weights:
         return f"the weights are fp32 under {options['opt_level']}, so masters=fp32 changes nothing; leave it out"
     if not level.is_half and level.keep_batchnorm_fp32:
@@ -229,18 +229,18 @@ SPEC = BackendSpec(
     unsharded=lambda options: "Apex keeps masters and fp16 gradients in whole tensors; fsdp is the successor of O2",
     summary="apex.amp at an opt level: O0 to O3, and O4 and O5 of ROCm's Apex, in bf16",
     implementation="ampcompare.training.precision.apex:make_apex",
-    explain=_explain,
-    roles=_roles,
+    explain=_explain_arm,
+    roles=_roles_for_options,
     parsers={
         "opt_level": _parse_opt_level,
-        "loss_scale": loss_scale,
+        "loss_scale": parse_loss_scale,
         "keep_batchnorm_fp32": parse_flag,
         "master_weights": parse_flag,
         "cast_model_outputs": float_dtype,
         "min_loss_scale": parse_positive,
         "max_loss_scale": parse_positive,
-        "keep_fp32": module_patterns,
-        "engine": choice_reader("auto", "nvidia", "compat"),
+        "keep_fp32": parse_module_patterns,
+        "engine": make_choice_parser("auto", "nvidia", "compat"),
     },
     positional="opt_level",
     default="O1",

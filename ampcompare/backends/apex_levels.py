@@ -69,7 +69,7 @@ LEVELS: dict[str, Level] = {
 }
 
 
-def apex_level(options: Mapping[str, Any]) -> Level:
+def level_with_overrides(options: Mapping[str, Any]) -> Level:
     """Return the options of an `apex` arm: those of its level, and what the arm overrides."""
     settled = dict(LEVELS[options.get("opt_level", "O1")].__dict__)
     settled.update({name: value for name, value in options.items() if name in settled})

@@ -57,7 +57,7 @@ def _value_text(value: Any) -> str:
 def _near_name_hint(backend: str) -> str:
     """Return what an unknown name was probably meant to be, as a question; "" if nothing is near."""
     known = described_backends()
-    if arm := full_name(backend):
+    if arm := backend_or_arm_named(backend):
         return f"did you mean the arm {arm!r}? "
     name, parted, rest = re.sub(r"[-_/ ]", ":", backend, count=1).partition(":")
     if parted and rest and name in known:
@@ -155,7 +155,7 @@ class Arm:
     def make(cls, backend: str, **options: Any) -> Arm:
         """Build an arm from a backend's name, in any case, and keyword options; `None` means not given."""
         given = {name: value for name, value in options.items() if value is not None}
-        name = full_name(backend)
+        name = backend_or_arm_named(backend)
         backend = name if name is not None and ":" not in name else backend
         spec = find_spec(backend)
         if spec is None:
@@ -236,10 +236,14 @@ class Arm:
     def declares_the_same(self, other: Arm) -> bool:
         """Return whether another arm of the backend holds and computes every part of a step in the same types."""
 
-        def rest(arm: Arm) -> dict[str, Any]:
+        def options_besides_ignored(arm: Arm) -> dict[str, Any]:
             return {name: value for name, value in arm.options.items() if name in UNTYPED}
 
-        return self.backend == other.backend and self.roles == other.roles is not None and rest(self) == rest(other)
+        return (
+            self.backend == other.backend
+            and self.roles == other.roles is not None
+            and options_besides_ignored(self) == options_besides_ignored(other)
+        )
 
     @property
     def inner(self) -> Arm | None:
@@ -251,23 +255,25 @@ class Arm:
     def words(self) -> dict[str, str]:
         """Its options by name, each as people write it, such as `bf16` for the dtype of `half`."""
         spellings = self.spec.spellings
-        words = {name: self._full_word(name, value) for name, value in self.options.items()}
+        words = {name: self._option_with_name(name, value) for name, value in self.options.items()}
         return {name: spellings.get(word, word) for name, word in words.items()}
 
     @property
     def key(self) -> str:
         """The text that digests are made of: options under their full names, which no later spelling changes."""
-        return _join_words(self.backend, {name: self._key_word(name, value) for name, value in self.options.items()})
+        return _join_words(
+            self.backend, {name: self._option_for_key(name, value) for name, value in self.options.items()}
+        )
 
-    def _full_word(self, name: str, value: Any) -> str:
+    def _option_with_name(self, name: str, value: Any) -> str:
         if name == self.spec.positional:
             return _value_text(value)
         return name if value is True else f"{name}={_value_text(value)}"
 
-    def _key_word(self, name: str, value: Any) -> str:
+    def _option_for_key(self, name: str, value: Any) -> str:
         if (self.spec.parsers or {}).get(name) is INNER_ARM:
             value = Arm.parse(value.replace("+", ",")).key.replace(",", "+")
-        return self._full_word(name, value)
+        return self._option_with_name(name, value)
 
     def with_options(self, **changes: Any) -> Arm:
         """Return the arm with other values of some options; one that becomes `None` is left out.
@@ -337,7 +343,7 @@ def find_same_arm(wanted: str | None, texts: Sequence[str]) -> str | None:
 
 
 @functools.lru_cache(maxsize=1000)
-def respell(label: str) -> str:
+def label_in_present_spelling(label: str) -> str:
     """Return the label of a row as it is written now: older files name an arm by its `key`.
 
     Args:
@@ -352,7 +358,7 @@ def respell(label: str) -> str:
     return label
 
 
-def full_name(head: str) -> str | None:
+def backend_or_arm_named(head: str) -> str | None:
     """Return the backend, or the arm, that a word in any case names; None if it names none."""
     lowered = head.lower()
     if lowered in BUILT_IN:
@@ -375,7 +381,7 @@ def _split_backend(text: str) -> tuple[str, str]:
     text = text.strip()
     end = HEAD_END.search(text)
     head, rest = (text, "") if end is None else (text[: end.start()], text[end.end() :])
-    backend, _, option = (full_name(head.strip()) or head).partition(":")
+    backend, _, option = (backend_or_arm_named(head.strip()) or head).partition(":")
     return backend, ",".join(filter(None, [option, rest]))
 
 
@@ -407,7 +413,7 @@ def split_arms(text: str) -> tuple[list[str], str]:
 def _may_be_arm(word: str) -> bool:
     """Return whether a word is one by its form, `NAME:...`, or because it names one."""
     head, colon, _ = word.partition(":")
-    return "=" not in head and (bool(colon) or full_name(head) is not None)
+    return "=" not in head and (bool(colon) or backend_or_arm_named(head) is not None)
 
 
 def _is_option(word: str, arm: str) -> bool:

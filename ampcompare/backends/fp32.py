@@ -11,11 +11,11 @@ TF32_SCRIPT = (
 )
 
 
-def _roles(options: Options) -> Roles:
+def _roles_for_options(options: Options) -> Roles:
     return Roles(products="tf32" if options.get("tf32") else "")
 
 
-def _explain(options: Options) -> ArmExplanation:
+def _explain_arm(options: Options) -> ArmExplanation:
     if options.get("tf32"):
         summary = "fp32 with products and convolutions in TF32"
         tf32 = (
@@ -31,7 +31,7 @@ def _explain(options: Options) -> ArmExplanation:
         script = PLAIN_STEP
     return ArmExplanation(
         summary=summary,
-        does=(*role_rows(_roles(options), casts=[("casts", "none")]), ("TF32", tf32)),
+        does=(*role_rows(_roles_for_options(options), casts=[("casts", "none")]), ("TF32", tf32)),
         twin="apex:O0",
         twin_is=twin_is,
         differs=("O0 replaces model.forward to cast inputs to fp32, and adds hooks to state_dict()",),
@@ -42,8 +42,8 @@ def _explain(options: Options) -> ArmExplanation:
 SPEC = BackendSpec(
     summary="plain single precision: the reference; optionally TF32 on a GPU that has it",
     implementation="ampcompare.training.precision.fp32:FP32",
-    explain=_explain,
-    roles=_roles,
+    explain=_explain_arm,
+    roles=_roles_for_options,
     parsers={"tf32": parse_flag},
     shorthands={"float32": "fp32", "32-true": "fp32", "no": "fp32"},
     implied={"tf32": False},

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from ampcompare.backends.explanation import ArmExplanation
 from ampcompare.backends.library import Library
-from ampcompare.backends.options import INNER_ARM, choice_reader, parse_count
-from ampcompare.backends.over_bf16 import DEFAULT, inner_arm, inner_script_lines, why_not_under
+from ampcompare.backends.options import INNER_ARM, make_choice_parser, parse_count
+from ampcompare.backends.over_bf16 import DEFAULT, inner_arm_text, inner_script_lines, why_not_inner_arm
 from ampcompare.backends.spec import BackendSpec, ContractArm, Options
 
 LIBRARY = Library(("torchao.float8",), ("torchao",), "pip install 'ampcompare[fp8]'", extra="fp8")
@@ -28,7 +28,7 @@ def _conversion_lines(scaling: str, multiple: int) -> tuple[str, ...]:
     )
 
 
-def _arm_it_stands_for(given: Mapping[str, str]) -> str:
+def _arm_of_format_name(given: Mapping[str, str]) -> str:
     """Return the arm that `fp8:mxfp8` is a name of; it takes layers of any size."""
     if given.get("scaling", "").lower() != "mxfp8":
         return ""
@@ -36,8 +36,8 @@ def _arm_it_stands_for(given: Mapping[str, str]) -> str:
     return f"gemm:mxfp8{over}"
 
 
-def _explain(options: Options) -> ArmExplanation:
-    scaling, inner = str(options["scaling"]), inner_arm(options)
+def _explain_arm(options: Options) -> ArmExplanation:
+    scaling, inner = str(options["scaling"]), inner_arm_text(options)
     scales = {
         "rowwise": "one scale for each row or column, a power of two, from its largest element",
         "tensorwise": "one scale for each tensor, from its largest element",
@@ -45,7 +45,7 @@ def _explain(options: Options) -> ArmExplanation:
     multiple = int(options.get("align", ALIGNMENT))
     return ArmExplanation(
         summary=f"{inner}, with the products of linear layers in fp8, scaled {scaling}; "
-        f"{LIBRARY.missing() or 'torchao is installed'}",
+        f"{LIBRARY.why_missing() or 'torchao is installed'}",
         does=(
             ("weights", f"those of {inner}: fp8 copies are made for each product and not kept"),
             (
@@ -82,15 +82,15 @@ def _explain(options: Options) -> ArmExplanation:
 SPEC = BackendSpec(
     summary="fp8 products of linear layers by torchao, tensorwise or rowwise, over a bf16 arm",
     implementation="ampcompare.training.precision.fp8:FP8",
-    explain=_explain,
-    parsers={"scaling": choice_reader("tensorwise", "rowwise", "mxfp8"), "over": INNER_ARM, "align": parse_count},
-    stands_for=_arm_it_stands_for,
+    explain=_explain_arm,
+    parsers={"scaling": make_choice_parser("tensorwise", "rowwise", "mxfp8"), "over": INNER_ARM, "align": parse_count},
+    stands_for=_arm_of_format_name,
     positional="scaling",
     default="tensorwise",
     implied={"over": DEFAULT, "align": ALIGNMENT},
-    check=lambda options: why_not_under(inner_arm(options)),
+    check=lambda options: why_not_inner_arm(inner_arm_text(options)),
     library=LIBRARY,
-    inner=inner_arm,
+    inner=inner_arm_text,
     wraps=lambda options, inner: replace(inner, products="fp8"),
     contract=(
         ContractArm("fp8:tensorwise,align=1"),

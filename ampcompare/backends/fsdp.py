@@ -8,8 +8,8 @@ from ampcompare.backends.options import (
     DTYPE_NAMES,
     float_dtype,
     half_dtype,
-    module_patterns,
     parse_count,
+    parse_module_patterns,
     parse_positive,
 )
 from ampcompare.backends.roles import BATCH_NORM, LossScale, Roles
@@ -20,18 +20,18 @@ def _is_fp16(options: Options) -> bool:
     return options.get("param") == "float16"
 
 
-def _roles(options: Options) -> Roles:
+def _roles_for_options(options: Options) -> Roles:
     first, interval = options.get("init_scale", FIRST_SCALE), options.get("growth_interval", GROWTH_INTERVAL)
     return Roles(
-        products=DTYPE_NAMES[_policy_types(options)["param_dtype"]],
-        reduction=DTYPE_NAMES[_policy_types(options)["reduce_dtype"]],
+        products=DTYPE_NAMES[_type_arguments_of_policy(options)["param_dtype"]],
+        reduction=DTYPE_NAMES[_type_arguments_of_policy(options)["reduce_dtype"]],
         loss_scale=LossScale(float(first), int(interval)) if _is_fp16(options) else None,
         kept=(BATCH_NORM, *filter(None, str(options.get("keep_fp32", "")).split("|"))),
     )
 
 
-def _explain(options: Options) -> ArmExplanation:
-    types = _policy_types(options)
+def _explain_arm(options: Options) -> ArmExplanation:
+    types = _type_arguments_of_policy(options)
     param, reduce, output = (DTYPE_NAMES[name] for name in types.values())
     keep = ", ".join(str(options.get("keep_fp32", "")).split("|"))
     wide = f"batch norms{' and ' + keep if keep else ''}"
@@ -68,7 +68,7 @@ def _explain(options: Options) -> ArmExplanation:
     )
 
 
-def _policy_types(options: Options) -> dict[str, str]:
+def _type_arguments_of_policy(options: Options) -> dict[str, str]:
     """Return the arguments of `MixedPrecisionPolicy`, as names of torch's types."""
     return {
         "param_dtype": str(options.get("param", "bfloat16")),
@@ -119,13 +119,13 @@ def _why_options_invalid(options: Options) -> str:
 SPEC = BackendSpec(
     summary="FSDP2: fp32 weights in shards over ranks, gathered in bf16 or fp16; the successor of O2",
     implementation="ampcompare.training.precision.fsdp:FullyShard",
-    explain=_explain,
-    roles=_roles,
+    explain=_explain_arm,
+    roles=_roles_for_options,
     parsers={
         "param": half_dtype,
         "reduce": float_dtype,
         "output": float_dtype,
-        "keep_fp32": module_patterns,
+        "keep_fp32": parse_module_patterns,
         "init_scale": parse_positive,
         "growth_interval": parse_count,
     },

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from ampcompare.backends.explanation import ArmExplanation
 from ampcompare.backends.library import Library
-from ampcompare.backends.options import INNER_ARM, choice_reader, module_patterns, parse_flag
-from ampcompare.backends.over_bf16 import DEFAULT, inner_arm, inner_script_lines, why_not_under
+from ampcompare.backends.options import INNER_ARM, make_choice_parser, parse_flag, parse_module_patterns
+from ampcompare.backends.over_bf16 import DEFAULT, inner_arm_text, inner_script_lines, why_not_inner_arm
 from ampcompare.backends.roles import ProductFormat, Roles
 from ampcompare.backends.spec import BackendSpec, ContractArm, InScript, Options
 from ampcompare.base.formats import FORMATS
@@ -25,7 +25,7 @@ LAST = "last"  # the linear layer of a model that runs last
 NOT_ROUNDED = ("bf16", "bfloat16")
 
 
-def read_format(text: str) -> str:
+def parse_format_name(text: str) -> str:
     """Return the name of a format of `FORMATS`, or "bf16"."""
     word = text.lower().replace("-", "_")
     if word in NOT_ROUNDED:
@@ -37,10 +37,10 @@ def read_format(text: str) -> str:
 
 
 def _parse_patterns(text: str) -> str:
-    return text if text in (LAST, "none") else module_patterns(text)
+    return text if text in (LAST, "none") else parse_module_patterns(text)
 
 
-def formats_of(options: Options) -> dict[str, ProductFormat]:
+def formats_of_products(options: Options) -> dict[str, ProductFormat]:
     """Return the format of each product: what it sums is written next to it in `PRODUCTS`."""
     found = {}
     for role in PRODUCTS:
@@ -75,9 +75,9 @@ NEEDS = {name: needs for name, needs, _ in _switches_of_format("mxfp8")}
 
 
 def _why_options_invalid(options: Options) -> str:
-    if wrong := why_not_under(inner_arm(options)):
+    if wrong := why_not_inner_arm(inner_arm_text(options)):
         return wrong
-    formats = formats_of(options)
+    formats = formats_of_products(options)
     names = {role: form.format for role, form in formats.items()}
     for switch, needs in NEEDS.items():
         if options.get(switch) and not any(switch in form.switches for form in formats.values()):
@@ -109,7 +109,7 @@ def _why_not_torchao(options: Options, names: Collection[str]) -> str:
 
 
 def _roles_around_inner(options: Options, inner: Roles) -> Roles:
-    formats = formats_of(options)
+    formats = formats_of_products(options)
     return replace(inner, fprop=formats["fprop"], dgrad=formats["dgrad"], wgrad=formats["wgrad"])
 
 
@@ -146,18 +146,18 @@ def _product_text(role: str, form: ProductFormat) -> str:
     return "; ".join([f"{SUMS[role]}: {known.element.name}, {shared}: {SCALES[form.scale]}", *words])
 
 
-def _explain(options: Options) -> ArmExplanation:
-    inner, keep = inner_arm(options), str(options.get("keep", LAST))
+def _explain_arm(options: Options) -> ArmExplanation:
+    inner, keep = inner_arm_text(options), str(options.get("keep", LAST))
     kept = {LAST: "the linear layer of a model that runs last: the row names it", "none": "none"}
     formats = [str(options["format"]), *(f"{role} in {options[role]}" for role in PRODUCTS if role in options)]
     engine: list[tuple[str, str]] = []
     if options.get("engine") == "torchao":
-        engine = [("engine", f"torchao, {TORCHAO.missing() or 'which is installed'}: its kernel, or its emulation")]
+        engine = [("engine", f"torchao, {TORCHAO.why_missing() or 'which is installed'}: its kernel, or its emulation")]
     return ArmExplanation(
         summary=f"{inner}, with the products of linear layers in {', '.join(formats)}; emulated",
         does=(
             ("weights", f"those of {inner}: a product rounds its operands, both from bf16, and keeps none"),
-            *((role, _product_text(role, form)) for role, form in formats_of(options).items()),
+            *((role, _product_text(role, form)) for role, form in formats_of_products(options).items()),
             ("result", "summed in fp32, rounded once to bf16; the bias is added in bf16"),
             ("in bf16", f"{kept.get(keep, keep)}; convolutions, embeddings, norms, and what attention multiplies"),
             ("loss scale", "none: each tensor or block has its own scales"),
@@ -175,18 +175,18 @@ def _explain(options: Options) -> ArmExplanation:
 SPEC = BackendSpec(
     summary="products of linear layers in mxfp8, mxfp4, nvfp4 or fp8, each on its own, emulated over a bf16 arm",
     implementation="ampcompare.training.precision.gemm:Gemm",
-    explain=_explain,
+    explain=_explain_arm,
     parsers={
-        "format": read_format,
-        **dict.fromkeys(PRODUCTS, read_format),
-        "scale": choice_reader(*dict.fromkeys(scale for form in FORMATS.values() for scale in form.scales)),
+        "format": parse_format_name,
+        **dict.fromkeys(PRODUCTS, parse_format_name),
+        "scale": make_choice_parser(*dict.fromkeys(scale for form in FORMATS.values() for scale in form.scales)),
         "sr": parse_flag,
         "rht": parse_flag,
         "tiles": parse_flag,
-        "grads_as": choice_reader("e4m3", "e5m2"),
+        "grads_as": make_choice_parser("e4m3", "e5m2"),
         "keep": _parse_patterns,
         "over": INNER_ARM,
-        "engine": choice_reader("emulation", "torchao"),
+        "engine": make_choice_parser("emulation", "torchao"),
     },
     positional="format",
     default="mxfp8",
@@ -197,7 +197,7 @@ SPEC = BackendSpec(
         **dict.fromkeys(("sr", "rht", "tiles"), False),
     },
     check=_why_options_invalid,
-    inner=inner_arm,
+    inner=inner_arm_text,
     wraps=_roles_around_inner,
     in_script=InScript(),  # that of the arm underneath: `ScriptFormats` only changes its products
     contract=(

@@ -6,17 +6,17 @@ from ampcompare.backends.apex_levels import FIRST_SCALE
 from ampcompare.backends.explanation import ArmExplanation, half_script_lines, role_rows
 from ampcompare.backends.options import (
     DTYPE_NAMES,
-    choice_reader,
     float_dtype,
     full_dtype,
     half_dtype,
-    loss_scale,
-    module_patterns,
+    make_choice_parser,
     parse_count,
     parse_flag,
+    parse_loss_scale,
+    parse_module_patterns,
     parse_positive,
+    roles_with_types,
     why_types_conflict,
-    with_types,
 )
 from ampcompare.backends.roles import BATCH_NORM, LossScale, Roles
 from ampcompare.backends.spec import BackendSpec, ContractArm, InScript, Options
@@ -24,7 +24,7 @@ from ampcompare.backends.spec import BackendSpec, ContractArm, InScript, Options
 GROWTH_INTERVAL = 1000  # of fp16_utils and DeepSpeed
 
 
-def _roles(options: Options) -> Roles:
+def _roles_for_options(options: Options) -> Roles:
     scale = options.get("loss_scale")
     loss_scale = None
     if scale == "dynamic":
@@ -38,10 +38,10 @@ def _roles(options: Options) -> Roles:
         loss_scale=loss_scale,
         kept=(BATCH_NORM,) if options.get("bn_fp32") else (),
     )
-    return with_types(base, options)
+    return roles_with_types(base, options)
 
 
-def _explain(options: Options) -> ArmExplanation:
+def _explain_arm(options: Options) -> ArmExplanation:
     dtype = str(options.get("dtype", "float16"))
     name = DTYPE_NAMES[dtype]
     bn_fp32, masters = bool(options.get("bn_fp32")), bool(options.get("master_weights"))
@@ -65,7 +65,7 @@ def _explain(options: Options) -> ArmExplanation:
         + (", batch norm in fp32" if bn_fp32 else "")
         + (f", with {' and '.join(added)} as in fp16 optimizers" if added else ""),
         does=role_rows(
-            _roles(options),
+            _roles_for_options(options),
             borders=f"floating inputs become {name}, outputs fp32, so losses outside are in fp32",
         ),
         twin="apex:" + ",".join(f"{key}={value}" for key, value in twin.items()) if twin else None,
@@ -95,10 +95,10 @@ def _why_options_invalid(options: Options) -> str:
         for name in ("init_scale", "growth_interval"):
             if name in options:
                 return f"{name} belongs to a dynamic loss scale; add dynamic, or leave it out"
-    return why_types_conflict(_roles(options), options)
+    return why_types_conflict(_roles_for_options(options), options)
 
 
-def _why_unsharded(options: Options) -> str:
+def _why_not_shardable(options: Options) -> str:
     own = [name for name in options if name != "dtype" and options[name]]
     if options.get("dtype", "float16") != "bfloat16":
         return "sharded fp16 weights have neither masters nor a loss scale; use fsdp:fp16, which has both"
@@ -110,20 +110,20 @@ def _why_unsharded(options: Options) -> str:
 SPEC = BackendSpec(
     summary="manual .half(): 16-bit weights; masters, a loss scale, other types and roundings as options",
     implementation="ampcompare.training.precision.half:Half",
-    explain=_explain,
-    roles=_roles,
+    explain=_explain_arm,
+    roles=_roles_for_options,
     parsers={
         "dtype": half_dtype,
         "bn_fp32": parse_flag,
         "master_weights": parse_flag,
-        "loss_scale": loss_scale,
+        "loss_scale": parse_loss_scale,
         "init_scale": parse_positive,
         "growth_interval": parse_count,
-        "keep_fp32": module_patterns,
+        "keep_fp32": parse_module_patterns,
         "state": float_dtype,
         "grads": full_dtype,
         "reduce": float_dtype,
-        "rounding": choice_reader("nearest", "stochastic"),
+        "rounding": make_choice_parser("nearest", "stochastic"),
         "kahan": parse_flag,
     },
     shorthands={"16-true": "half", "bf16-true": "half:bf16"},
@@ -139,7 +139,7 @@ SPEC = BackendSpec(
     spellings={"dtype=bf16": "bf16", "master_weights": "masters=fp32", "loss_scale=dynamic": "dynamic"},
     implied={"dtype": "float16", "bn_fp32": False, "master_weights": False, "rounding": "nearest", "kahan": False},
     check=_why_options_invalid,
-    unsharded=_why_unsharded,
+    unsharded=_why_not_shardable,
     elsewhere=lambda options: "",
     in_script=InScript(),
     contract=(

@@ -2,7 +2,7 @@
 
 from ampcompare.backends.explanation import PLAIN_STEP, ArmExplanation
 from ampcompare.backends.library import Library, explain_library
-from ampcompare.backends.options import choice_reader, parse_count
+from ampcompare.backends.options import make_choice_parser, parse_count
 from ampcompare.backends.roles import Roles
 from ampcompare.backends.spec import BackendSpec, Options
 
@@ -14,7 +14,7 @@ LIBRARY = Library(
 )
 
 
-def _explain(options: Options) -> ArmExplanation:
+def _explain_arm(options: Options) -> ArmExplanation:
     return explain_library(
         "Horovod's DistributedOptimizer",
         LIBRARY,
@@ -41,8 +41,8 @@ def _explain(options: Options) -> ArmExplanation:
 SPEC = BackendSpec(
     summary="Horovod's DistributedOptimizer: fp32, gradients exchanged in fp32 or fp16",
     implementation="ampcompare.training.precision.horovod:Horovod",
-    explain=_explain,
-    parsers={"compression": choice_reader("none", "fp16"), "passes": parse_count},
+    explain=_explain_arm,
+    parsers={"compression": make_choice_parser("none", "fp16"), "passes": parse_count},
     implied={"compression": "none", "passes": 1},
     roles=lambda options: Roles(reduction="fp16" if options.get("compression") == "fp16" else "fp32"),
     library=LIBRARY,

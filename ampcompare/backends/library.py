@@ -35,7 +35,7 @@ class Library:
                 return module, distribution, installed_version(distribution) or "of unknown version"
         return None
 
-    def missing(self) -> str:
+    def why_missing(self) -> str:
         """Return why it cannot be used, with what to type; "" if it is installed."""
         if self.find() is not None:
             return ""
@@ -45,7 +45,7 @@ class Library:
         """Import it; return the module with the name and version of its distribution."""
         found = self.find()
         if found is None:
-            raise BackendUnavailable(f"{backend} is {self.missing()}")
+            raise BackendUnavailable(f"{backend} is {self.why_missing()}")
         name, distribution, version = found
         try:
             with quiet_import():
@@ -61,7 +61,7 @@ def explain_library(
 ) -> ArmExplanation:
     """Return the explanation of an arm that a library runs, from (what, how) pairs and lines of a script with it."""
     return ArmExplanation(
-        summary=f"{name}; {library.missing() or 'installed'}",
+        summary=f"{name}; {library.why_missing() or 'installed'}",
         does=(*does, ("asked for", f"the precision of {runs}; a library may decide otherwise for a device")),
         twin=runs,
         twin_is="ampcompare's arm of the requested precision; the ledger of a run shows what it ran in",

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 from ampcompare.backends.explanation import ArmExplanation
 from ampcompare.backends.library import Library, explain_library
-from ampcompare.backends.options import choice_reader
+from ampcompare.backends.options import make_choice_parser
 from ampcompare.backends.roles import Roles
 from ampcompare.backends.spec import BackendSpec, CheckpointState, ContractArm, Options
 
@@ -26,15 +26,15 @@ def library_spec(
 ) -> BackendSpec:
     """Return the description; `arms` has ampcompare's own arm of each value of `option`, the default first."""
 
-    def explain(options: Options) -> ArmExplanation:
+    def explain_arm(options: Options) -> ArmExplanation:
         return explain_library(name, library, does, script(options[option]), arms[options[option]])
 
     return BackendSpec(
         summary=summary,
         implementation=f"ampcompare.training.precision.{implementation}",
-        explain=explain,
+        explain=explain_arm,
         roles=roles,
-        parsers={option: read or choice_reader(*arms)},
+        parsers={option: read or make_choice_parser(*arms)},
         positional=option,
         default=next(iter(arms)),
         library=library,

@@ -26,7 +26,7 @@ def _script_lines(asked: str) -> tuple[str, ...]:
     )
 
 
-def _roles(options: Options) -> Roles | None:
+def _roles_for_options(options: Options) -> Roles | None:
     if options["dtype"] != "bfloat16":
         return None  # those of ampcompare's own arm
     scaled = NATIVE.roles({"dtype": "float16"})
@@ -47,6 +47,6 @@ SPEC = library_spec(
     ),
     script=_script_lines,
     read=float_dtype,
-    roles=_roles,
+    roles=_roles_for_options,
     contract=(ContractArm("mmengine:fp32"),),
 )

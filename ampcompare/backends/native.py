@@ -4,25 +4,25 @@ from ampcompare.backends.apex_levels import FIRST_SCALE, GROWTH_INTERVAL
 from ampcompare.backends.explanation import ArmExplanation, native_script_lines, role_rows
 from ampcompare.backends.options import (
     DTYPE_NAMES,
-    choice_reader,
     float_dtype,
     fp32_or_none,
     full_dtype,
     half_dtype,
-    module_patterns,
+    make_choice_parser,
     parse_above_one,
     parse_below_one,
     parse_count,
     parse_flag,
+    parse_module_patterns,
     parse_positive,
+    roles_with_types,
     why_types_conflict,
-    with_types,
 )
 from ampcompare.backends.roles import BATCH_NORM, LossScale, Roles
 from ampcompare.backends.spec import BackendSpec, CheckpointState, ContractArm, InScript, Options
 
 
-def _roles(options: Options) -> Roles:
+def _roles_for_options(options: Options) -> Roles:
     products = DTYPE_NAMES[str(options.get("dtype", "float16"))]
     weights = DTYPE_NAMES[str(options.get("weights", "float32"))]
     scale = LossScale(
@@ -39,18 +39,18 @@ def _roles(options: Options) -> Roles:
         loss_scale=scale if products == "fp16" else None,
         kept=() if weights == "fp32" else (BATCH_NORM,),
     )
-    return with_types(base, options)
+    return roles_with_types(base, options)
 
 
 BF16_OF_ROCM = "NVIDIA's Apex has no bf16: apex:O1 is the same idea in fp16, and apex:O4 that of ROCm's Apex in bf16"
 
 
-def _explain(options: Options) -> ArmExplanation:
+def _explain_arm(options: Options) -> ArmExplanation:
     dtype = str(options.get("dtype", "float16"))
     name = DTYPE_NAMES[dtype]
     is_fp16 = dtype == "float16"
     keep = str(options.get("keep_fp32", ""))
-    roles = _roles(options)
+    roles = _roles_for_options(options)
     summary = f"torch.autocast in {name}"
     summary += " over bf16 weights" if roles.weights != "fp32" else ""
     summary += " with torch.amp.GradScaler" if is_fp16 else ", without a loss scale"
@@ -86,10 +86,10 @@ def _why_options_invalid(options: Options) -> str:
     for name in ("init_scale", "growth_factor", "backoff_factor", "growth_interval"):
         if name in options and options.get("dtype") == "bfloat16":
             return f"{name} belongs to a loss scale, which bf16 does not use; take native:fp16, or leave it out"
-    return why_types_conflict(_roles(options), options)
+    return why_types_conflict(_roles_for_options(options), options)
 
 
-def _why_unsharded(options: Options) -> str:
+def _why_not_shardable(options: Options) -> str:
     if "weights" in options:
         return "its optimizer steps its own tensors, which are not sharded; use fsdp, whose masters are shards"
     return ""
@@ -98,26 +98,26 @@ def _why_unsharded(options: Options) -> str:
 SPEC = BackendSpec(
     summary="torch.autocast, with torch.amp.GradScaler for fp16",
     implementation="ampcompare.training.precision.native:make_native",
-    explain=_explain,
-    roles=_roles,
+    explain=_explain_arm,
+    roles=_roles_for_options,
     parsers={
         "dtype": half_dtype,
         "init_scale": parse_positive,
         "growth_factor": parse_above_one,
         "backoff_factor": parse_below_one,
         "growth_interval": parse_count,
-        "keep_fp32": module_patterns,
+        "keep_fp32": parse_module_patterns,
         "weights": float_dtype,
         "masters": fp32_or_none,
         "state": float_dtype,
         "grads": full_dtype,
         "reduce": float_dtype,
-        "rounding": choice_reader("nearest", "stochastic"),
+        "rounding": make_choice_parser("nearest", "stochastic"),
         "kahan": parse_flag,
     },
     implied={"weights": "float32", "masters": "none", "rounding": "nearest", "kahan": False},
     check=_why_options_invalid,
-    unsharded=_why_unsharded,
+    unsharded=_why_not_shardable,
     elsewhere=lambda options: "",
     positional="dtype",
     default="float16",

@@ -18,30 +18,30 @@ PATTERN = re.compile(r"[\w.*?\[\]!-]+")
 DTYPE_NAMES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 
 
-def choice_reader(*allowed: str) -> Callable[[str], str]:
+def make_choice_parser(*allowed: str) -> Callable[[str], str]:
     """Return a reader that accepts only the words in `allowed`, which are in lower case, in any case."""
 
-    def read(text: str) -> str:
+    def parse_choice(text: str) -> str:
         if text.lower() not in allowed:
             raise ValueError(f"expected one of {', '.join(allowed)}")
         return text.lower()
 
-    return read
+    return parse_choice
 
 
-def _dtype_reader(expected: str, names: dict[str, str]) -> Callable[[str], str]:
-    def read(text: str) -> str:
+def _make_dtype_parser(expected: str, names: dict[str, str]) -> Callable[[str], str]:
+    def parse_dtype(text: str) -> str:
         if text.lower() not in names:
             raise ValueError(f"expected {expected}")
         return names[text.lower()]
 
-    return read
+    return parse_dtype
 
 
-half_dtype = _dtype_reader("float16 (fp16) or bfloat16 (bf16)", DTYPES)
-float_dtype = _dtype_reader("float32 (fp32), float16 (fp16) or bfloat16 (bf16)", {**FULL, **DTYPES})
-full_dtype = _dtype_reader("fp32", FULL)
-fp32_or_none = _dtype_reader("fp32 or none", {**FULL, "none": "none"})
+half_dtype = _make_dtype_parser("float16 (fp16) or bfloat16 (bf16)", DTYPES)
+float_dtype = _make_dtype_parser("float32 (fp32), float16 (fp16) or bfloat16 (bf16)", {**FULL, **DTYPES})
+full_dtype = _make_dtype_parser("fp32", FULL)
+fp32_or_none = _make_dtype_parser("fp32 or none", {**FULL, "none": "none"})
 
 
 def parse_flag(text: str) -> bool:
@@ -86,7 +86,7 @@ def parse_count(text: str) -> int:
     return number
 
 
-def loss_scale(text: str) -> float | str:
+def parse_loss_scale(text: str) -> float | str:
     """Return "dynamic" or a finite number above 0."""
     if text.lower() == "dynamic":
         return "dynamic"
@@ -96,7 +96,7 @@ def loss_scale(text: str) -> float | str:
         raise ValueError("expected dynamic or a finite number above 0") from None
 
 
-def module_patterns(text: str) -> str:
+def parse_module_patterns(text: str) -> str:
     """Return patterns of module names or types, joined by `|`, each once and in order."""
     patterns = sorted({word.strip() for word in text.split("|")})
     if not all(PATTERN.fullmatch(pattern) for pattern in patterns):
@@ -109,7 +109,7 @@ def INNER_ARM(text: str) -> str:
     return text
 
 
-def with_types(base: Roles, options: Options) -> Roles:
+def roles_with_types(base: Roles, options: Options) -> Roles:
     """Return `base`, which has weights, products, masters and loss scale, with what the options for types set.
 
     `state`, `grads`, `reduce`, `rounding`, `kahan` and `keep_fp32` mean the same in each backend.

@@ -6,12 +6,12 @@ from ampcompare.backends.spec import Options
 DEFAULT = "native:bf16"
 
 
-def inner_arm(options: Options) -> str:
+def inner_arm_text(options: Options) -> str:
     """Return the text of the arm underneath, from the option `over`."""
     return str(options.get("over", DEFAULT)).replace("+", ",")
 
 
-def why_not_under(inner: str) -> str:
+def why_not_inner_arm(inner: str) -> str:
     """Return why an arm cannot be the one underneath; "" if it can."""
     backend = inner.partition(":")[0]
     if backend not in ("native", "half") or "bf16" not in inner:

@@ -110,8 +110,8 @@ class Roles:
     def __str__(self) -> str:
         """Return what is not fp32, such as `fp16 weights, fp32 masters, fp16 gradients, dynamic loss scale`."""
         words = [f"{self.weights} weights"]
-        if self.operands != self.weights:
-            words.append(f"{self.operands} products" + (f" by {self.lists}" if self.lists else ""))
+        if self.operand_type != self.weights:
+            words.append(f"{self.operand_type} products" + (f" by {self.lists}" if self.lists else ""))
         words += [f"{self.masters} masters"] if self.masters else []
         if self.weights != "fp32":
             words += [f"{self.gradients} gradients", f"{self.state} state"]
@@ -122,16 +122,16 @@ class Roles:
         if self.loss_scale is not None:
             words.append("static loss scale" if self.loss_scale.interval is None else "dynamic loss scale")
         words += [f"fp32 in {' and '.join(self.kept)}"] if self.kept else []
-        words += [f"{role} in {form}" for role, form in self.formats.items()]
+        words += [f"{role} in {form}" for role, form in self.linear_formats.items()]
         return ", ".join(words)
 
     @property
-    def operands(self) -> str:
+    def operand_type(self) -> str:
         """The type of the operands of products."""
         return self.products or self.weights
 
     @property
-    def formats(self) -> dict[str, ProductFormat]:
+    def linear_formats(self) -> dict[str, ProductFormat]:
         """The formats of the products of linear layers by role; empty if they have none of their own."""
         formats = {"fprop": self.fprop, "dgrad": self.dgrad, "wgrad": self.wgrad}
         return {role: form for role, form in formats.items() if form is not None}
@@ -151,7 +151,7 @@ class Roles:
             gradient=weight,
             master=master,
             master_gradient=master,
-            cast=size[self.operands] if size[self.operands] < weight else 0,
+            cast=size[self.operand_type] if size[self.operand_type] < weight else 0,
             state=size[self.state],
             compensation=weight if self.update == "kahan" else 0,
         )

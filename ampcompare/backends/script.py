@@ -4,7 +4,7 @@ from ampcompare.backends.explanation import ArmExplanation
 from ampcompare.backends.spec import BackendSpec, InScript, Options
 
 
-def _explain(options: Options) -> ArmExplanation:
+def _explain_arm(options: Options) -> ArmExplanation:
     return ArmExplanation(
         summary="a training script as it is written: recorded, and untouched",
         does=(
@@ -23,7 +23,7 @@ def _explain(options: Options) -> ArmExplanation:
 SPEC = BackendSpec(
     summary="your training script exactly as it is written, with its own precision: compare ... -- SCRIPT",
     implementation="ampcompare.training.precision.fp32:FP32",
-    explain=_explain,
+    explain=_explain_arm,
     unsharded=lambda options: "it trains a script",
     elsewhere=lambda options: "it trains a script",
     in_script=InScript(behind="ampcompare.script.behind.script_arm:stand_behind", is_as_written=True, keeps_apex=True),

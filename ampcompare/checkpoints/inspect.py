@@ -14,18 +14,18 @@ from torch import Tensor
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import CheckpointError, ConfigError, ConversionError
 from ampcompare.base.formatting import format_bytes, printable
-from ampcompare.checkpoints.convert.detect import CheckpointContents, find_parts
-from ampcompare.checkpoints.convert.fp32_weights import common_prefix
-from ampcompare.checkpoints.convert.masters import HALF_DTYPES, floating_entries, half_dtype, is_rounded
+from ampcompare.checkpoints.convert.detect import CheckpointContents, find_contents
+from ampcompare.checkpoints.convert.fp32_weights import common_wrapper_prefix
+from ampcompare.checkpoints.convert.masters import HALF_DTYPES, are_rounded_to, floating_entries, half_type_of_weights
 from ampcompare.checkpoints.convert.scalers import (
     SMALLEST_NORMAL,
-    held_scale,
     is_loss_scaler,
     plain_number,
-    raw_scale,
+    unchecked_scale,
+    values_of_loss_scaler,
 )
-from ampcompare.checkpoints.reader.foreign import Contents, name_faults, open_foreign
-from ampcompare.checkpoints.reader.placeholders import reading
+from ampcompare.checkpoints.reader.foreign import FileContents, faults_named, open_checkpoint
+from ampcompare.checkpoints.reader.placeholders import entry_errors_translated
 from ampcompare.checkpoints.store.file import verify_file
 
 MAX_LINES = 20
@@ -58,20 +58,20 @@ class Inspection:
 
 def inspect_file(path: Path) -> Inspection:
     """Look into a checkpoint of any program without running anything in it."""
-    contents = open_foreign(path)
-    with name_faults(path), torch.no_grad():
-        return _inspect(path, contents)
+    contents = open_checkpoint(path)
+    with faults_named(path), torch.no_grad():
+        return _inspect_contents(path, contents)
 
 
-def _inspect(path: Path, contents: Contents) -> Inspection:
+def _inspect_contents(path: Path, contents: FileContents) -> Inspection:
     root, objects, _ = contents.plain()
-    parts = find_parts(root)
+    parts = find_contents(root)
     level, because = guess_level(parts)
     inspection = Inspection(
         path=str(path),
         format=contents.format,
         size=contents.size,
-        checksum=_checksum(path, contents),
+        checksum=_checksum_text(path, contents),
         writer=parts.writer,
         because=parts.because,
         level=level,
@@ -94,7 +94,7 @@ def _inspect(path: Path, contents: Contents) -> Inspection:
     return inspection
 
 
-def _checksum(path: Path, contents: Contents) -> str:
+def _checksum_text(path: Path, contents: FileContents) -> str:
     if not contents.comment.startswith(b"ampcompare checkpoint"):
         return "none"
     try:
@@ -104,7 +104,7 @@ def _checksum(path: Path, contents: Contents) -> str:
     return "right"
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def _tensors_in(value: Any) -> Iterator[Tensor]:
     """Yield the tensors anywhere in an entry, each container once."""
     todo: list[Any] = [value]
     seen: set[int] = set()
@@ -121,24 +121,24 @@ def _inspection_rows(parts: CheckpointContents) -> Iterator[dict[str, Any]]:
     kinds = (("weights", parts.models), ("averaged weights", parts.averages), ("optimizer", parts.optimizers))
     for kind, entries in kinds:
         for place, entry in entries.items():
-            is_other = kind == "weights" and len(parts.models) > 1 and _are_statistics(entry)
-            with reading(*place):
+            is_other = kind == "weights" and len(parts.models) > 1 and _are_input_statistics(entry)
+            with entry_errors_translated(*place):
                 row = _inspection_row("tensors" if is_other else kind, ".".join(place) or "(all)", entry)
             yield row
-    where = parts.where_masters or "masters"
+    where = parts.places_of_masters or "masters"
     for index, masters in enumerate(parts.masters):
         if masters:
             yield _inspection_row("fp32 masters", f"{where}.{index}" if len(parts.masters) > 1 else where, masters)
 
 
-def _are_statistics(entry: Mapping[str, Any]) -> bool:
+def _are_input_statistics(entry: Mapping[str, Any]) -> bool:
     """Return whether a dict of tensors next to weights holds what inputs are normalized by, say, and no parameters."""
     return all(key.lower().strip("_") in STATISTICS for key in entry)
 
 
 def _inspection_row(kind: str, place: str, entry: Mapping[str, Any]) -> dict[str, Any]:
     inner = entry["state"] if kind == "optimizer" else entry
-    tensors = list(_tensors(inner))
+    tensors = list(_tensors_in(inner))
     dtypes = Counter(str(tensor.dtype).removeprefix("torch.") for tensor in tensors)
     return {
         "place": place,
@@ -158,13 +158,13 @@ def _loss_scale_rows(parts: CheckpointContents) -> Iterator[dict[str, Any]]:
                 "clean_steps": plain_number(own["unskipped"]),
             }
     for place, state in (*parts.wrappers.items(), *parts.loss_scales.items()):
-        if (scale := raw_scale(state)) is None:
+        if (scale := unchecked_scale(state)) is None:
             continue  # none, or an object of another program, which is listed as such
         holds = state.items() if isinstance(state, Mapping) else ()
         inner = [key for key, value in holds if key == "loss_scaler" or is_loss_scaler(value)]
         entry: dict[str, Any] = {"place": ".".join((*place, *inner[:1])) or "(all)", "scale": scale}
         try:
-            held = held_scale(state)
+            held = values_of_loss_scaler(state)
         except ConversionError:
             yield {**entry, "clean_steps": None}
             continue
@@ -181,7 +181,7 @@ def _loss_scale_rows(parts: CheckpointContents) -> Iterator[dict[str, Any]]:
 
 def _note_sentences(parts: CheckpointContents) -> Iterator[str]:
     for place, model in parts.models.items():
-        if prefix := common_prefix(model):
+        if prefix := common_wrapper_prefix(model):
             yield f"the names in {'.'.join(place) or 'it'} begin with `{prefix}`: saved from inside of a wrapper"
     if parts.unmatched:
         yield f"{parts.unmatched} masters have no weight with their values in 16 bits"
@@ -204,7 +204,7 @@ def guess_level(parts: CheckpointContents) -> tuple[str | None, str]:
     if parts.wrappers:
         return None, "FP16_Optimizer has none; its masters are those of O2"
     weights = list(_iter_weights(parts, of_norms=False))
-    half = next((kind for model in parts.models.values() if (kind := half_dtype(model)) is not None), None)
+    half = next((kind for model in parts.models.values() if (kind := half_type_of_weights(model)) is not None), None)
     if not parts.apex:
         if any(parts.masters):
             return None, "weights are 16-bit values with fp32 masters, as O2 trains them"
@@ -216,8 +216,8 @@ def guess_level(parts: CheckpointContents) -> tuple[str | None, str]:
     if half is torch.bfloat16:
         return "O5", "weights are bf16 values"
     if half is not None:
-        norms = is_rounded(_iter_weights(parts, of_norms=True))
-        state = is_rounded(_iter_moments(parts))
+        norms = are_rounded_to(_iter_weights(parts, of_norms=True))
+        state = are_rounded_to(_iter_moments(parts))
         if norms is False or state is False:
             return "O2", "weights are fp16 values, batch norms or optimizer state are not"
         if norms or _has_half_state(parts):
@@ -247,7 +247,7 @@ def _has_half_state(parts: CheckpointContents) -> bool:
 
 def _trap_sentences(parts: CheckpointContents) -> Iterator[str]:
     yield from broken_value_sentences(parts)
-    kinds = {half_dtype(model) for model in parts.models.values()} - {None}
+    kinds = {half_type_of_weights(model) for model in parts.models.values()} - {None}
     rounded = bool(kinds)
     masters = [*parts.masters, *({} for _ in parts.models)]
     bare = sum(
@@ -266,7 +266,7 @@ def _trap_sentences(parts: CheckpointContents) -> Iterator[str]:
         yield "optimizer state is fp16, rounded to 11 bits"
     elif any(tensor.dtype is torch.bfloat16 for tensor in _iter_moments(parts)):
         yield "optimizer state is bf16, rounded to 8 bits"
-    elif is_rounded(_iter_moments(parts)):
+    elif are_rounded_to(_iter_moments(parts)):
         yield "optimizer state holds fp16 values only, so it is one step old or went through fp16 on a resume"
     if parts.optimizers and torch.float16 in kinds and not list(_loss_scale_rows(parts)):
         yield "no state of the loss scaler: its scale restarts at 65536, and the first steps after a resume are skipped"
@@ -285,7 +285,7 @@ def broken_value_sentences(parts: CheckpointContents) -> Iterator[str]:
     ]
     for place, entry in entries:
         counts = {
-            str(name): sum(_count_broken(one) for one in _tensors([value]) if one.is_floating_point())
+            str(name): sum(_count_broken(one) for one in _tensors_in([value]) if one.is_floating_point())
             for name, value in entry.items()
         }
         bad = {name: count for name, count in counts.items() if count}

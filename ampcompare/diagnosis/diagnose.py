@@ -97,7 +97,7 @@ def diagnose_loop(
     Raises:
         ConfigError: the loop made no step that was watched.
     """
-    if arm.roles is not None and arm.roles.formats:
+    if arm.roles is not None and arm.roles.linear_formats:
         return diagnose_formats(loop, arm, conditions, subject=subject, cures=cures)
     observation = watch_loop(loop, arm, conditions)
     if not observation.facts:

@@ -67,7 +67,7 @@ def outlook_of(arm: Arm, prefix: Prefix, twin: float | None) -> ArmOutlook:
         )
     if twin is not None and twin > CHAOTIC and roles != Roles():
         return ArmOutlook(arm=name, word="cannot know", why=_why_chaotic(prefix, twin))
-    if roles.operands == "fp8" or any(form.format != "bf16" for form in roles.formats.values()):
+    if roles.operand_type == "fp8" or any(form.format != "bf16" for form in roles.linear_formats.values()):
         why = "what the noise of products in 8 or 4 bits costs depends on how far the loss still falls"
         return ArmOutlook(arm=name, word="cannot know", part="products", why=why)
     found = ArmOutlook(arm=name, word="no fault in sight")
@@ -121,7 +121,7 @@ def _roles_of(arm: Arm, prefix: Prefix) -> Roles | None:
 def _overflow_text(roles: Roles, prefix: Prefix) -> str:
     """Return what was seen beyond the largest fp16 number; "" for nothing, or where a dynamic scale avoids it."""
     scale = roles.loss_scale
-    if "fp16" not in (roles.operands, roles.gradients) or (scale is not None and scale.interval is not None):
+    if "fp16" not in (roles.operand_type, roles.gradients) or (scale is not None and scale.interval is not None):
         return ""
     factor = 1.0 if scale is None else scale.first
     largest = prefix.largest_gradient or 0.0

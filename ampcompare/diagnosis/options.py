@@ -34,7 +34,7 @@ class DiagnoseOptions:
                 f"after -- may have several"
             )
         roles = self.config.parsed_arm.roles
-        if self.config.script is not None and roles is not None and roles.formats:
+        if self.config.script is not None and roles is not None and roles.linear_formats:
             raise ConfigError(
                 f"{self.config.arm} is diagnosed by running a training once for each product of each layer, too long "
                 f"for a script; diagnose a recipe or a loop, or read the ledger of the script"

@@ -140,7 +140,7 @@ def diagnose_formats(loop: Loop, arm: Arm, conditions: Conditions, *, subject: s
             f"layers, more than {MAX_LAYERS}; diagnose a smaller model of the same kind, or keep parts by keep=PATTERNS"
         )
     assert arm.roles is not None
-    roles = [role for role, form in arm.roles.formats.items() if form.format != "bf16"]
+    roles = [role for role, form in arm.roles.linear_formats.items() if form.format != "bf16"]
     norm = exact.gradient.norm()
     errors = []
     for role in roles:

@@ -63,8 +63,8 @@ def examine_arm(arm: Arm, facts: MachineFacts) -> ArmNeeds:
         missing.append(f"torch is {facts.torch.value}")
         remedy.extend(facts.torch.remedy)
     library = arm.spec.library
-    if library is not None and library.missing():
-        missing.append(f"{arm.backend} is {library.missing()}")
+    if library is not None and library.why_missing():
+        missing.append(f"{arm.backend} is {library.why_missing()}")
         remedy.append(library.install)
     if arm.spec.calls_apex:
         _examine_apex_engine(arm, facts, missing, notes, remedy)

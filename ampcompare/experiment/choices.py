@@ -56,7 +56,7 @@ def _arm(backend: str, spec: BackendSpec) -> tuple[str, bool, str]:
         return backend, True, spec.summary + (f"; by default {roles}" if roles is not None else "")
     installed = spec.library.find()
     if installed is None:
-        return backend, False, spec.library.missing()
+        return backend, False, spec.library.why_missing()
     return backend, True, f"{spec.summary} ({installed[1]} {installed[2]})"
 
 

@@ -66,7 +66,7 @@ def _check_arm(arm: Arm) -> None:
             "use fp32"
         )
     library = arm.spec.library
-    if library is not None and (missing := library.missing()):
+    if library is not None and (missing := library.why_missing()):
         raise BackendUnavailable(f"{arm.backend} is {missing}")
     if arm.inner is not None:
         _check_arm(arm.inner)

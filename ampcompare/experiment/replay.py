@@ -92,7 +92,7 @@ def _read_arm(text: str) -> str:
     if arm.is_as_written:
         raise ConfigError(f"--change arm={text} changes nothing: it is the step as it is")
     roles = arm.roles
-    if roles is None or roles.formats:
+    if roles is None or roles.linear_formats:
         raise ConfigError(
             f"--change arm={text}: its products have number formats of their own, and there is no rule here for how "
             "far those may be off; give an arm that computes in fp32, TF32 or 16 bits"

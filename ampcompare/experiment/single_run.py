@@ -229,7 +229,7 @@ def _state_difference(one: Path, other: Path) -> str:
     from ampcompare.base.tensors.tree import first_difference
     from ampcompare.checkpoints.store.folder import CheckpointFolder
 
-    ends = [CheckpointFolder(folder / CellFile.CHECKPOINTS).newest() for folder in (one, other)]
+    ends = [CheckpointFolder(folder / CellFile.CHECKPOINTS).read_newest() for folder in (one, other)]
     if ends[0] is None or ends[1] is None:
         return ""
     return first_difference(ends[0][1], ends[1][1], apart=(*MEASURED, "resumed"))

@@ -55,7 +55,7 @@ class StandIn:
         for_cuda: bool = False,
     ) -> None:
         in_script = require_in_script(arm)
-        formats = ScriptFormats(arm, rows) if arm.roles is not None and arm.roles.formats else None
+        formats = ScriptFormats(arm, rows) if arm.roles is not None and arm.roles.linear_formats else None
         if formats is not None:
             assert arm.inner is not None
             arm = arm.inner  # which does all else

@@ -173,7 +173,7 @@ def _stand_in_types(arm: Arm, names: TorchAmpStandIn) -> _Stands:
         return _Stands.WEIGHTS
     if isinstance(names, O1BehindTorch):
         return _Stands.O1
-    lacks_casts = names.script.has_autocast and arm.roles is not None and arm.roles.operands == "fp32"
+    lacks_casts = names.script.has_autocast and arm.roles is not None and arm.roles.operand_type == "fp32"
     return _Stands.NO_CASTS if lacks_casts else _Stands.AUTOCAST
 
 

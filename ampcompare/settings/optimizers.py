@@ -73,7 +73,7 @@ def require_optimizer(name: str) -> None:
     """
     module = optimizer_path(name).partition(":")[0]
     library = LIBRARIES.get(module.partition(".")[0])
-    if library is not None and (missing := library.missing()):
+    if library is not None and (missing := library.why_missing()):
         raise BackendUnavailable(f"optimizer {name}: {module.partition('.')[0]} is {missing}")
     if not find_module(module)[0]:
         raise ConfigError(f"optimizer {name}: there is no module {module!r}; name it by module:Class")
@@ -96,5 +96,5 @@ def _optimizer_rows() -> Iterator[tuple[str, bool, str]]:
             available = find_module("torch.optim._" + path.rpartition(".")[2].lower())[0]
             yield path, available, summary if available else "this torch does not have it: pip install -U torch"
         else:
-            missing = library.missing()
+            missing = library.why_missing()
             yield path, not missing, missing or summary

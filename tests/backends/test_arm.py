@@ -4,7 +4,7 @@ from importlib.metadata import EntryPoint
 
 import pytest
 
-from ampcompare.backends.arm import Arm, find_same_arm, full_name, parse_arms, respell
+from ampcompare.backends.arm import Arm, backend_or_arm_named, find_same_arm, label_in_present_spelling, parse_arms
 from ampcompare.base.errors import ConfigError
 
 
@@ -156,12 +156,12 @@ def test_the_key_stays_what_older_files_have(text: str, key: str) -> None:
     """Digests are made of the key; a label of an older file that has it is read as it is written now."""
     assert Arm.parse(text).key == key
     assert str(Arm.parse(key)) == text
-    assert respell(f"{key}@old lr=0.1@3") == f"{text}@old lr=0.1@3"
+    assert label_in_present_spelling(f"{key}@old lr=0.1@3") == f"{text}@old lr=0.1@3"
 
 
 @pytest.mark.parametrize("label", ["fp16", "my half:dtype=bf16", "half:bf16,dtype=bf16", "a:b", "half:dtype=bf17", ""])
 def test_other_labels_stay_as_they_are(label: str) -> None:
-    assert respell(label) == label
+    assert label_in_present_spelling(label) == label
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_a_backend_in_python() -> None:
     assert Arm.make("amp", dtype="bf16") == Arm.parse("bf16")
     with pytest.raises(ConfigError, match="did you mean the arm 'native:bf16'"):
         Arm.make("bf16")
-    assert full_name("nothing") is None
+    assert backend_or_arm_named("nothing") is None
 
 
 def test_the_arm_of_a_table() -> None:

@@ -45,7 +45,7 @@ def test_an_arm_declares_the_format_of_each_product(text: str, canonical: str, f
     assert str(arm) == canonical
     assert Arm.parse(canonical) == arm
     assert arm.roles is not None
-    assert list(map(str, arm.roles.formats.values())) == formats
+    assert list(map(str, arm.roles.linear_formats.values())) == formats
 
 
 def test_other_roles_are_those_of_the_arm_underneath() -> None:

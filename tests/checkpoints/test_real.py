@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from ampcompare.checkpoints.convert.convert import convert_file, load_any
-from ampcompare.checkpoints.convert.detect import find_parts
+from ampcompare.checkpoints.convert.convert import convert_file, load_any_checkpoint
+from ampcompare.checkpoints.convert.detect import find_contents
 from ampcompare.checkpoints.inspect import inspect_file
 
 REAL = Path(__file__).parent / "real"
@@ -78,7 +78,7 @@ def test_a_real_file_converts_there_and_back(name: str, tmp_path: Path) -> None:
     to, back = ("native", "apex") if "apex" in name else ("apex", "native")
     own, other = SCALERS[name] if to == "apex" else SCALERS[name][::-1]
     convert_file(REAL / name, tmp_path / "there.pt", to)  # type: ignore[arg-type]
-    there, source = load_any(tmp_path / "there.pt")[0], load_any(REAL / name)[0]
+    there, source = load_any_checkpoint(tmp_path / "there.pt")[0], load_any_checkpoint(REAL / name)[0]
     holder, before = (state["optimizer"] if "mmengine" in name else state for state in (there, source))
     assert other in holder
     if name == "timm-apex.pth.tar":
@@ -88,11 +88,11 @@ def test_a_real_file_converts_there_and_back(name: str, tmp_path: Path) -> None:
         assert own not in holder
         assert list(holder) == [other if key == own else key for key in before]
     convert_file(tmp_path / "there.pt", tmp_path / "back.pt", back)  # type: ignore[arg-type]
-    again = load_any(tmp_path / "back.pt")[0]
+    again = load_any_checkpoint(tmp_path / "back.pt")[0]
     if name == "timm.pth.tar":
         assert again.pop("amp") == again["amp_scaler"]
     if to == "native":  # back for a FusedAdam too, which this script does not have
-        for optimizer in find_parts(again).optimizers.values():
+        for optimizer in find_contents(again).optimizers.values():
             for group in optimizer["param_groups"]:
                 del group["step"], group["bias_correction"]
     assert repr(again) == repr(source)

@@ -102,8 +102,8 @@ def test_scripts_of_libraries_run(arm: str) -> None:
     """The lines shown for a library that is installed make a step that changes the weights."""
     backend = arm.partition(":")[0]
     library = BUILT_IN[backend].library
-    if library.missing():
-        pytest.skip(library.missing())
+    if library.why_missing():
+        pytest.skip(library.why_missing())
     library.load(backend)  # whose imports may warn
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Fabric warns where there is an srun that did not start it

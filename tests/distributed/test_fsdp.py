@@ -252,7 +252,7 @@ def test_one_rank_resumes_to_the_last_bit(ranks: Run, tmp_path: Path) -> None:
     assert_resumed(*whole_and_rest(partial(alone, ranks), tmp_path, arm=FP16, kind="fsdp", arch="convnet"))
 
 
-LACKS = fp8.LIBRARY.missing()
+LACKS = fp8.LIBRARY.why_missing()
 needs_torchao = pytest.mark.skipif(bool(LACKS), reason=LACKS or "-")
 
 

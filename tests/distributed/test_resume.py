@@ -23,7 +23,7 @@ from tests.distributed.sessions import CPU, make_session
 
 APART = ("train_seconds", "eval_seconds", "resumed")
 STEPS = 4
-LACKS = fp8.LIBRARY.missing()
+LACKS = fp8.LIBRARY.why_missing()
 needs_torchao = pytest.mark.skipif(bool(LACKS), reason=LACKS or "-")
 Run = Callable[..., list[Any]]
 

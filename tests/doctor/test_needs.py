@@ -79,7 +79,7 @@ def test_bf16_on_an_old_gpu_and_fp16_on_a_cpu() -> None:
 
 def test_libraries_that_cannot_run_or_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """A library that is not installed is named with the line to type."""
-    monkeypatch.setattr(Library, "missing", lambda self: f"not installed: {self.install}")
+    monkeypatch.setattr(Library, "why_missing", lambda self: f"not installed: {self.install}")
     needs = examine_arm(Arm.parse("accelerate:no"), _facts())
     assert (needs.missing, needs.remedy) == (
         ("accelerate is not installed: pip install accelerate",),

@@ -49,7 +49,7 @@ def answer(program: Path, request: dict[str, Any]) -> dict[str, Any]:
     """Return the value of a program's function or what it raised, and the warnings that were given."""
     sys.path[:] = request["path"]
     if "AMPCOMPARE_SANDBOX" in os.environ:  # `variables.SANDBOX`; nothing of the package is imported above
-        importlib.import_module("ampcompare.base.processes.overlay").enter_if_asked()
+        importlib.import_module("ampcompare.base.processes.overlay").enter_sandbox_if_asked()
     spec = importlib.util.spec_from_file_location(program.stem, program)
     assert spec is not None
     assert spec.loader is not None

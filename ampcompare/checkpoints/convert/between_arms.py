@@ -8,15 +8,15 @@ from torch import Tensor
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConversionError
-from ampcompare.checkpoints.convert.detect import find_parts
+from ampcompare.checkpoints.convert.detect import find_contents
 from ampcompare.checkpoints.convert.fp32_weights import Conversion, convert_to_fp32, copy_containers
 from ampcompare.checkpoints.convert.scalers import (
     APEX_INTERVAL,
     FIRST_SCALE,
     NEVER,
-    apex_from_scalers,
+    apex_state_from_grad_scalers,
+    grad_scalers_from_apex,
     parse_scale,
-    scalers_from_apex,
 )
 from ampcompare.checkpoints.store.layout import CONVERTED, PRECISION_KEYS, TRAINER, as_list, one_or_list
 
@@ -30,7 +30,7 @@ NEW_SCALER = {
 }
 
 
-def into_arm(state: Mapping[str, Any], arm: str) -> Conversion:
+def convert_state_to_arm(state: Mapping[str, Any], arm: str) -> Conversion:
     """Convert an ampcompare checkpoint into one that another arm resumes from; the source is untouched.
 
     Weights become fp32, from masters if any, so that nothing is lost when the source is O2. A level with masters gets
@@ -43,17 +43,17 @@ def into_arm(state: Mapping[str, Any], arm: str) -> Conversion:
     Raises:
         ConversionError: no run of ampcompare wrote the state.
     """
-    parts = find_parts(state)
+    parts = find_contents(state)
     if parts.arm is None or not parts.models:
         raise ConversionError("it is not a checkpoint that a run of ampcompare wrote")
     text = str(Arm.parse(arm))
     was, target = _arm_that_holds_state(parts.arm), _arm_that_holds_state(arm)
     level, was_level = _opt_level(target), _opt_level(was)
     result = Conversion(copy_containers(state), source_kind(parts.arm), level or was_level, text)
-    scalers = _scalers(state, was, was_level, result)
+    scalers = _scalers_as_grad_scalers(state, was, was_level, result)
     _drop_compensation(result.state, result)
     convert_to_fp32(parts, result, was_level)
-    key, entry = _precision_state(target, level, scalers, result)
+    key, entry = _precision_state_for_arm(target, level, scalers, result)
     state_now = {name: value for name, value in result.state.items() if name not in PRECISION_KEYS}
     state_now[key] = entry
     masters = [
@@ -121,7 +121,9 @@ def nearest_native_arm(arm: str) -> str:
     return "native:fp16"
 
 
-def _scalers(state: Mapping[str, Any], was: Arm, level: str | None, result: Conversion) -> list[dict[str, Any]]:
+def _scalers_as_grad_scalers(
+    state: Mapping[str, Any], was: Arm, level: str | None, result: Conversion
+) -> list[dict[str, Any]]:
     """Return the loss scalers of the source as states of GradScalers."""
     if "amp" in state:
         for name in ("min_loss_scale", "max_loss_scale"):
@@ -129,7 +131,7 @@ def _scalers(state: Mapping[str, Any], was: Arm, level: str | None, result: Conv
                 result.lost.append(f"{name} {was.options[name]:g}: GradScaler has none")
         given = was.options.get("loss_scale")
         static = given is not None and given != "dynamic"
-        return scalers_from_apex(
+        return grad_scalers_from_apex(
             state["amp"], level=level, static=static, lost=result.lost, changed=result.changed, for_arm=True
         )
     if "scaler" in state:
@@ -143,7 +145,7 @@ def _scalers(state: Mapping[str, Any], was: Arm, level: str | None, result: Conv
     return scalers
 
 
-def _precision_state(
+def _precision_state_for_arm(
     target: Arm, level: str | None, scalers: list[dict[str, Any]], result: Conversion
 ) -> tuple[str, Any]:
     if level is not None:
@@ -151,10 +153,10 @@ def _precision_state(
         if isinstance(scale, float):
             result.changed.append(f"the static scale of {target}, {scale:g}")
             return "amp", {"loss_scaler0": {"loss_scale": scale, "unskipped": 0}}
-        return "amp", apex_from_scalers(scalers, level=level, lost=result.lost, changed=result.changed)
+        return "amp", apex_state_from_grad_scalers(scalers, level=level, lost=result.lost, changed=result.changed)
     has_scaler = target.spec.checkpoint.grad_scaler
     if has_scaler is not None and has_scaler(target.options):
-        return "scaler", _grad_scaler(target, scalers)
+        return "scaler", _grad_scaler_state_for_arm(target, scalers)
     scaled = next((scaler for scaler in scalers if scaler), None)
     static = target.options.get("loss_scale")
     if static == "dynamic":
@@ -165,7 +167,7 @@ def _precision_state(
     return key, {} if static is None else {"loss_scale": static}
 
 
-def _grad_scaler(target: Arm, scalers: list[dict[str, Any]]) -> dict[str, Any]:
+def _grad_scaler_state_for_arm(target: Arm, scalers: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the state of the arm's own GradScaler, with scale and count of the source, if any."""
     options = target.options
     interval = int(options.get("growth_interval", APEX_INTERVAL))

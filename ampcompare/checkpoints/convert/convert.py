@@ -9,35 +9,35 @@ import torch
 
 from ampcompare.base.errors import CheckpointError, ConversionError
 from ampcompare.base.formatting import printable
-from ampcompare.checkpoints.convert.between_arms import into_arm, nearest_native_arm, source_kind
-from ampcompare.checkpoints.convert.detect import CheckpointContents, find_parts, is_scaler_state
+from ampcompare.checkpoints.convert.between_arms import convert_state_to_arm, nearest_native_arm, source_kind
+from ampcompare.checkpoints.convert.detect import CheckpointContents, find_contents, is_scaler_state
 from ampcompare.checkpoints.convert.fp32_weights import (
     Conversion,
-    at_place,
+    add_fused_step_counts,
     convert_to_fp32,
     copy_containers,
-    fuse,
+    entry_at_place,
     key_at,
-    replace,
-    strip_prefix,
+    rename_key,
+    strip_wrapper_prefixes,
 )
-from ampcompare.checkpoints.convert.masters import half_dtype, is_optimizer
+from ampcompare.checkpoints.convert.masters import half_type_of_weights, is_optimizer
 from ampcompare.checkpoints.convert.scalers import (
     UNKNOWN_STATIC,
-    HeldScale,
-    apex_from_scalers,
-    apex_state_of,
-    grad_scalers_of,
-    held_scale,
+    LossScalerValues,
+    apex_state_from_grad_scalers,
+    apex_state_from_values,
+    grad_scalers_from_apex,
+    grad_scalers_from_values,
     is_number,
-    lost_flags,
-    raw_scale,
-    scalers_from_apex,
+    lines_on_lost_flags,
+    unchecked_scale,
+    values_of_loss_scaler,
 )
 from ampcompare.checkpoints.inspect import broken_value_sentences, guess_level
-from ampcompare.checkpoints.reader.foreign import Plain, name_faults, open_foreign
+from ampcompare.checkpoints.reader.foreign import PlainContents, faults_named, open_checkpoint
 from ampcompare.checkpoints.store.file import read_checkpoint, write_checkpoint, write_pickle
-from ampcompare.checkpoints.store.layout import CONVERTED, TRAINER, apex_layout, one_or_list
+from ampcompare.checkpoints.store.layout import CONVERTED, TRAINER, one_or_list, state_in_apex_layout
 
 Target = Literal["native", "apex"]
 MAX_NAME = 120
@@ -57,28 +57,30 @@ def convert_state(
     `opt_level` is that of the Apex side. By default it is inferred from the numbers of a source, and O1 for a result.
     `static_scale` says that the loss scale of an Apex source does not move; by default what the source shows.
     """
-    parts = find_parts(root)
+    parts = find_contents(root)
     if not parts.models:
         what = f"it is {parts.writer}, and there" if parts.writer.endswith(" alone") else "there"
         raise ConversionError(f"{what} are no weights in it; `ampcompare convert --inspect` shows its contents")
     if parts.wrappers or parts.loss_scales:
         level = opt_level or ("O2" if _half_dtypes(parts) else "O1")
-        return _from_other_scalers(root, parts, to, level, static_scale)
+        return _convert_other_scalers(root, parts, to, level, static_scale)
     source = _target_kind(parts, to, opt_level if to == "native" else None)
     if source == to:
         raise ConversionError(f"it is a checkpoint of {'Apex' if to == 'apex' else 'torch.amp'} already")
     if parts.arm is not None and static_scale:
         raise ConversionError(f"its arm, {parts.arm}, says whether the loss scale is static; leave out --static-scale")
     if parts.arm is not None:
-        return into_arm(root, nearest_native_arm(parts.arm) if to == "native" else f"apex:{opt_level or 'O1'}")
+        return convert_state_to_arm(
+            root, nearest_native_arm(parts.arm) if to == "native" else f"apex:{opt_level or 'O1'}"
+        )
     result = Conversion(copy_containers(root), source, opt_level)
     if to == "native":
-        _to_native(parts, result, opt_level, static_scale)
+        _convert_to_native(parts, result, opt_level, static_scale)
     else:
         if source == "16-bit weights":
             convert_to_fp32(parts, result, None)
-        _to_apex(parts, result, opt_level or "O1")
-    strip_prefix(parts, result)
+        _convert_to_apex(parts, result, opt_level or "O1")
+    strip_wrapper_prefixes(parts, result)
     return result
 
 
@@ -97,13 +99,17 @@ def _target_kind(parts: CheckpointContents, to: Target, given_level: str | None)
 
 
 def _half_dtypes(parts: CheckpointContents) -> set[torch.dtype]:
-    return {dtype for model in parts.models.values() if (dtype := half_dtype(model)) is not None}
+    return {dtype for model in parts.models.values() if (dtype := half_type_of_weights(model)) is not None}
 
 
-def _to_native(parts: CheckpointContents, result: Conversion, opt_level: str | None, static_scale: bool | None) -> None:
+def _convert_to_native(
+    parts: CheckpointContents, result: Conversion, opt_level: str | None, static_scale: bool | None
+) -> None:
     level = result.level = opt_level or guess_level(parts)[0]
     for place, state in parts.apex.items():
-        scalers = scalers_from_apex(state, level=level, static=static_scale, lost=result.lost, changed=result.changed)
+        scalers = grad_scalers_from_apex(
+            state, level=level, static=static_scale, lost=result.lost, changed=result.changed
+        )
         if parts.writer in PROGRAMS and place[-1] in TWIN_KEYS:
             key = TWIN_KEYS[place[-1]]
             result.changed.append(f"{'.'.join(place)}: under {key}, where {parts.writer} has the GradScaler")
@@ -122,10 +128,10 @@ def _put_scalers(result: Conversion, place: tuple[str, ...], scalers: list[dict[
 
     Of several scalers a migrated script reads the state of Apex: only it names them.
     """
-    holder, name = at_place(result.state, place[:-1]), ".".join(place)
+    holder, name = entry_at_place(result.state, place[:-1]), ".".join(place)
     own = key_at(holder, place[-1])
     also = "scalers" if own == also else also
-    is_free = isinstance(holder, dict) and (also not in holder or _is_empty(holder[also]))
+    is_free = isinstance(holder, dict) and (also not in holder or _is_empty_scaler_entry(holder[also]))
     if not is_free or (len(scalers) == 1 and own == "scaler"):
         holder[own] = one_or_list(scalers)
         what = "a list of GradScalers" if len(scalers) > 1 else "the state of a GradScaler"
@@ -145,23 +151,23 @@ def _put_scalers(result: Conversion, place: tuple[str, ...], scalers: list[dict[
             holder[also] = one_or_list(scalers)
 
 
-def _is_empty(value: Any) -> bool:
+def _is_empty_scaler_entry(value: Any) -> bool:
     """Return whether an entry is what scripts save in place of a scaler that they do not have."""
     return value is None or value is False or (isinstance(value, Mapping | list | tuple | str) and not value)
 
 
-def _to_apex(parts: CheckpointContents, result: Conversion, level: str) -> None:
+def _convert_to_apex(parts: CheckpointContents, result: Conversion, level: str) -> None:
     result.level = level
-    into_groups = [(at_place(result.state, place), ".".join(place)) for place in parts.optimizers]
+    into_groups = [(entry_at_place(result.state, place), ".".join(place)) for place in parts.optimizers]
     for optimizer, name in into_groups:
-        fuse(optimizer, name, result)
+        add_fused_step_counts(optimizer, name, result)
     places, scalers = _scalers_in_order(parts, result)
     if len(scalers) > 1:
         names = ", ".join(".".join(place) for place in parts.scalers)
         result.changed.append(f"{len(scalers)} GradScalers ({names}) become one state, in their order")
-    state = apex_from_scalers(scalers, level=level, lost=result.lost, changed=result.changed)
+    state = apex_state_from_grad_scalers(scalers, level=level, lost=result.lost, changed=result.changed)
     for place in reversed(places[1:]):
-        holder = at_place(result.state, place[:-1])
+        holder = entry_at_place(result.state, place[:-1])
         del holder[key_at(holder, place[-1])]
     place = places[0] if places else (_key_without_scaler(result),)
     has_own_name = len(scalers) < len(places)  # one state under two names: that of the script comes first
@@ -184,9 +190,9 @@ def _scalers_in_order(
     group = places[0][:-1] if places else ()
     if not group:
         return places, scalers
-    held = at_place(result.state, group)
+    held = entry_at_place(result.state, group)
     entries = list(held.values() if isinstance(held, Mapping) else held)
-    if not entries or not all(is_scaler_state(entry) or _is_empty(entry) for entry in entries):
+    if not entries or not all(is_scaler_state(entry) or _is_empty_scaler_entry(entry) for entry in entries):
         return places, scalers
     others = {place: scaler for place, scaler in parts.scalers.items() if place[:-1] != group}
     return [group, *others], [*(entry or {} for entry in entries), *others.values()]
@@ -204,22 +210,24 @@ def _apex_keys(writer: str) -> dict[str, str]:
 
 def _key_without_scaler(result: Conversion) -> str:
     """Return where the state of Apex goes in a file that has no scaler: where a script has left an entry empty."""
-    return next((key for key in ("scaler", "amp_scaler") if _is_empty(result.state.get(key, "none"))), "amp")
+    return next(
+        (key for key in ("scaler", "amp_scaler") if _is_empty_scaler_entry(result.state.get(key, "none"))), "amp"
+    )
 
 
 def _replace_key(result: Conversion, place: tuple[str, ...], key: str, value: Any) -> None:
     """Put an entry under another key, and name another that had this key."""
-    holder = at_place(result.state, place[:-1])
+    holder = entry_at_place(result.state, place[:-1])
     if isinstance(holder, list):
         holder[int(place[-1])] = {key: value}
         return
     own = key_at(holder, place[-1])
-    if key in holder and (key != own or place[-1] not in holder) and not _is_empty(holder[key]):
+    if key in holder and (key != own or place[-1] not in holder) and not _is_empty_scaler_entry(holder[key]):
         result.lost.append(f"{'.'.join((*place[:-1], key))}: another entry has this key now")
-    replace(result.state, place, key, value)
+    rename_key(result.state, place, key, value)
 
 
-def _from_other_scalers(
+def _convert_other_scalers(
     root: Mapping[str, Any], parts: CheckpointContents, to: Target, level: str, static_scale: bool | None
 ) -> Conversion:
     """Convert what a script with `FP16_Optimizer`, or with a loss scaler of its own, saved.
@@ -230,7 +238,7 @@ def _from_other_scalers(
         copy_containers(root), "FP16_Optimizer" if parts.wrappers else "a loss scaler of its own", level
     )
     scales = _unwrap_optimizers(parts, result)
-    scales |= {".".join(place): held_scale(state) for place, state in parts.loss_scales.items()}
+    scales |= {".".join(place): values_of_loss_scaler(state) for place, state in parts.loss_scales.items()}
     if static_scale:
         scales = {name: replace_fields(held, dynamic=False, interval=None) for name, held in scales.items()}
     elif any(map(is_number, parts.loss_scales.values())):
@@ -239,41 +247,44 @@ def _from_other_scalers(
     convert_to_fp32(parts, result, None)
     if to == "apex" and level in ("O2", "O3", "O5"):
         result.lost.append(MASTERS_LOST.format(level))
-    strip_prefix(parts, result)
+    strip_wrapper_prefixes(parts, result)
     return result
 
 
-def _unwrap_optimizers(parts: CheckpointContents, result: Conversion) -> dict[str, HeldScale]:
+def _unwrap_optimizers(parts: CheckpointContents, result: Conversion) -> dict[str, LossScalerValues]:
     """Put the inner optimizer in place of each that wraps one, and return the scales of those, by place."""
     scales = {}
     for place, state in parts.wrappers.items():
-        if raw_scale(state) is not None or "loss_scaler" in state:
-            scales[".".join(place)] = held_scale(state)
-        result.lost += lost_flags(state)
+        if unchecked_scale(state) is not None or "loss_scaler" in state:
+            scales[".".join(place)] = values_of_loss_scaler(state)
+        result.lost += lines_on_lost_flags(state)
         result.changed.append(f"{'.'.join(place)}: the state of the optimizer inside of it")
-        holder = at_place(result.state, place[:-1])
+        holder = entry_at_place(result.state, place[:-1])
         key = key_at(holder, place[-1])
         holder[key] = next(entry for entry in holder[key].values() if is_optimizer(entry))
     inner = {place: place[:-1] if place[:-1] in parts.wrappers else place for place in parts.optimizers}
-    parts.optimizers = {place: at_place(result.state, place) for place in inner.values()}
+    parts.optimizers = {place: entry_at_place(result.state, place) for place in inner.values()}
     return scales
 
 
 def _put_scales(
-    scales: dict[str, HeldScale], parts: CheckpointContents, result: Conversion, to: Target, level: str
+    scales: dict[str, LossScalerValues], parts: CheckpointContents, result: Conversion, to: Target, level: str
 ) -> None:
     """Put loss scales where the file has the state of the one scaler, or else to the top; plain numbers go."""
     for place, state in parts.loss_scales.items():
         if is_number(state):
-            at_place(result.state, place[:-1]).pop(place[-1])
+            entry_at_place(result.state, place[:-1]).pop(place[-1])
     if not scales:
         result.lost.append("no loss scale was saved: the GradScaler starts at 65536 and skips its first steps")
         return
     if to == "native":
-        own_key, entry = "scaler", one_or_list(grad_scalers_of(scales, lost=result.lost, changed=result.changed))
+        own_key, entry = (
+            "scaler",
+            one_or_list(grad_scalers_from_values(scales, lost=result.lost, changed=result.changed)),
+        )
     else:
         own_key = "amp"
-        entry = apex_state_of(list(scales.values()), level=level, lost=result.lost, changed=result.changed)
+        entry = apex_state_from_values(list(scales.values()), level=level, lost=result.lost, changed=result.changed)
     with_state = next((place for place, state in parts.loss_scales.items() if not is_number(state)), None)
     if with_state is not None and len(scales) == 1:
         _replace_key(result, with_state, with_state[-1] if to == "native" else own_key, entry)
@@ -315,9 +326,9 @@ def convert_file(
         raise ConversionError(f"{target} would be no safetensors file, but an archive of torch; name it *.pt")
     if target.exists() and source.exists() and target.samefile(source):
         raise ConversionError(f"{source} would be overwritten; name another file")
-    root, left_out, changed = load_any(source)
-    with name_faults(source), torch.no_grad():
-        parts = find_parts(root)
+    root, left_out, changed = load_any_checkpoint(source)
+    with faults_named(source), torch.no_grad():
+        parts = find_contents(root)
         if legacy_layout and parts.is_ours and "amp" in root:
             result = Conversion(dict(root), "apex", guess_level(parts)[0], parts.arm)
         else:
@@ -331,7 +342,7 @@ def convert_file(
             known = {"schema", "model", "optimizer", "amp", "progress", "best", CONVERTED, TRAINER}
             others = [key for key, value in result.state.items() if key not in known and value not in (None, {}, [])]
             result.lost += [f"{key}: an Apex script does not save it" for key in others]
-            result.state, result.arm = apex_layout(result.state), None
+            result.state, result.arm = state_in_apex_layout(result.state), None
     if parts.is_ours and not legacy_layout:
         write_checkpoint(target, {key: value for key, value in result.state.items() if key != "schema"})
     else:
@@ -339,12 +350,12 @@ def convert_file(
     return result
 
 
-def load_any(path: Path) -> Plain:
+def load_any_checkpoint(path: Path) -> PlainContents:
     """Read a checkpoint of any program into a dict of tensors and plain values; whole models become state dicts."""
-    contents = open_foreign(path)
+    contents = open_checkpoint(path)
     if contents.comment.startswith(b"ampcompare checkpoint"):
-        return Plain(read_checkpoint(path), [], [])
-    with name_faults(path):
+        return PlainContents(read_checkpoint(path), [], [])
+    with faults_named(path):
         plain = contents.plain()
     if not isinstance(plain.value, dict):
         raise CheckpointError(f"{path} holds a {type(plain.value).__name__}, not a checkpoint")

@@ -63,7 +63,7 @@ class CheckpointContents:
         return self.writer == "ampcompare"
 
     @property
-    def where_masters(self) -> str:
+    def places_of_masters(self) -> str:
         """The places of the masters, without the numbers of groups."""
         keys = dict.fromkeys(
             ".".join(key for key in place if not key.isdigit()) or "the top of the file" for place in self.master_places
@@ -105,7 +105,7 @@ def _is_of_optimizer(place: Place) -> bool:
     )
 
 
-def _inner_key(value: Any, place: Place) -> str | None:
+def _key_of_inner_optimizer(value: Any, place: Place) -> str | None:
     """Return the key of the optimizer that another optimizer's state wraps; None if it is no such state.
 
     The state of a wrapper has fp32 copies of weights, or a loss scale of a kind of its own.
@@ -127,7 +127,7 @@ def _is_dict(value: Any) -> bool:
     return isinstance(value, Mapping) and len(value) > 0
 
 
-def find_parts(root: Any) -> CheckpointContents:
+def find_contents(root: Any) -> CheckpointContents:
     """Sort the entries of a checkpoint, of tensors and plain values, looking at most six levels deep."""
     alone = _contents_of_lone_state(root)
     if alone is not None:
@@ -165,7 +165,7 @@ def _field_of(value: Any, place: Place) -> str | None:
         return "apex"
     if is_scaler_state(value):
         return "scalers"
-    if _inner_key(value, place) is not None:
+    if _key_of_inner_optimizer(value, place) is not None:
         return "wrappers"
     if is_optimizer(value):
         return "optimizers"
@@ -223,7 +223,7 @@ def _walk_entries(value: Any, place: Place, seen: set[int]) -> Iterator[tuple[Pl
         if len(path) >= MAX_DEPTH or id(entry) in seen or _is_weights(entry) or is_apex_state(entry):
             continue
         seen.add(id(entry))
-        inner = _inner_key(entry, path)
+        inner = _key_of_inner_optimizer(entry, path)
         if inner is not None:
             held = entry.values() if isinstance(entry, Mapping) else entry
             yield from _walk_entries({inner: next(filter(is_optimizer, held))}, path, seen)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ampcompare.checkpoints.convert.detect import CheckpointContents
-from ampcompare.checkpoints.reader.placeholders import reading
+from ampcompare.checkpoints.reader.placeholders import entry_errors_translated
 
 HALF_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
@@ -39,26 +39,26 @@ def copy_containers(root: Mapping[str, Any]) -> dict[str, Any]:
 
     seen: dict[int, Any] = {}
 
-    def copy(value: Any) -> Any:
+    def copy_container(value: Any) -> Any:
         if not isinstance(value, Mapping | list):
             return value
         if id(value) not in seen:
             if isinstance(value, list):
-                seen[id(value)] = [copy(item) for item in value]
+                seen[id(value)] = [copy_container(item) for item in value]
             else:
                 made: dict[Any, Any] = OrderedDict() if isinstance(value, OrderedDict) else {}
                 made = Counter() if isinstance(value, Counter) else made
                 seen[id(value)] = made
-                made.update({key: copy(item) for key, item in value.items()})
+                made.update({key: copy_container(item) for key, item in value.items()})
                 if isinstance(made, OrderedDict):
-                    vars(made).update({key: copy(item) for key, item in vars(value).items()})
+                    vars(made).update({key: copy_container(item) for key, item in vars(value).items()})
         return seen[id(value)]
 
-    made: dict[str, Any] = copy(root)
+    made: dict[str, Any] = copy_container(root)
     return made
 
 
-def at_place(state: Any, place: tuple[str, ...]) -> Any:
+def entry_at_place(state: Any, place: tuple[str, ...]) -> Any:
     """Return the entry at a place as `CheckpointContents` gives it."""
     for name in place:
         state = state[key_at(state, name)]
@@ -74,18 +74,18 @@ def key_at(holder: Any, name: str) -> Any:
 
 def convert_to_fp32(parts: CheckpointContents, result: Conversion, level: str | None) -> None:
     """Make weights and optimizer state fp32, from masters if any; `level` is the one of Apex that saved them."""
-    _full_weights(parts, result, level)
-    _full_optimizers(parts, result)
+    _widen_weights(parts, result, level)
+    _widen_optimizer_state(parts, result)
 
 
-def _full_weights(parts: CheckpointContents, result: Conversion, level: str | None) -> None:
+def _widen_weights(parts: CheckpointContents, result: Conversion, level: str | None) -> None:
     """Replace half weights by their fp32 masters, and cast the other half weights to fp32."""
     carried = 0
     halves: Counter[str] = Counter()
     for index, place in enumerate(parts.models):
         masters = parts.masters[index] if index < len(parts.masters) else {}
-        with reading(*place):
-            model = at_place(result.state, place)
+        with entry_errors_translated(*place):
+            model = entry_at_place(result.state, place)
             for name, value in model.items():
                 if name in masters:
                     model[name] = masters[name]
@@ -94,7 +94,7 @@ def _full_weights(parts: CheckpointContents, result: Conversion, level: str | No
                     model[name] = value.float()
                     halves[HALF_NAMES[value.dtype]] += 1
     if carried:
-        where = parts.where_masters
+        where = parts.places_of_masters
         result.changed.append(f"{carried} fp32 masters become the weights" + (f", from {where}" if where else ""))
     for kind, count in halves.items():
         result.changed.append(f"{count} {kind} weights become fp32, with the values that {kind} has")
@@ -106,11 +106,11 @@ def _full_weights(parts: CheckpointContents, result: Conversion, level: str | No
         result.lost.append(f"{parts.unmatched} masters: no weight has their values in 16 bits, to tell their names")
 
 
-def _full_optimizers(parts: CheckpointContents, result: Conversion) -> None:
+def _widen_optimizer_state(parts: CheckpointContents, result: Conversion) -> None:
     for place in parts.optimizers:
         halves: Counter[str] = Counter()
-        with reading(*place):
-            optimizer = at_place(result.state, place)
+        with entry_errors_translated(*place):
+            optimizer = entry_at_place(result.state, place)
             for entry in optimizer["state"].values():
                 for key, value in entry.items() if isinstance(entry, dict) else ():
                     if isinstance(value, Tensor) and value.dtype in HALF_NAMES:
@@ -119,12 +119,14 @@ def _full_optimizers(parts: CheckpointContents, result: Conversion) -> None:
         for kind, count in halves.items():
             result.changed.append(f"{count} {kind} tensors of {'.'.join(place)} become fp32")
             result.lost.append(f"the last bits of the state of {'.'.join(place)}: it was saved in {kind}")
-        unflatten(optimizer, ".".join(place), parts, result)
+        split_flat_optimizer_state(optimizer, ".".join(place), parts, result)
         unfuse_optimizer_state(optimizer, ".".join(place), result)
-        complete_adagrad(optimizer, ".".join(place), result)
+        complete_adagrad_state(optimizer, ".".join(place), result)
 
 
-def unflatten(optimizer: dict[str, Any], name: str, parts: CheckpointContents, result: Conversion) -> None:
+def split_flat_optimizer_state(
+    optimizer: dict[str, Any], name: str, parts: CheckpointContents, result: Conversion
+) -> None:
     """Give the state of flat parameters to the weights that lie in them, each with a number of its own.
 
     The weights are those of the flat fp32 copies; without these, all of the model in their order, if their elements are
@@ -142,7 +144,7 @@ def unflatten(optimizer: dict[str, Any], name: str, parts: CheckpointContents, r
     is_flat = False
     for place, group in enumerate(optimizer["param_groups"]):
         begin = count
-        with reading(name, "param_groups", place):
+        with entry_errors_translated(name, "param_groups", place):
             for number in group["params"]:
                 entry = optimizer["state"].get(number)
                 size = _flat_size(entry)
@@ -225,14 +227,16 @@ def unfuse_optimizer_state(optimizer: dict[str, Any], name: str, result: Convers
     for number, group in enumerate(optimizer["param_groups"]):
         if not isinstance(group, dict) or "bias_correction" not in group or "step" not in group:
             continue
-        if "amsgrad" in group and all("step" in entry for entry in _states_of_group(optimizer, group)):  # see `fuse`
+        if "amsgrad" in group and all(
+            "step" in entry for entry in _states_of_group(optimizer, group)
+        ):  # see `add_fused_step_counts`
             del group["step"], group["bias_correction"]
             continue
         if not group["bias_correction"] or not NO_ADAM.isdisjoint(group):
             kind = "FusedAdam without bias correction" if NO_ADAM.isdisjoint(group) else "FusedLAMB or one like it"
             result.changed.append(f"{name}: the state of {kind}, unchanged: torch has no such optimizer")
             continue
-        with reading(name, "param_groups", number):
+        with entry_errors_translated(name, "param_groups", number):
             step = group.pop("step")
             count = float(step.reshape(-1)[0]) if isinstance(step, Tensor) else float(step)
             entries = _states_of_group(optimizer, group)
@@ -249,12 +253,12 @@ def _states_of_group(optimizer: Mapping[str, Any], group: Mapping[str, Any]) -> 
     return [entry for entry in held if isinstance(entry, dict) and entry]
 
 
-def complete_adagrad(optimizer: dict[str, Any], name: str, result: Conversion) -> None:
+def complete_adagrad_state(optimizer: dict[str, Any], name: str, result: Conversion) -> None:
     """Give the state of `apex.optimizers.FusedAdagrad` what torch's Adagrad reads too, at a decay of the rate of 0."""
     for number, group in enumerate(optimizer["param_groups"]):
         if not isinstance(group, dict) or "lr_decay" in group or "eps" not in group:
             continue
-        with reading(name, "param_groups", number):
+        with entry_errors_translated(name, "param_groups", number):
             entries = _states_of_group(optimizer, group)
             if not entries or any(set(entry) != {"sum"} for entry in entries):
                 continue
@@ -264,12 +268,12 @@ def complete_adagrad(optimizer: dict[str, Any], name: str, result: Conversion) -
         result.changed.append(f"{name}: the state of FusedAdagrad, as Adagrad has it: with lr_decay 0 and a step count")
 
 
-def fuse(optimizer: dict[str, Any], name: str, result: Conversion) -> None:
+def add_fused_step_counts(optimizer: dict[str, Any], name: str, result: Conversion) -> None:
     """Give the groups of Adam's state the step count that `apex.optimizers.FusedAdam` keeps there; AdamW ignores it."""
     for number, group in enumerate(optimizer["param_groups"]):
         if not isinstance(group, dict) or not {"betas", "amsgrad"} <= set(group):
             continue
-        with reading(name, "param_groups", number):
+        with entry_errors_translated(name, "param_groups", number):
             entries = _states_of_group(optimizer, group)
             if not entries or not all({"step", "exp_avg", "exp_avg_sq"} <= set(entry) for entry in entries):
                 continue
@@ -281,9 +285,9 @@ def fuse(optimizer: dict[str, Any], name: str, result: Conversion) -> None:
             result.changed.append(f"{name}: the step count, {group['step']}, in its groups too, where FusedAdam has it")
 
 
-def replace(state: dict[str, Any], place: tuple[str, ...], key: str, value: Any) -> None:
+def rename_key(state: dict[str, Any], place: tuple[str, ...], key: str, value: Any) -> None:
     """Put an entry under another key, at the same position."""
-    holder = at_place(state, place[:-1])
+    holder = entry_at_place(state, place[:-1])
     own = key_at(holder, place[-1])
     items = list(holder.items()) if own in holder else [*holder.items(), (own, None)]
     holder.clear()
@@ -294,11 +298,11 @@ def replace(state: dict[str, Any], place: tuple[str, ...], key: str, value: Any)
             holder[name] = old
 
 
-def strip_prefix(parts: CheckpointContents, result: Conversion) -> None:
+def strip_wrapper_prefixes(parts: CheckpointContents, result: Conversion) -> None:
     """Remove the prefixes of DDP and `torch.compile` from the names of a model, if all names have them."""
     for place in [*parts.models, *parts.averages]:
-        model = at_place(result.state, place)
-        if prefix := common_prefix(model):
+        model = entry_at_place(result.state, place)
+        if prefix := common_wrapper_prefix(model):
             entries = {name.removeprefix(prefix): value for name, value in model.items()}
             model.clear()
             model.update(entries)
@@ -309,7 +313,7 @@ def strip_prefix(parts: CheckpointContents, result: Conversion) -> None:
             result.changed.append(f"{len(entries)} names of {'.'.join(place) or 'the weights'} without `{prefix}`")
 
 
-def common_prefix(names: Iterable[str]) -> str:
+def common_wrapper_prefix(names: Iterable[str]) -> str:
     """Return what wrappers have put before all names: `module.` of DDP, `_orig_mod.` of `torch.compile`, or both."""
     prefix, held = "", list(names)
 

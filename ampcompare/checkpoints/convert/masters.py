@@ -36,13 +36,13 @@ class Masters:
     layouts: list[tuple[int, list[torch.Size]]] = field(default_factory=list)
 
 
-class _Weight(NamedTuple):
+class _WeightAtPlace(NamedTuple):
     model: int
     name: str
     value: Tensor
 
 
-class _Bundle(NamedTuple):
+class _TensorsTogether(NamedTuple):
     """Tensors that lie together, with their names or numbers."""
 
     place: Place
@@ -60,7 +60,7 @@ def is_optimizer(value: Any) -> TypeGuard[Mapping[str, Any]]:
     )
 
 
-def is_rounded(tensors: Iterator[Tensor], dtype: torch.dtype = torch.float16) -> bool | None:
+def are_rounded_to(tensors: Iterator[Tensor], dtype: torch.dtype = torch.float16) -> bool | None:
     """Return whether fp32 tensors hold only values that a 16-bit type has; None if no element is conclusive.
 
     Looks at the first 262,144 elements of each; zeros and small whole numbers are not conclusive.
@@ -77,7 +77,7 @@ def is_rounded(tensors: Iterator[Tensor], dtype: torch.dtype = torch.float16) ->
     return True if is_conclusive else None
 
 
-def half_dtype(model: Mapping[str, Any]) -> torch.dtype | None:
+def half_type_of_weights(model: Mapping[str, Any]) -> torch.dtype | None:
     """Return the 16-bit type of weights, or of all their values where they are fp32; None if they have more bits.
 
     Batch norms, which O2 keeps in fp32, are not looked at.
@@ -85,7 +85,7 @@ def half_dtype(model: Mapping[str, Any]) -> torch.dtype | None:
     weights = list(floating_entries(model, of_norms=False))
     held = next((weight.dtype for weight in weights if weight.dtype in HALF_DTYPES), None)
     narrowest_first = (torch.bfloat16, torch.float16)  # whose bits are among those of fp16
-    return held or next((dtype for dtype in narrowest_first if is_rounded(iter(weights), dtype)), None)
+    return held or next((dtype for dtype in narrowest_first if are_rounded_to(iter(weights), dtype)), None)
 
 
 def floating_entries(model: Mapping[str, Any], *, of_norms: bool) -> Iterator[Tensor]:
@@ -103,13 +103,13 @@ def find_masters(root: Any, models: Mapping[Place, Mapping[str, Any]], wrappers:
     optimizers that are known to keep copies.
     """
     found = Masters([{} for _ in models])
-    halves = {place for place, model in models.items() if half_dtype(model)}
+    halves = {place for place, model in models.items() if half_type_of_weights(model)}
     every = _weights_at(models, halves)
-    first: dict[Any, _Weight] = {}
+    first: dict[Any, _WeightAtPlace] = {}
     for weight in every:
         first.setdefault(_memory_key(weight.value), weight)
     free = list(first.values())
-    for bundle in _bundles(root, (), set()):
+    for bundle in _tensors_together_in(root, (), set()):
         if not free or bundle.place in halves or _is_of_another_model(bundle.place, halves):
             continue
         matches = _find_matches(bundle, free)
@@ -130,17 +130,17 @@ def find_masters(root: Any, models: Mapping[Place, Mapping[str, Any]], wrappers:
     return found
 
 
-def _weights_at(models: Mapping[Place, Mapping[str, Any]], halves: set[Place]) -> list[_Weight]:
+def _weights_at(models: Mapping[Place, Mapping[str, Any]], halves: set[Place]) -> list[_WeightAtPlace]:
     """Return the weights of those models that lie at some places."""
     weights = []
     for index, (place, model) in enumerate(models.items()):
         for name, value in model.items() if place in halves else ():
             if isinstance(value, Tensor) and value.is_floating_point() and value.ndim:
-                weights.append(_Weight(index, name, value))
+                weights.append(_WeightAtPlace(index, name, value))
     return weights
 
 
-def _is_of_copies(bundle: _Bundle, wrappers: Sequence[Place]) -> bool:
+def _is_of_copies(bundle: _TensorsTogether, wrappers: Sequence[Place]) -> bool:
     """Return whether tensors lie where programs keep fp32 copies: by the names above them, or in a known optimizer."""
     if bundle.is_state:
         return False
@@ -149,7 +149,7 @@ def _is_of_copies(bundle: _Bundle, wrappers: Sequence[Place]) -> bool:
     return bundle.names[0].isdigit() and any(bundle.place[: len(place)] == place for place in wrappers)
 
 
-def _add_copies(found: Masters, tensor: Tensor, weights: Sequence[_Weight]) -> None:
+def _add_copies(found: Masters, tensor: Tensor, weights: Sequence[_WeightAtPlace]) -> None:
     """Add a tensor that is the copy of one weight, or of several if it is flat; it may end with zeros."""
     flat, sizes = tensor.detach().reshape(-1), [weight.value.numel() for weight in weights]
     for weight, piece in zip(weights, flat[: sum(sizes)].split(sizes), strict=True):
@@ -169,7 +169,7 @@ def _memory_key(value: Tensor) -> tuple[Any, ...]:
     return value.data_ptr(), value.shape, value.stride(), value.dtype
 
 
-def _share_with_tied_weights(found: Masters, weights: list[_Weight]) -> None:
+def _share_with_tied_weights(found: Masters, weights: list[_WeightAtPlace]) -> None:
     """Give the copy of a weight to those that are tied to it, by memory or by values that are no constant."""
     named = [weight for weight in weights if weight.name in found.by_model[weight.model]]
     for weight in weights:
@@ -178,7 +178,7 @@ def _share_with_tied_weights(found: Masters, weights: list[_Weight]) -> None:
             held[weight.name] = found.by_model[twin.model][twin.name]
 
 
-def _tied_weight(weight: _Weight, named: list[_Weight]) -> _Weight | None:
+def _tied_weight(weight: _WeightAtPlace, named: list[_WeightAtPlace]) -> _WeightAtPlace | None:
     """Return the first of some weights that is tied to another one; None if none is."""
     varies = _has_several_values(weight.value)
     for other in named:
@@ -189,7 +189,7 @@ def _tied_weight(weight: _Weight, named: list[_Weight]) -> _Weight | None:
     return None
 
 
-def _bundles(value: Any, place: Place, seen: set[int]) -> Iterator[_Bundle]:
+def _tensors_together_in(value: Any, place: Place, seen: set[int]) -> Iterator[_TensorsTogether]:
     """Yield fp32 tensors that lie together: in one list or dict, or under one key of an optimizer's state."""
     if not isinstance(value, Mapping | list | tuple) or id(value) in seen or len(place) > MAX_DEPTH:
         return
@@ -200,23 +200,25 @@ def _bundles(value: Any, place: Place, seen: set[int]) -> Iterator[_Bundle]:
             for key, item in entry.items() if isinstance(entry, Mapping) else ():
                 keys.setdefault(str(key), []).append((str(number), item))
         for key, entries in keys.items():
-            yield from _bundle((*place, "state", key), entries, is_state=True)
+            yield from _group_of_items((*place, "state", key), entries, is_state=True)
         value = {key: item for key, item in value.items() if key != "state"}
     items = [(str(k), item) for k, item in (value.items() if isinstance(value, Mapping) else enumerate(value))]
-    yield from _bundle(place, items)
+    yield from _group_of_items(place, items)
     for key, item in items:
-        yield from _bundles(item, (*place, key), seen)
+        yield from _tensors_together_in(item, (*place, key), seen)
 
 
-def _bundle(place: Place, items: list[tuple[str, Any]], *, is_state: bool = False) -> Iterator[_Bundle]:
+def _group_of_items(
+    place: Place, items: list[tuple[str, Any]], *, is_state: bool = False
+) -> Iterator[_TensorsTogether]:
     tensors = [
         (name, item) for name, item in items if isinstance(item, Tensor) and item.dtype in FULL_DTYPES and item.numel()
     ]
     if tensors:
-        yield _Bundle(place, [name for name, _ in tensors], [item for _, item in tensors], is_state)
+        yield _TensorsTogether(place, [name for name, _ in tensors], [item for _, item in tensors], is_state)
 
 
-def _find_matches(bundle: _Bundle, free: list[_Weight]) -> list[list[int]]:
+def _find_matches(bundle: _TensorsTogether, free: list[_WeightAtPlace]) -> list[list[int]]:
     """Return the positions of the weights that each tensor is a copy of: one, several if it is flat, or none."""
     by_shape: dict[torch.Size, list[int]] = {}
     for at, weight in enumerate(free):
@@ -227,7 +229,7 @@ def _find_matches(bundle: _Bundle, free: list[_Weight]) -> list[list[int]]:
     chosen: list[list[int]] = [[] for _ in options]
     taken: set[int] = set()
 
-    def choose(number: int, ats: list[int]) -> None:
+    def choose_match(number: int, ats: list[int]) -> None:
         chosen[number] = ats
         taken.update(ats)
 
@@ -235,15 +237,15 @@ def _find_matches(bundle: _Bundle, free: list[_Weight]) -> list[list[int]]:
         same = [at for at in ats if free[at].name.endswith(name) or name.endswith(free[at].name)]
         best = same if len(same) == 1 and not name.isdigit() else ats
         if len(best) == 1 and best[0] not in taken:
-            choose(number, best)
+            choose_match(number, best)
     for number, ats in enumerate(options):
         left = [at for at in ats if at not in taken]
         if left and not chosen[number]:
             expected = _expected_position(chosen, number)
-            choose(number, [min(left, key=lambda at: (at - expected) % len(free))])
+            choose_match(number, [min(left, key=lambda at: (at - expected) % len(free))])
     for number, tensor in enumerate(bundle.tensors):
         if not options[number] and tensor.ndim == 1:
-            choose(number, _weights_in_flat(tensor, free, taken))
+            choose_match(number, _weights_in_flat(tensor, free, taken))
     return chosen
 
 
@@ -256,7 +258,7 @@ def _expected_position(chosen: list[list[int]], number: int) -> int:
     return 0 if after is None else max(0, chosen[after][0] - (after - number))
 
 
-def _weights_in_flat(flat: Tensor, free: list[_Weight], taken: set[int]) -> list[int]:
+def _weights_in_flat(flat: Tensor, free: list[_WeightAtPlace], taken: set[int]) -> list[int]:
     """Return the positions of weights that follow each other in a flat tensor, which may end with zeros.
 
     Weights of equal values, such as biases of zeros, are tried in their order, and the next ones where that fails.
@@ -265,7 +267,7 @@ def _weights_in_flat(flat: Tensor, free: list[_Weight], taken: set[int]) -> list
         return []
     count = len(free)
 
-    def following(offset: int, path: list[int]) -> Iterator[int]:
+    def weights_following(offset: int, path: list[int]) -> Iterator[int]:
         begin = path[-1] + 1 if path else 0
         used = taken.union(path)
         for at in (*range(begin, count), *range(begin)):
@@ -277,7 +279,7 @@ def _weights_in_flat(flat: Tensor, free: list[_Weight], taken: set[int]) -> list
     path: list[int] = []
     best: list[int] = []
     offset = reached = 0
-    branches = [following(0, path)]
+    branches = [weights_following(0, path)]
     for _ in range(MIN_TRIES + 10 * count):
         at = next(branches[-1], None) if branches else None
         if at is not None:
@@ -287,7 +289,7 @@ def _weights_in_flat(flat: Tensor, free: list[_Weight], taken: set[int]) -> list
                 best, reached = path, offset
             if offset == flat.numel():
                 break
-            branches.append(following(offset, path))
+            branches.append(weights_following(offset, path))
             continue
         if not path or not flat[offset:].any():
             break
@@ -297,7 +299,9 @@ def _weights_in_flat(flat: Tensor, free: list[_Weight], taken: set[int]) -> list
     return best
 
 
-def _convincing_matches(bundle: _Bundle, matches: list[list[int]], free: list[_Weight]) -> list[list[int]]:
+def _convincing_matches(
+    bundle: _TensorsTogether, matches: list[list[int]], free: list[_WeightAtPlace]
+) -> list[list[int]]:
     """Return the matches without what may be chance: moments that round to 0, and constants.
 
     Many elements that are not alike are enough; few are where at least half of the elements of the list round.
@@ -307,7 +311,7 @@ def _convincing_matches(bundle: _Bundle, matches: list[list[int]], free: list[_W
     varies = [any(_has_several_values(value) for value in held) for held in values]
     total = sum(int(tensor.count_nonzero()) for tensor in bundle.tensors)
     is_half = any(value.dtype in HALF_DTYPES for held in values for value in held)
-    if not is_half and is_rounded(iter(bundle.tensors)) is not False:
+    if not is_half and are_rounded_to(iter(bundle.tensors)) is not False:
         return [[] for _ in matches]  # a second copy of what the weights hold
     if any(varies) and 2 * sum(equal) >= total:
         return matches

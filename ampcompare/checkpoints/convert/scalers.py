@@ -75,7 +75,7 @@ def _as_text(value: Any) -> str:
 
 
 @dataclass(frozen=True)
-class HeldScale:
+class LossScalerValues:
     """The values of a loss scaler."""
 
     scale: float
@@ -121,47 +121,47 @@ def _scaler_in(state: Any) -> dict[str, Any]:
     return {key: plain_number(value) for key, value in {**around, **scaler}.items()}
 
 
-def _first_value(scaler: Mapping[str, Any], *keys: str) -> Any:
+def _first_scaler_value(scaler: Mapping[str, Any], *keys: str) -> Any:
     return next((scaler[key] for key in keys if key in scaler), None)
 
 
-def raw_scale(state: Any) -> Any:
+def unchecked_scale(state: Any) -> Any:
     """Return the scale as a loss scaler of any program holds it, usable or not; None if it is of an unknown class."""
     try:
-        return _first_value(_scaler_in(state), *SCALE_KEYS)
+        return _first_scaler_value(_scaler_in(state), *SCALE_KEYS)
     except ConversionError:
         return None
 
 
-def held_scale(state: Any) -> HeldScale:
+def values_of_loss_scaler(state: Any) -> LossScalerValues:
     """Return the values of a loss scaler of any program, a dict of its attributes, or of an optimizer that holds one.
 
     A scale alone is taken for that of a dynamic scaler.
     """
     scaler = _scaler_in(state)
-    scale = parse_scale(_first_value(scaler, *SCALE_KEYS), "the loss scale")
-    count = parse_count(_first_value(scaler, *COUNTS) or 0, "the count of clean steps")
-    interval = _first_value(scaler, *WINDOWS)
-    moves = interval is not None or _first_value(scaler, *COUNTS[3:]) is not None
+    scale = parse_scale(_first_scaler_value(scaler, *SCALE_KEYS), "the loss scale")
+    count = parse_count(_first_scaler_value(scaler, *COUNTS) or 0, "the count of clean steps")
+    interval = _first_scaler_value(scaler, *WINDOWS)
+    moves = interval is not None or _first_scaler_value(scaler, *COUNTS[3:]) is not None
     if not (scaler["dynamic"] if "dynamic" in scaler else scaler.get("mode", "dynamic") == "dynamic" and moves):
-        return HeldScale(scale, clean=count)
+        return LossScalerValues(scale, clean=count)
     if interval is None:
         interval = MEGATRON_INTERVAL if "hysteresis_tracker" in scaler else APEX_INTERVAL
     window = max(1, parse_count(interval, "the scale window"))
-    iteration = _first_value(scaler, "cur_iter", "_iter")
-    last = _first_value(scaler, "last_overflow_iter", "_last_overflow_iter")
+    iteration = _first_scaler_value(scaler, "cur_iter", "_iter")
+    last = _first_scaler_value(scaler, "last_overflow_iter", "_last_overflow_iter")
     if iteration is not None:  # all iterations are counted, and the one of the last overflow
         since = parse_count(iteration, "cur_iter") - (last if isinstance(last, int) else -1) - 1
         count = max(0, since) % window
-    factor = parse_scale(_first_value(scaler, "scale_factor", "growth_factor") or 2.0, "the scale factor")
+    factor = parse_scale(_first_scaler_value(scaler, "scale_factor", "growth_factor") or 2.0, "the scale factor")
     least = 1.0 if "cur_scale" in scaler else scaler.get("_min_loss_scale")
     most = scaler.get("_max_loss_scale")
     least = parse_scale(least, "min_loss_scale") if least else None
     most = None if most is None else parse_scale(most, "max_loss_scale")
-    return HeldScale(scale, True, count, window, factor, least, most)
+    return LossScalerValues(scale, True, count, window, factor, least, most)
 
 
-def lost_flags(state: Mapping[str, Any]) -> Iterator[str]:
+def lines_on_lost_flags(state: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line for each flag of an `FP16_Optimizer` that says what it was in the middle of."""
     if state.get("overflow"):
         yield "overflow=True: saved between backward and step, that step is no longer skipped; saved after it, nothing"
@@ -169,7 +169,7 @@ def lost_flags(state: Mapping[str, Any]) -> Iterator[str]:
         yield "first_closure_call_this_step=False: it was saved inside a closure, which cannot be resumed"
 
 
-def scalers_from_apex(
+def grad_scalers_from_apex(
     state: Mapping[str, Any],
     *,
     level: str | None,
@@ -182,9 +182,9 @@ def scalers_from_apex(
 
     `static` is whether the scale is a static one, if that is known: no state of Apex says so, and only some show it by
     their numbers. `lost` and `changed` get a line for each value that is lost, and for each that is written in another
-    form; so they do below. For `for_arm` see `grad_scalers_of`.
+    form; so they do below. For `for_arm` see `grad_scalers_from_values`.
     """
-    scales: dict[str, HeldScale] = {}
+    scales: dict[str, LossScalerValues] = {}
     for name, entry in state.items():
         scale = parse_scale(entry["loss_scale"], f"the scale of {name}")
         clean = parse_count(entry["unskipped"], f"unskipped of {name}")
@@ -196,13 +196,13 @@ def scalers_from_apex(
             scale = FIRST_SCALE
             clean = 0
             changed.append(f"{name}: O3 scaled nothing, so the GradScaler begins as a new one")
-        scales[name] = HeldScale(scale, not is_static, clean, None if is_static else APEX_INTERVAL)
+        scales[name] = LossScalerValues(scale, not is_static, clean, None if is_static else APEX_INTERVAL)
     if static is None and any(held.dynamic for held in scales.values()):
         lost.append(UNKNOWN_STATIC)
-    return grad_scalers_of(scales, lost=lost, changed=changed, for_arm=for_arm)
+    return grad_scalers_from_values(scales, lost=lost, changed=changed, for_arm=for_arm)
 
 
-def apex_from_scalers(
+def apex_state_from_grad_scalers(
     scalers: Sequence[Mapping[str, Any]], *, level: str, lost: list[str], changed: list[str]
 ) -> dict[str, dict[str, Any]]:
     """Return an `amp.state_dict()` with one entry for each `GradScaler`; `level` will load it."""
@@ -239,8 +239,8 @@ def apex_from_scalers(
     return made
 
 
-def grad_scalers_of(
-    scales: Mapping[str, HeldScale], *, lost: list[str], changed: list[str], for_arm: bool = False
+def grad_scalers_from_values(
+    scales: Mapping[str, LossScalerValues], *, lost: list[str], changed: list[str], for_arm: bool = False
 ) -> list[dict[str, Any]]:
     """Return one `GradScaler` state for each loss scaler.
 
@@ -250,7 +250,7 @@ def grad_scalers_of(
     made: list[dict[str, Any]] = []
     for name, held in scales.items():
         if not held.dynamic and held.scale == 1.0:
-            made.append({} if for_arm else _grad_scaler(held))
+            made.append({} if for_arm else _grad_scaler_state(held))
             becomes = "a disabled GradScaler" if for_arm else "a GradScaler of scale 1 that never grows"
             changed.append(f"{name}: static scale 1 becomes {becomes}")
             continue
@@ -263,7 +263,7 @@ def grad_scalers_of(
             changed.append(f"{name}: scale {held.scale:g} and {held.clean} clean steps, as scale and _growth_tracker")
         bounds = (("min_loss_scale", held.least), ("max_loss_scale", held.most)) if held.dynamic else ()
         lost += [f"{key} {bound:g}: GradScaler has none" for key, bound in bounds if bound is not None]
-        made.append(_grad_scaler(held))
+        made.append(_grad_scaler_state(held))
     if len(made) > 1:
         lost.append(
             f"{len(made)} loss scalers: a list of GradScalers, and a script has to use one for each optimizer or loss"
@@ -271,7 +271,7 @@ def grad_scalers_of(
     return made
 
 
-def _grad_scaler(held: HeldScale) -> dict[str, Any]:
+def _grad_scaler_state(held: LossScalerValues) -> dict[str, Any]:
     return {
         "scale": held.scale,
         "growth_factor": held.factor,
@@ -281,8 +281,8 @@ def _grad_scaler(held: HeldScale) -> dict[str, Any]:
     }
 
 
-def apex_state_of(
-    scales: Sequence[HeldScale], *, level: str, lost: list[str], changed: list[str]
+def apex_state_from_values(
+    scales: Sequence[LossScalerValues], *, level: str, lost: list[str], changed: list[str]
 ) -> dict[str, dict[str, Any]]:
     """Return an `amp.state_dict()` for `level`, with one entry for the loss scaler of each `FP16_Optimizer`."""
     made: dict[str, dict[str, Any]] = OrderedDict()  # as Apex returns it
@@ -295,7 +295,9 @@ def apex_state_of(
                 "state says that a scale is static"
             )
             continue
-        (made[name],) = apex_from_scalers([_grad_scaler(held)], level=level, lost=lost, changed=changed).values()
+        (made[name],) = apex_state_from_grad_scalers(
+            [_grad_scaler_state(held)], level=level, lost=lost, changed=changed
+        ).values()
         if held.least is not None:
             lost.append(f"min_loss_scale {held.least:g}: no state of amp has it; give it to amp.initialize")
         if held.most != APEX_MAX:

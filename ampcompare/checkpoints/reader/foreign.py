@@ -25,17 +25,17 @@ from ampcompare.base.errors import AmpCompareError, CheckpointError
 from ampcompare.base.files.read import FileFault
 from ampcompare.base.files.read import open_regular as open_descriptor
 from ampcompare.checkpoints.reader.placeholders import (
-    Global,
     NotPickled,
-    Opaque,
+    OpaqueObject,
+    PlaceholderClass,
     describe_fault,
     holds_only_data,
 )
 from ampcompare.checkpoints.reader.unpickler import (
     HeldDefaults,
     HeldQueue,
-    require_bounded,
-    storage_of,
+    parse_storage_identity,
+    require_bounded_unpickling,
     unpickle,
 )
 
@@ -48,7 +48,7 @@ MAX_SIBLINGS = 3  # of one class in one container that are named one by one
 LONGEST_LINE = 300
 
 
-class Plain(NamedTuple):
+class PlainContents(NamedTuple):
     """What a file holds, of tensors and values that `torch.load` reads with its defaults."""
 
     value: Any
@@ -57,7 +57,7 @@ class Plain(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Contents:
+class FileContents:
     """What a file holds."""
 
     path: Path
@@ -71,7 +71,7 @@ class Contents:
         """Of the file, in bytes."""
         return self.path.stat().st_size
 
-    def plain(self) -> Plain:
+    def plain(self) -> PlainContents:
         """Return what the file holds as tensors and plain values: nothing else passes `torch.load(weights_only=True)`.
 
         Classes that only hold values, such as `argparse.Namespace`, become dicts of what they hold, and pickled models
@@ -79,8 +79,8 @@ class Contents:
         """
         reader = _PlainReader(self.path, self.size)
         value = reader.convert(self.root, None, 0)
-        left_out = [f"{_as_text(place)}: {name}" for place, name in reader.left_out]
-        return Plain(value, left_out, list(_change_lines(reader.changed)))
+        left_out = [f"{_place_text(place)}: {name}" for place, name in reader.left_out]
+        return PlainContents(value, left_out, list(_change_lines(reader.changed)))
 
 
 class _PlainReader:
@@ -97,28 +97,28 @@ class _PlainReader:
         """Return a value of the file as tensors and plain values."""
         if depth > MAX_DEPTH:
             raise CheckpointError(f"{self.path} holds values nested deeper than {MAX_DEPTH}; it is not read")
-        if isinstance(value, Global):
+        if isinstance(value, PlaceholderClass):
             self.left_out.append((place, value.name))
             return None
         if isinstance(value, Tensor):
             return value.resolve_conj().resolve_neg() if value.is_conj() or value.is_neg() else value
-        if not isinstance(value, dict | list | tuple | set | frozenset | Opaque):
+        if not isinstance(value, dict | list | tuple | set | frozenset | OpaqueObject):
             return value
         if id(value) in self.open:
             self.left_out.append((place, "what it lies in, once more"))
             return None
         if id(value) not in self.seen:
             self.open.add(id(value))
-            if isinstance(value, Opaque):
-                self.seen[id(value)] = self._object(value, place, depth + 1)
+            if isinstance(value, OpaqueObject):
+                self.seen[id(value)] = self._convert_object(value, place, depth + 1)
             else:
-                self.seen[id(value)] = self._container(value, place, depth + 1)
+                self.seen[id(value)] = self._convert_container(value, place, depth + 1)
             self.open.remove(id(value))
         return self.seen[id(value)]
 
-    def _container(self, value: Any, place: Place, depth: int) -> Any:
+    def _convert_container(self, value: Any, place: Place, depth: int) -> Any:
         if isinstance(value, dict):
-            made = self._mapping(value, place, depth)
+            made = self._convert_mapping(value, place, depth)
             if isinstance(value, HeldDefaults):
                 self.changed.append((place, "collections.defaultdict", "a dict"))
             elif isinstance(value, Counter):
@@ -126,7 +126,7 @@ class _PlainReader:
             elif isinstance(value, OrderedDict):
                 held = OrderedDict(made)
                 # the versions of modules, `_metadata`, which a state dict carries and `load_state_dict` reads
-                vars(held).update(self._mapping(vars(value), (place, "(attributes)"), depth))
+                vars(held).update(self._convert_mapping(vars(value), (place, "(attributes)"), depth))
                 return held
             return made
         items = [self.convert(item, (place, index), depth) for index, item in enumerate(value)]
@@ -138,37 +138,38 @@ class _PlainReader:
             if isinstance(value, HeldQueue):
                 self.changed.append((place, "collections.deque", "a list"))
             return items
-        if not all(isinstance(item, Hashable) and _is_key(item) for item in items):
+        if not all(isinstance(item, Hashable) and _is_hashable_key(item) for item in items):
             self.changed.append((place, type(value).__name__, "a list"))
             return items
         if isinstance(value, frozenset):
             self.changed.append((place, "frozenset", "a set"))
         return set(items)
 
-    def _mapping(self, value: Mapping[Any, Any], place: Place, depth: int) -> dict[Any, Any]:
+    def _convert_mapping(self, value: Mapping[Any, Any], place: Place, depth: int) -> dict[Any, Any]:
         made: dict[Any, Any] = {}
         for key, item in value.items():
-            own = key if _is_key(key) else self.convert(key, (place, "(a key)"), depth)
-            if not _is_key(own):
+            own = key if _is_hashable_key(key) else self.convert(key, (place, "(a key)"), depth)
+            if not _is_hashable_key(own):
                 own = str(key)
-                self.changed.append(((place, own), f"a key of class {_class_of(key)}", "text"))
+                self.changed.append(((place, own), f"a key of class {_class_name(key)}", "text"))
             if own in made:
-                self.left_out.append(((place, own), f"a second entry, under a key of class {_class_of(key)}"))
+                self.left_out.append(((place, own), f"a second entry, under a key of class {_class_name(key)}"))
                 continue
             made[own] = self.convert(item, (place, own), depth)
         return made
 
-    def _object(self, value: Opaque, place: Place, depth: int) -> Any:
+    def _convert_object(self, value: OpaqueObject, place: Place, depth: int) -> Any:
         if value.value is not None:
             made = value.value
             if isinstance(made, numpy.dtype):
                 made = made.str
             made = self.convert(made, place, depth)
-            self.changed.append((place, value.name, _form_of(made)))
+            self.changed.append((place, value.name, _form_of_value(made)))
             return made
         if _is_module(value):
             made = {
-                name: self.convert(item, (place, name), depth) for name, item in self._state_dict(value, "", count())
+                name: self.convert(item, (place, name), depth)
+                for name, item in self._entries_of_pickled_module(value, "", count())
             }
             self.changed.append((place, value.name, "its state dict"))
             return made
@@ -178,13 +179,15 @@ class _PlainReader:
         if isinstance(value.state, dict):
             made = self.convert(value.state, place, depth)
         else:
-            made = _data_of(value.name, value.arguments)
+            made = _value_of_known_object(value.name, value.arguments)
             if made is None:
                 made = [self.convert(item, place, depth) for item in value.arguments]
-        self.changed.append((place, value.name, _form_of(made)))
+        self.changed.append((place, value.name, _form_of_value(made)))
         return made
 
-    def _state_dict(self, module: Opaque, prefix: str, visits: Iterator[int]) -> Iterator[tuple[str, Any]]:
+    def _entries_of_pickled_module(
+        self, module: OpaqueObject, prefix: str, visits: Iterator[int]
+    ) -> Iterator[tuple[str, Any]]:
         """Yield what `state_dict` of a pickled module has: parameters and persistent buffers, with their names."""
         if next(visits) > self.size:  # modules that hold others many times
             raise CheckpointError(f"{self.path} is damaged: it holds more modules than its size explains")
@@ -195,7 +198,7 @@ class _PlainReader:
                 yield f"{prefix}{name}", value
         for name, child in state["_modules"].items():
             if _is_module(child):
-                yield from self._state_dict(child, f"{prefix}{name}.", visits)
+                yield from self._entries_of_pickled_module(child, f"{prefix}{name}.", visits)
 
 
 Place = tuple[Any, Any] | None
@@ -203,7 +206,7 @@ Place = tuple[Any, Any] | None
 KEY_CLASSES = (str, int, float, bool, bytes, complex, torch.dtype, torch.device, torch.Size)
 
 
-def _as_text(place: Place) -> str:
+def _place_text(place: Place) -> str:
     """Return a place as text, with only the outermost and innermost keys if there are many."""
     keys: list[str] = []
     while place is not None:
@@ -217,31 +220,31 @@ def _as_text(place: Place) -> str:
 
 def _is_module(value: Any) -> bool:
     return (
-        isinstance(value, Opaque)
+        isinstance(value, OpaqueObject)
         and isinstance(value.state, dict)
         and all(isinstance(value.state.get(key), dict) for key in ("_parameters", "_buffers", "_modules"))
     )
 
 
-def _is_key(value: Any) -> bool:
+def _is_hashable_key(value: Any) -> bool:
     """Return whether a value is kept as it is where a dict or a set needs one that can be hashed."""
     if type(value) is tuple:
-        return all(map(_is_key, value))
+        return all(map(_is_hashable_key, value))
     return value is None or type(value) in KEY_CLASSES
 
 
-def _class_of(value: Any) -> str:
-    return value.name if isinstance(value, Opaque) else type(value).__name__
+def _class_name(value: Any) -> str:
+    return value.name if isinstance(value, OpaqueObject) else type(value).__name__
 
 
-def _form_of(value: Any) -> str:
+def _form_of_value(value: Any) -> str:
     names = {dict: "a dict", OrderedDict: "a dict", list: "a list", str: "text", set: "a set", bool: "a bool"}
     if isinstance(value, Tensor):
         return "a plain parameter" if isinstance(value, torch.nn.Parameter) else "a plain tensor"
     return names.get(type(value), "a number")
 
 
-def _data_of(name: str, arguments: tuple[Any, ...]) -> str | float | None:
+def _value_of_known_object(name: str, arguments: tuple[Any, ...]) -> str | float | None:
     """Return the value of an object of the standard library as text or a number; None if it is of another kind."""
     kind = name.rpartition(".")[2]
     try:
@@ -277,9 +280,9 @@ def _change_lines(changed: list[tuple[Place, str, str]]) -> Iterator[str]:
     shown: dict[tuple[str, str], dict[str, None]] = {}
     for place, name, form in changed:
         number = siblings[id(place[0]) if place else 0, name, form]
-        text = _as_text(place)
+        text = _place_text(place)
         if place and number > MAX_SIBLINGS:
-            text = f"{number} values in {_as_text(place[0])}"
+            text = f"{number} values in {_place_text(place[0])}"
         shown.setdefault((name, form), {})[text] = None
     for (name, form), places in shown.items():
         line = ""
@@ -292,7 +295,7 @@ def _change_lines(changed: list[tuple[Place, str, str]]) -> Iterator[str]:
 
 
 @contextmanager
-def name_faults(path: Path) -> Iterator[None]:
+def faults_named(path: Path) -> Iterator[None]:
     """Turn whatever a parser raises on bytes that are not what they claim into one line about the file.
 
     Raises:
@@ -318,9 +321,9 @@ def open_regular(path: Path) -> BufferedReader:
         raise CheckpointError(f"cannot read the checkpoint {path}: {fault}") from None
 
 
-def open_foreign(path: Path) -> Contents:
+def open_checkpoint(path: Path) -> FileContents:
     """Open a checkpoint: an archive of torch, a file of torch before 1.6, a plain pickle, or safetensors."""
-    with name_faults(path):
+    with faults_named(path):
         with open_regular(path) as file:
             head = file.read(512)
         if not head:
@@ -330,15 +333,15 @@ def open_foreign(path: Path) -> Contents:
         if head[8:9] == b"{" and struct.unpack("<Q", head[:8])[0] < path.stat().st_size:
             from safetensors.torch import load_file
 
-            return Contents(path, "safetensors", load_file(path), [])
+            return FileContents(path, "safetensors", load_file(path), [])
         if not head.startswith(b"\x80"):
             raise CheckpointError(f"{path} is not a checkpoint: it is neither an archive nor a pickle")
-        require_bounded(lambda: _read_stream(path, "meta"), path.stat().st_size)
-        return Contents(path, *_read_stream(path, "cpu"))
+        require_bounded_unpickling(lambda: _read_stream(path, "meta"), path.stat().st_size)
+        return FileContents(path, *_read_stream(path, "cpu"))
     raise AssertionError
 
 
-def _open_archive(path: Path) -> Contents:
+def _open_archive(path: Path) -> FileContents:
     """Check that an archive is one of torch.save, and read it."""
     archive = zipfile.ZipFile(path)
     for info in archive.infolist():
@@ -359,24 +362,24 @@ def _open_archive(path: Path) -> Contents:
         )
     pickled = _read_member(path, archive, descriptions[0])
 
-    def load(read: Callable[[str], Tensor]) -> tuple[Any, list[str]]:
+    def load_with(read: Callable[[str], Tensor]) -> tuple[Any, list[str]]:
         storages: dict[str, Tensor] = {}
 
-        def storage(identity: Any) -> Tensor:
-            key, dtype, _ = storage_of(identity)
+        def read_storage(identity: Any) -> Tensor:
+            key, dtype, _ = parse_storage_identity(identity)
             if key not in storages:
                 content = read(f"{folder}/data/{key}")
                 storages[key] = content[: len(content) // dtype.itemsize * dtype.itemsize].view(dtype)
             return storages[key]
 
-        return unpickle(io.BytesIO(pickled), storage)
+        return unpickle(io.BytesIO(pickled), read_storage)
 
-    def outline(name: str) -> Tensor:
+    def outline_storage(name: str) -> Tensor:
         return torch.empty(members[name].file_size, dtype=torch.uint8, device="meta")
 
-    require_bounded(lambda: load(outline), path.stat().st_size)
-    root, calls = load(lambda name: as_tensor(_read_member(path, archive, name)))
-    return Contents(path, "torch archive", root, calls, comment=archive.comment)
+    require_bounded_unpickling(lambda: load_with(outline_storage), path.stat().st_size)
+    root, calls = load_with(lambda name: as_tensor(_read_member(path, archive, name)))
+    return FileContents(path, "torch archive", root, calls, comment=archive.comment)
 
 
 def _read_member(path: Path, archive: zipfile.ZipFile, name: str) -> bytes:
@@ -408,10 +411,10 @@ def _read_stream(path: Path, device: str) -> tuple[str, Any, list[str]]:
     size = path.stat().st_size
     storages: dict[str, Tensor] = {}
 
-    def load(identity: Any) -> Any:
+    def load_storage(identity: Any) -> Any:
         if isinstance(identity, tuple) and len(identity) > 1 and identity[0] == "module":
             return identity[1]  # a class, with its source, which is not looked at
-        key, dtype, count = storage_of(identity)
+        key, dtype, count = parse_storage_identity(identity)
         if not 0 <= count * dtype.itemsize <= size:
             raise NotPickled("it was cut off: a storage reaches beyond its end")
         return storages.setdefault(key, torch.empty(count, dtype=dtype, device=device))
@@ -425,7 +428,7 @@ def _read_stream(path: Path, device: str) -> tuple[str, Any, list[str]]:
         system, _ = unpickle(file)
         if not isinstance(system, dict) or not system.get("little_endian", True):
             raise NotPickled("it was saved on a machine of the other byte order")
-        main, calls = unpickle(file, load)
+        main, calls = unpickle(file, load_storage)
         for key in unpickle(file)[0]:  # the number of elements in 8 bytes, then the elements
             (count,) = struct.unpack("<q", file.read(8))
             storage = storages[key]

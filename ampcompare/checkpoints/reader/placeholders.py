@@ -48,7 +48,7 @@ class NotPickled(ValueError):
     """The bytes are not a pickle that a checkpoint may be; the message completes "the file cannot be read: ..."."""
 
 
-class Global(type):
+class PlaceholderClass(type):
     """Class of the classes that stand for what a file names, a class or a function: nothing is imported.
 
     `builder` makes plain data or a tensor of the arguments of a call; without one a call is noted in `calls`.
@@ -62,7 +62,7 @@ class Global(type):
         return cls.__new__(cls, *arguments, **keywords)  # type: ignore[arg-type]
 
 
-class Opaque(metaclass=Global):
+class OpaqueObject(metaclass=PlaceholderClass):
     """An object that only calling `name` would make, and what pickle gives it."""
 
     name = "object"
@@ -71,19 +71,19 @@ class Opaque(metaclass=Global):
     arguments: tuple[Any, ...]  # what it would be called with
     state: Any  # what it would be given after; None where nothing
     value: Any  # array or plain value that was built from it
-    receive: Callable[[Opaque, Any], None] | None  # takes the state of what can be built
+    receive: Callable[[OpaqueObject, Any], None] | None  # takes the state of what can be built
 
     def __new__(cls, *arguments: Any, **keywords: Any) -> Any:
         if cls.builder is not None and not keywords:
             return cls.builder(*arguments)
         if not holds_only_data(cls.name):
             cls.calls[cls.name] = None
-        return cls.of(cls.name, arguments)
+        return cls.made_by(cls.name, arguments)
 
     @classmethod
-    def of(cls, name: str, arguments: tuple[Any, ...]) -> Opaque:
+    def made_by(cls, name: str, arguments: tuple[Any, ...]) -> OpaqueObject:
         """Return the placeholder of an object without a trace among the calls."""
-        made: Opaque = object.__new__(cls)
+        made: OpaqueObject = object.__new__(cls)
         made.name, made.arguments = name, arguments
         made.state = made.value = made.receive = None
         return made
@@ -104,7 +104,7 @@ class Opaque(metaclass=Global):
 
 
 @contextmanager
-def reading(*path: object) -> Iterator[None]:
+def entry_errors_translated(*path: object) -> Iterator[None]:
     """Turn what code raises on an entry of another shape into a ConversionError that names the entry by its keys.
 
     A file can hold anything under the keys that are read here, and to check each value before its use would double the

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from ampcompare.base.errors import AmpCompareError
-from ampcompare.checkpoints.reader.placeholders import Global, NotPickled, Opaque
+from ampcompare.checkpoints.reader.placeholders import NotPickled, OpaqueObject, PlaceholderClass
 
 STORAGES = {
     "DoubleStorage": torch.float64,
@@ -64,8 +64,8 @@ class _Unpickler(pickle.Unpickler):
         if module == "torch" and isinstance(kind := getattr(torch, name, None), torch.dtype | torch.qscheme):
             return kind
         if full not in self.globals:
-            self.globals[full] = Global(
-                full, (Opaque,), {"name": full, "builder": BUILDERS.get(full), "calls": self.calls}
+            self.globals[full] = PlaceholderClass(
+                full, (OpaqueObject,), {"name": full, "builder": BUILDERS.get(full), "calls": self.calls}
             )
         return self.globals[full]
 
@@ -92,7 +92,7 @@ def unpickle(file: IO[bytes], persistent: Callable[[Any], Any] | None = None) ->
     return root, list(unpickler.calls)
 
 
-def require_bounded(read: Callable[[], Any], size: int) -> None:
+def require_bounded_unpickling(read: Callable[[], Any], size: int) -> None:
     """Read in a child process whose memory and time are limited by the bytes of the file, and throw away what it read.
 
     A damaged pickle may ask for any amount of memory in a few bytes. Where a process cannot be forked, nothing is
@@ -126,24 +126,24 @@ def require_bounded(read: Callable[[], Any], size: int) -> None:
         raise NotPickled(f"its pickle is broken: reading it would take more {what} than its size explains")
 
 
-def storage_of(identity: Any) -> tuple[str, torch.dtype, int]:
+def parse_storage_identity(identity: Any) -> tuple[str, torch.dtype, int]:
     """Return key, type and number of elements of a persistent id: ("storage", class, key, device, n)."""
     if not isinstance(identity, tuple) or len(identity) < 5 or identity[0] != "storage":
         raise NotPickled("it refers to something outside that is not a storage")
     kind = identity[1]  # such as `torch.cuda.HalfStorage`
-    name = kind.name.rpartition(".")[2] if isinstance(kind, Global) else type(kind).__name__
+    name = kind.name.rpartition(".")[2] if isinstance(kind, PlaceholderClass) else type(kind).__name__
     if name not in STORAGES:
         raise NotPickled(f"a storage is a {name}")
     return str(identity[2]), STORAGES[name], int(identity[4])
 
 
-def _tensor(
+def _make_tensor(
     storage: Tensor, offset: int, shape: Any, stride: Any, grad: Any = False, hooks: Any = None, metadata: Any = None
 ) -> Tensor:
-    return _tensor_of_dtype(storage, offset, shape, stride, grad, hooks, storage.dtype, metadata)
+    return _make_tensor_of_dtype(storage, offset, shape, stride, grad, hooks, storage.dtype, metadata)
 
 
-def _tensor_of_dtype(
+def _make_tensor_of_dtype(
     storage: Tensor, offset: int, shape: Any, stride: Any, grad: Any, hooks: Any, dtype: Any, metadata: Any = None
 ) -> Tensor:
     """Return a tensor that looks into a storage, which may be filled later; those that share memory share it here."""
@@ -159,41 +159,41 @@ def _tensor_of_dtype(
     return view.requires_grad_() if grad is True and (view.is_floating_point() or view.is_complex()) else view
 
 
-def _parameter(data: Any, grad: Any = True, hooks: Any = None) -> Any:
+def _make_parameter(data: Any, grad: Any = True, hooks: Any = None) -> Any:
     if not isinstance(data, Tensor):
         return data
     return nn.Parameter(data.detach(), grad is True and (data.is_floating_point() or data.is_complex()))
 
 
-def _parameter_with_attributes(data: Any, grad: Any, hooks: Any, state: Any) -> Any:
-    return _hold_as(_parameter(data, grad), "torch.nn.Parameter with attributes")
+def _make_parameter_with_attributes(data: Any, grad: Any, hooks: Any, state: Any) -> Any:
+    return _stand_in_for_object(_make_parameter(data, grad), "torch.nn.Parameter with attributes")
 
 
-def _tensor_of_class(function: Any, kind: Any, arguments: Any, state: Any) -> Any:
+def _make_tensor_of_class(function: Any, kind: Any, arguments: Any, state: Any) -> Any:
     """Return a tensor of a class of its own, or with attributes of its own, as a plain one; the class is noted."""
     made = function(*arguments)
-    name = kind.name if isinstance(kind, Global) else type(kind).__name__
+    name = kind.name if isinstance(kind, PlaceholderClass) else type(kind).__name__
     if name not in ("torch.Tensor", "torch.nn.parameter.Parameter"):
-        return _hold_as(made, name)
-    return _hold_as(made, f"{name} with attributes") if state else made
+        return _stand_in_for_object(made, name)
+    return _stand_in_for_object(made, f"{name} with attributes") if state else made
 
 
-def _hold_as(made: Any, name: str) -> Any:
+def _stand_in_for_object(made: Any, name: str) -> Any:
     """Return what stands for an object of a class that is read as another: as which is its value."""
-    if isinstance(made, Opaque):
+    if isinstance(made, OpaqueObject):
         return made
-    holder = Opaque.of(name, ())
+    holder = OpaqueObject.made_by(name, ())
     holder.value = made
     return holder
 
 
-def _quantized_tensor(
+def _make_quantized_tensor(
     storage: Tensor, offset: int, shape: Any, stride: Any, quantizer: Any, grad: Any = False, hooks: Any = None
 ) -> Any:
-    view = _tensor(storage, offset, shape, stride)  # checks that it lies within the storage
+    view = _make_tensor(storage, offset, shape, stride)  # checks that it lies within the storage
     kind = getattr(torch, QUANTIZED[storage.dtype], None)
     if kind is None or storage.device.type == "meta":
-        return Opaque.of("torch._utils._rebuild_qtensor", ())
+        return OpaqueObject.made_by("torch._utils._rebuild_qtensor", ())
     scheme, *values = quantizer
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # both types are deprecated, and a file may hold them all the same
@@ -216,67 +216,69 @@ class HeldQueue(list[Any]):
     """What stands for a `deque`, until pickle has filled it."""
 
 
-def _numpy_dtype(*arguments: Any) -> Any:
+def _hold_numpy_dtype(*arguments: Any) -> Any:
     code = arguments[0]
-    made = Opaque.of("numpy.dtype", arguments)
+    made = OpaqueObject.made_by("numpy.dtype", arguments)
     if isinstance(code, str) and re.fullmatch("[fiub][1248]|c8|c16", code):
         made.value = numpy.dtype(code)
         made.receive = _set_byte_order
     return made
 
 
-def _set_byte_order(made: Opaque, state: Any) -> None:
+def _set_byte_order(made: OpaqueObject, state: Any) -> None:
     if isinstance(state, tuple) and len(state) > 1 and state[1] == ">":
         made.value = made.value.newbyteorder(">")
 
 
-def _numpy_scalar(kind: Any, data: Any) -> Any:
+def _make_numpy_scalar(kind: Any, data: Any) -> Any:
     if kind.value is None or len(data) != kind.value.itemsize:
-        return Opaque.of("numpy.scalar", (kind, data))
-    return _hold_as(numpy.frombuffer(_bytes(data), kind.value)[0].item(), f"numpy.{kind.value.name}")
+        return OpaqueObject.made_by("numpy.scalar", (kind, data))
+    return _stand_in_for_object(
+        numpy.frombuffer(_text_to_bytes(data), kind.value)[0].item(), f"numpy.{kind.value.name}"
+    )
 
 
-def _numpy_array(*arguments: Any) -> Any:
+def _hold_numpy_array(*arguments: Any) -> Any:
     """Return what stands for an array, empty until its state comes; it is carried as a tensor."""
-    made = Opaque.of("numpy.ndarray", ())
+    made = OpaqueObject.made_by("numpy.ndarray", ())
     made.receive = _fill_array
     return made
 
 
-def _numpy_from_buffer(data: Any, kind: Any, shape: Any, order: Any = "C") -> Any:
-    made = _numpy_array()
+def _make_numpy_from_buffer(data: Any, kind: Any, shape: Any, order: Any = "C") -> Any:
+    made = _hold_numpy_array()
     _fill_array(made, (1, shape, kind, order != "C", data))
     return made
 
 
-def _fill_array(made: Opaque, state: Any) -> None:
+def _fill_array(made: OpaqueObject, state: Any) -> None:
     _, shape, kind, in_columns, data = state
-    if isinstance(kind, Opaque) and kind.value is not None and not in_columns and not isinstance(data, list):
-        array = numpy.frombuffer(_bytes(data), kind.value).reshape(shape)
+    if isinstance(kind, OpaqueObject) and kind.value is not None and not in_columns and not isinstance(data, list):
+        array = numpy.frombuffer(_text_to_bytes(data), kind.value).reshape(shape)
         made.value = torch.from_numpy(array.astype(array.dtype.newbyteorder("=")))
 
 
-def _bytes(data: Any) -> bytes:
+def _text_to_bytes(data: Any) -> bytes:
     """Return bytes, which protocol 2 writes as text."""
     return data.encode("latin-1") if isinstance(data, str) else bytes(memoryview(data))
 
 
 BUILDERS: dict[str, Callable[..., Any]] = {
-    "torch._utils._rebuild_tensor": _tensor,
-    "torch._utils._rebuild_tensor_v2": _tensor,
-    "torch._utils._rebuild_tensor_v3": _tensor_of_dtype,
-    "torch._utils._rebuild_qtensor": _quantized_tensor,
-    "torch._utils._rebuild_parameter": _parameter,
-    "torch._utils._rebuild_parameter_with_state": _parameter_with_attributes,
-    "torch.nn.parameter.Parameter": _parameter,
-    "torch._tensor._rebuild_from_type_v2": _tensor_of_class,
+    "torch._utils._rebuild_tensor": _make_tensor,
+    "torch._utils._rebuild_tensor_v2": _make_tensor,
+    "torch._utils._rebuild_tensor_v3": _make_tensor_of_dtype,
+    "torch._utils._rebuild_qtensor": _make_quantized_tensor,
+    "torch._utils._rebuild_parameter": _make_parameter,
+    "torch._utils._rebuild_parameter_with_state": _make_parameter_with_attributes,
+    "torch.nn.parameter.Parameter": _make_parameter,
+    "torch._tensor._rebuild_from_type_v2": _make_tensor_of_class,
     "torch.Size": lambda sizes=(): torch.Size(sizes),
     "torch.device": torch.device,
     "collections.OrderedDict": OrderedDict,
     "collections.Counter": Counter,
     "collections.defaultdict": lambda factory=None, *items: HeldDefaults(*items),
     "collections.deque": lambda items=(), longest=None: HeldQueue(items),
-    "_codecs.encode": lambda text, encoding="latin1": _bytes(text),
+    "_codecs.encode": lambda text, encoding="latin1": _text_to_bytes(text),
     **{
         f"{module}.{name}": build
         for module in ("builtins", "__builtin__")
@@ -285,19 +287,19 @@ BUILDERS: dict[str, Callable[..., Any]] = {
             ("list", list),
             ("set", set),
             ("frozenset", frozenset),
-            ("bytearray", lambda data=b"", encoding="": bytearray(_bytes(data))),
+            ("bytearray", lambda data=b"", encoding="": bytearray(_text_to_bytes(data))),
             ("complex", complex),
         )
     },
     **{f"{module}._reconstructor": lambda kind, base, state: kind() for module in ("copyreg", "copy_reg")},
-    "numpy.dtype": _numpy_dtype,
+    "numpy.dtype": _hold_numpy_dtype,
     **{
         f"{module}.{name}": build
         for module in ("numpy.core", "numpy._core")
         for name, build in (
-            ("multiarray.scalar", _numpy_scalar),
-            ("multiarray._reconstruct", _numpy_array),
-            ("numeric._frombuffer", _numpy_from_buffer),
+            ("multiarray.scalar", _make_numpy_scalar),
+            ("multiarray._reconstruct", _hold_numpy_array),
+            ("numeric._frombuffer", _make_numpy_from_buffer),
         )
     },
 }

@@ -18,7 +18,7 @@ import xxhash
 from ampcompare.base.errors import CheckpointError, EnvironmentUnfit
 from ampcompare.base.files.write import write_atomically, write_file
 from ampcompare.checkpoints.reader.foreign import open_regular
-from ampcompare.checkpoints.store.layout import SCHEMA, require_plain
+from ampcompare.checkpoints.store.layout import SCHEMA, require_plain_state
 
 CHUNK = 1 << 20
 COMMENT = "ampcompare checkpoint 1 xxh3-128 {}"
@@ -31,7 +31,7 @@ class NewerCheckpoint(CheckpointError):
     """A checkpoint that a newer ampcompare has written."""
 
 
-class _Writer:
+class _HashingWriter:
     """Hashes what goes into a file. A failing write is kept for later: torch cannot be stopped inside a write."""
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -59,10 +59,10 @@ def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
     A file that was there before is untouched if the disk is full, the folder cannot be written, or what it holds is not
     what was written. The schema number is added to the state.
     """
-    require_plain(state)
+    require_plain_state(state)
 
-    def write(file: IO[bytes]) -> None:
-        writer = _Writer(file)
+    def write_with_checksum(file: IO[bytes]) -> None:
+        writer = _HashingWriter(file)
         torch.save({"schema": SCHEMA, **state}, cast("IO[bytes]", writer))
         if writer.error is not None:
             raise writer.error
@@ -70,7 +70,7 @@ def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
         file.seek(-2, os.SEEK_END)  # the length of the comment ends an archive without one
         file.write(len(comment).to_bytes(2, "little") + comment)
 
-    def verify(written: Path) -> None:
+    def verify_written(written: Path) -> None:
         try:
             verify_file(written)
         except CheckpointError as error:
@@ -78,7 +78,7 @@ def write_checkpoint(path: Path, state: Mapping[str, Any]) -> None:
                 f"what was written to {path} does not read back as written: {error}; check the disk"
             ) from error
 
-    write_file(path, write, verify=verify)
+    write_file(path, write_with_checksum, verify=verify_written)
 
 
 def write_pickle(path: Path, state: Any) -> None:

@@ -68,7 +68,7 @@ class CheckpointFolder:
         if best:
             self._keep_as_best(path)
         self.on_written(state, best)
-        self._tidy(step)
+        self._delete_older(step)
         return path
 
     def _prepare(self) -> None:
@@ -95,15 +95,15 @@ class CheckpointFolder:
                 "--output-dir"
             ) from error
 
-    def _tidy(self, step: int) -> None:
+    def _delete_older(self, step: int) -> None:
         with contextlib.suppress(OSError):  # what cannot be removed costs space, not the run
-            for number, path in self._files():
+            for number, path in self._checkpoint_files():
                 if number > step:
                     path.replace(path.with_name(path.name + ASIDE))
-            for _, path in self._files()[self.keep_last :]:
+            for _, path in self._checkpoint_files()[self.keep_last :]:
                 path.unlink()
 
-    def _files(self) -> list[tuple[int, Path]]:
+    def _checkpoint_files(self) -> list[tuple[int, Path]]:
         """Return step and path of each checkpoint, newest first."""
         try:
             names = os.listdir(self.folder)
@@ -112,7 +112,7 @@ class CheckpointFolder:
         matches = (match for match in map(NAME.fullmatch, names) if match)
         return sorted(((int(match[1]), self.folder / match[0]) for match in matches), reverse=True)
 
-    def newest(self, *, device: torch.device | str = "cpu") -> tuple[Path, dict[str, Any], list[str]] | None:
+    def read_newest(self, *, device: torch.device | str = "cpu") -> tuple[Path, dict[str, Any], list[str]] | None:
         """Read the newest checkpoint that is whole; None where there has never been one.
 
         Returns its path, its state, and a line for each newer one that was passed over. If none can be read, or the
@@ -120,7 +120,7 @@ class CheckpointFolder:
         """
         notes: list[str] = []
         best = self.folder / BEST
-        for path in (*(path for _, path in self._files()), *([best] if best.exists() else [])):
+        for path in (*(path for _, path in self._checkpoint_files()), *([best] if best.exists() else [])):
             try:
                 return path, read_checkpoint(path, device=device), notes
             except NewerCheckpoint:
@@ -136,9 +136,9 @@ def copy_to_host(state: Any) -> Any:
     """Return a copy of plain data with every tensor copied into memory of the host; one tensor once."""
     seen: dict[int, Tensor] = {}
 
-    def copy(tensor: Tensor) -> Tensor:
+    def copy_tensor(tensor: Tensor) -> Tensor:
         if id(tensor) not in seen:
             seen[id(tensor)] = tensor.detach().to("cpu", copy=True)
         return seen[id(tensor)]
 
-    return map_tree(state, copy)
+    return map_tree(state, copy_tensor)

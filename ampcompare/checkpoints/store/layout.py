@@ -61,7 +61,7 @@ def one_or_list(entries: Sequence[Any]) -> Any:
     return entries[0] if len(entries) == 1 else list(entries)
 
 
-def require_plain(state: Any) -> None:
+def require_plain_state(state: Any) -> None:
     """Check that a state holds only tensors, plain values, and dicts, lists and tuples of these."""
     seen: set[int] = set()
     todo: list[tuple[str, Any]] = [("the state", state)]
@@ -87,7 +87,7 @@ def require_plain(state: Any) -> None:
         seen.add(id(value))
 
 
-def apex_layout(state: Mapping[str, Any]) -> dict[str, Any]:
+def state_in_apex_layout(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return precisely what a legacy script would save: model, optimizer, amp, epoch, and the best metric.
 
     Masters, random states, position and all else that such a script does not know are left out; the model's entries are
@@ -108,7 +108,7 @@ def apex_layout(state: Mapping[str, Any]) -> dict[str, Any]:
     return legacy
 
 
-def weights_only(state: Mapping[str, Any]) -> dict[str, Tensor]:
+def flat_weights_for_safetensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the weights as one flat dict for safetensors: fp32 masters instead of the half weights they belong to.
 
     Entries of the second and further models get their index as a prefix.

@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from ampcompare.backends.arm import respell
+from ampcompare.backends.arm import label_in_present_spelling
 from ampcompare.base.errors import RecordError
 from ampcompare.base.files.read import FileFault, parse_json, read_text
 
@@ -43,7 +43,7 @@ class FrozenRecord(BaseModel):
 
 
 Stored = TypeVar("Stored", bound=FrozenRecord)
-ArmLabel = Annotated[str, AfterValidator(respell)]  # of a row, or of a cell as LABEL@SEED
+ArmLabel = Annotated[str, AfterValidator(label_in_present_spelling)]  # of a row, or of a cell as LABEL@SEED
 SchemaNumber = Annotated[int, AfterValidator(lambda read: SCHEMA)]  # what is read has the fields of this version
 
 

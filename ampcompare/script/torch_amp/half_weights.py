@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from torch.optim import swa_utils
 
 from ampcompare.apex.amp.scaler import LossScaler
-from ampcompare.backends.apex_levels import apex_level
+from ampcompare.backends.apex_levels import level_with_overrides
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError, PreparationError, ScalingError, UnsupportedCombination
 from ampcompare.base.location import message_with_line
@@ -81,7 +81,7 @@ class ApexScaling:
     steps_again = True
 
     def __init__(self, arm: Arm, device: str) -> None:
-        self._level = apex_level(arm.options)
+        self._level = level_with_overrides(arm.options)
         self._precision = make_precision(Arm.make("apex", **{**arm.options, "engine": "compat"}), device=device)
         self.steps_copies = self.keeps_masters = bool(self._level.master_weights)
         self.needs_scaler = self.steps_copies or self._level.loss_scale != 1.0

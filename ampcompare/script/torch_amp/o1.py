@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils import checkpoint
 
 from ampcompare.apex.amp.scaler import LossScaler
-from ampcompare.backends.apex_levels import apex_level
+from ampcompare.backends.apex_levels import level_with_overrides
 from ampcompare.backends.arm import Arm
 from ampcompare.base.patches import Points, Subscriptions
 from ampcompare.script.torch_amp.autocast_and_scaler import (
@@ -36,7 +36,7 @@ class O1BehindTorch(TorchAmpStandIn):
 
     def __init__(self, arm: Arm, calls_apex: Callable[[], bool] = lambda: False) -> None:
         super().__init__(calls_apex)
-        self._level = apex_level(arm.options)
+        self._level = level_with_overrides(arm.options)
         self._name = f"apex:{arm.options['opt_level']}"
         if (outputs := arm.options.get("cast_model_outputs")) is not None:
             self.outputs = getattr(torch, outputs)

@@ -48,7 +48,7 @@ def find_checkpoint(resume: str, own: Path) -> FoundCheckpoint | None:
     from ampcompare.checkpoints.store.folder import CheckpointFolder
 
     if resume == AUTO:
-        newest = CheckpointFolder(own).newest()
+        newest = CheckpointFolder(own).read_newest()
         return None if newest is None else FoundCheckpoint(*newest)
     path = Path(resume)
     if not path.is_dir():
@@ -58,7 +58,7 @@ def find_checkpoint(resume: str, own: Path) -> FoundCheckpoint | None:
         shown = ", ".join(map(str, saved[:MAX_NAMED])) + (", ..." if len(saved) > MAX_NAMED else "")
         raise CheckpointError(f"{path} holds checkpoints of {len(saved)} cells; name one of {shown}")
     for folder in (path, path / own.name, *saved):
-        newest = CheckpointFolder(folder).newest()
+        newest = CheckpointFolder(folder).read_newest()
         if newest is not None:
             return FoundCheckpoint(*newest)
     raise CheckpointError(
@@ -102,11 +102,11 @@ def validate_resume(
         notes.append(f"{size} processes then, {world_size} now: the random generators of all ranks are seeded again")
     trainer = state.get("trainer") or arm
     if arm != config.arm:
-        from ampcompare.checkpoints.convert.between_arms import into_arm
-        from ampcompare.checkpoints.reader.foreign import name_faults
+        from ampcompare.checkpoints.convert.between_arms import convert_state_to_arm
+        from ampcompare.checkpoints.reader.foreign import faults_named
 
-        with name_faults(path):
-            conversion = into_arm(state, config.arm)
+        with faults_named(path):
+            conversion = convert_state_to_arm(state, config.arm)
         state = conversion.state
         notes += [
             f"converted from {arm}",

@@ -11,7 +11,7 @@ from typing import Any
 from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.checkpoints.store.file import write_pickle, write_weights
 from ampcompare.checkpoints.store.folder import CheckpointFolder, copy_to_host
-from ampcompare.checkpoints.store.layout import apex_layout, weights_only
+from ampcompare.checkpoints.store.layout import flat_weights_for_safetensors, state_in_apex_layout
 from ampcompare.settings.config import SavingConfig
 
 APEX_FILE = "apex-layout.pt"
@@ -106,11 +106,11 @@ class Saver:
     def _write_exports(self, state: Mapping[str, Any], best: bool) -> None:
         """Write the same content in the formats of other programs, if asked for."""
         if self.config.apex_layout and "amp" in state:
-            write_pickle(self.folder / APEX_FILE, apex_layout(state))
+            write_pickle(self.folder / APEX_FILE, state_in_apex_layout(state))
         if self.config.weights_format == "safetensors":
             notes = {"arm": str(state["arm"]), "step": str(state["progress"]["step"])}
             for name in (WEIGHTS_FILE, *([BEST_WEIGHTS_FILE] if best else [])):
-                write_weights(self.folder / name, weights_only(state), notes)
+                write_weights(self.folder / name, flat_weights_for_safetensors(state), notes)
 
     def __enter__(self) -> Saver:
         return self

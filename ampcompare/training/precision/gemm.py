@@ -45,7 +45,7 @@ class FormatPlan:
     def __init__(self, arm: Arm) -> None:
         assert arm.roles is not None
         self._arm = arm
-        self._roundings = {role: ProductRounding.make(form) for role, form in arm.roles.formats.items()}
+        self._roundings = {role: ProductRounding.make(form) for role, form in arm.roles.linear_formats.items()}
         self._keep = str(arm.options.get("keep", LAST))
         rounding = self._roundings["fprop"]
         self.engine: TorchaoProducts | None = None

@@ -16,7 +16,7 @@ from ampcompare.base.processes import sandbox as module
 from ampcompare.base.processes import working_copy
 from ampcompare.base.processes.sandbox import Sandbox, WrittenFile, can_sandbox, open_sandbox
 
-ENTER = "from ampcompare.base.processes.overlay import enter_if_asked; enter_if_asked()\n"
+ENTER = "from ampcompare.base.processes.overlay import enter_sandbox_if_asked; enter_sandbox_if_asked()\n"
 
 
 @pytest.fixture(params=["overlays", "copies"])
@@ -161,7 +161,7 @@ import os, sys
 from ampcompare.base.processes import overlay
 mount_points = overlay._mount_points
 overlay._mount_points = lambda: mount_points() | {os.path.join(os.getcwd(), "gone"): "overlay", "/gone/merged": "ext4"}
-overlay.enter_if_asked()
+overlay.enter_sandbox_if_asked()
 open("checkpoint.pt", "w").write("x")
 """
 

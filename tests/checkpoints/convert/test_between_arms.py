@@ -7,7 +7,7 @@ import torch
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConversionError
-from ampcompare.checkpoints.convert.between_arms import into_arm
+from ampcompare.checkpoints.convert.between_arms import convert_state_to_arm
 
 SCALER = {"scale": 512.0, "growth_factor": 2.0, "backoff_factor": 0.5, "growth_interval": 2000, "_growth_tracker": 7}
 STATES: dict[str, dict[str, Any]] = {
@@ -52,7 +52,7 @@ def mtime_and_size(arm: str) -> dict[str, Any]:
 def test_every_arm_goes_on_from_every_other(source: str, target: str) -> None:
     """The precision state is of the target's kind alone; weights and state are fp32, and as exact as saved."""
     state = mtime_and_size(source)
-    result = into_arm(state, target)
+    result = convert_state_to_arm(state, target)
     (key,) = [key for key in ("amp", "scaler", "precision") if key in result.state]
     assert key == next(iter(STATES[target]))
     assert (Arm.parse(result.state["arm"]), result.state["engine"]) == (Arm.parse(target), None)
@@ -77,15 +77,15 @@ def test_every_arm_goes_on_from_every_other(source: str, target: str) -> None:
 def test_options_of_the_target_arm_stand() -> None:
     """A static scale, masters at O3, and a GradScaler's own factors are those of the arm that goes on."""
     state = mtime_and_size("apex:O2")
-    static = into_arm(state, "apex:O1,loss_scale=128").state["amp"]
+    static = convert_state_to_arm(state, "apex:O1,loss_scale=128").state["amp"]
     assert static == {"loss_scaler0": {"loss_scale": 128.0, "unskipped": 0}}
-    assert "weight" in into_arm(state, "apex:O3,master_weights=true").state["masters"]
-    scaler = into_arm(state, "native:fp16,growth_factor=4,growth_interval=100").state["scaler"]
+    assert "weight" in convert_state_to_arm(state, "apex:O3,master_weights=true").state["masters"]
+    scaler = convert_state_to_arm(state, "native:fp16,growth_factor=4,growth_interval=100").state["scaler"]
     assert (scaler["growth_factor"], scaler["growth_interval"], scaler["_growth_tracker"]) == (4.0, 100, 0)
-    assert into_arm(state, "half:loss_scale=8").state["precision"] == {"loss_scale": 8.0}
+    assert convert_state_to_arm(state, "half:loss_scale=8").state["precision"] == {"loss_scale": 8.0}
 
 
 def test_foreign_states_have_no_arm() -> None:
     """A script's checkpoint cannot be resumed by a run."""
     with pytest.raises(ConversionError, match="not a checkpoint that a run"):
-        into_arm({"model": {"weight": torch.ones(2)}}, "fp32")
+        convert_state_to_arm({"model": {"weight": torch.ones(2)}}, "fp32")

@@ -11,7 +11,7 @@ from ampcompare.apex.fp16_utils import BN_convert_float, DynamicLossScaler, FP16
 from ampcompare.apex.fp16_utils.loss_scaler import LossScaler
 from ampcompare.base.errors import ConversionError
 from ampcompare.checkpoints.convert.convert import convert_file, convert_state
-from ampcompare.checkpoints.convert.scalers import held_scale
+from ampcompare.checkpoints.convert.scalers import values_of_loss_scaler
 from ampcompare.checkpoints.inspect import inspect_file
 
 pytestmark = pytest.mark.filterwarnings("ignore::ampcompare.apex.DeprecatedFeatureWarning")
@@ -179,7 +179,7 @@ def test_the_scalers_that_came_before(tmp_path: Path) -> None:
     scaler = DynamicLossScaler(init_scale=64.0, scale_window=5)
     for overflow in (False, True, *[False] * 7):
         scaler.update_scale(overflow)
-    held = held_scale({"loss_scaler": vars(scaler)})
+    held = values_of_loss_scaler({"loss_scaler": vars(scaler)})
     assert (held.scale, held.clean, held.interval, held.least) == (64.0, 2, 5, 1.0)
     grad_scaler = convert_state(_with(vars(scaler)), "native").state["scaler"]
     native = torch.amp.GradScaler("cpu")
@@ -217,4 +217,4 @@ def test_another_scaler_says_what_to_do(tmp_path: Path) -> None:
     assert inspect_file(path).scales == []
     for scale in (0.0, float("nan"), True, None):
         with pytest.raises(ConversionError, match="not a usable loss scale"):
-            held_scale({"loss_scaler": {"_loss_scale": scale}})
+            values_of_loss_scaler({"loss_scaler": {"_loss_scale": scale}})

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 from ampcompare.base.errors import CheckpointError
 from ampcompare.checkpoints.reader import unpickler
-from ampcompare.checkpoints.reader.foreign import open_foreign
+from ampcompare.checkpoints.reader.foreign import open_checkpoint
 from ampcompare.checkpoints.reader.placeholders import NotPickled
 from ampcompare.checkpoints.store.file import write_checkpoint
 
@@ -75,7 +75,7 @@ def test_what_scripts_save_is_read_without_running_anything(
     path = tmp_path / "a.pt"
     saved = everything()
     torch.save(saved, path, _use_new_zipfile_serialization=as_archive, pickle_protocol=protocol)
-    contents = open_foreign(path)
+    contents = open_checkpoint(path)
     found, left_out, changed = contents.plain()
     assert (contents.format, contents.calls, left_out) == (format, [], [])
     for name, tensor in saved["model"].items():
@@ -103,7 +103,7 @@ def test_objects_are_named_by_place_and_left_out(tmp_path: Path, as_archive: boo
     net = torch.nn.Linear(2, 2)
     holder = {"epoch": 3, "net": [net], "hook": os.getcwd, "opt": collections.Counter("aab")}
     torch.save(holder, path, _use_new_zipfile_serialization=as_archive)
-    contents = open_foreign(path)
+    contents = open_checkpoint(path)
     found, left_out, changed = contents.plain()
     assert changed == ["net.0: torch.nn.modules.linear.Linear as its state dict"]
     assert left_out == [f"hook: {os.getcwd.__module__}.getcwd"]
@@ -145,7 +145,7 @@ def test_nothing_is_called(tmp_path: Path) -> None:
         for content in [data, *wrapped] if data.startswith(b"\x80") else wrapped:
             path.write_bytes(content)
             try:
-                contents = open_foreign(path)
+                contents = open_checkpoint(path)
             except CheckpointError:
                 assert kind == "getattr"  # what stands for a result cannot be called
             else:
@@ -167,7 +167,7 @@ def test_subclasses_of_list_and_dict_are_placeholders(tmp_path: Path) -> None:
     hub.own = row.own = 3  # type: ignore[attr-defined]
     for protocol in (2, 5):
         torch.save({"hub": hub, "row": row}, tmp_path / "a.pt", pickle_protocol=protocol)
-        contents = open_foreign(tmp_path / "a.pt")
+        contents = open_checkpoint(tmp_path / "a.pt")
         assert [place.partition(":")[0] for place in contents.plain()[1]] == ["hub", "row"]
         assert contents.plain()[0] == {"hub": None, "row": None}
 
@@ -181,7 +181,7 @@ def test_a_file_that_was_cut_is_refused(tmp_path: Path, as_archive: bool) -> Non
     for end in (len(whole) // 12, len(whole) // 2, len(whole) - 1):
         path.write_bytes(whole[:end])
         with pytest.raises(CheckpointError) as caught:
-            open_foreign(path).plain()
+            open_checkpoint(path).plain()
         assert "\n" not in str(caught.value)
 
 
@@ -197,12 +197,12 @@ def test_what_holds_itself_and_what_explodes(tmp_path: Path) -> None:
         deep = (deep,)
     path = tmp_path / "a.pt"
     path.write_bytes(pickle.dumps({"loop": loop, "laughs": laughs}))
-    contents = open_foreign(path)
+    contents = open_checkpoint(path)
     found, left_out, _ = contents.plain()
     assert (found["loop"], left_out) == ([1, None], ["loop.1: what it lies in, once more"])
     path.write_bytes(b"\x80\x02" + b")" + b"\x85" * 100_000 + b".")
     with pytest.raises(CheckpointError, match="nested deeper"):
-        open_foreign(path).plain()
+        open_checkpoint(path).plain()
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_broken_files_are_one_line(tmp_path: Path, content: bytes, says: str) ->
     path = tmp_path / "a.pt"
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match=says) as caught:
-        open_foreign(path)
+        open_checkpoint(path)
     assert "\n" not in str(caught.value)
 
 
@@ -229,8 +229,8 @@ def test_a_pickle_is_read_within_its_time(monkeypatch: pytest.MonkeyPatch) -> No
     """One that keeps the process busy ends with an error."""
     monkeypatch.setattr(unpickler, "MIN_SECONDS", 1)
     with pytest.raises(NotPickled, match="more time than its size explains"):
-        unpickler.require_bounded(lambda: time.sleep(60), 10)
-    unpickler.require_bounded(lambda: None, 10)
+        unpickler.require_bounded_unpickling(lambda: time.sleep(60), 10)
+    unpickler.require_bounded_unpickling(lambda: None, 10)
 
 
 def test_archives_of_other_kinds_are_refused(tmp_path: Path) -> None:
@@ -246,27 +246,27 @@ def test_archives_of_other_kinds_are_refused(tmp_path: Path) -> None:
                 archive.writestr(name, data)
         return path
 
-    assert torch.equal(open_foreign(rewritten({})).plain()[0]["a"], torch.ones(2))
+    assert torch.equal(open_checkpoint(rewritten({})).plain()[0]["a"], torch.ones(2))
     with pytest.raises(CheckpointError, match="TorchScript"):
-        open_foreign(rewritten({"a/constants.pkl": b""}))
+        open_checkpoint(rewritten({"a/constants.pkl": b""}))
     with pytest.raises(CheckpointError, match="is compressed"):
-        open_foreign(rewritten({}, zipfile.ZIP_DEFLATED))
+        open_checkpoint(rewritten({}, zipfile.ZIP_DEFLATED))
     with pytest.raises(CheckpointError, match="byte order"):
-        open_foreign(rewritten({"a/byteorder": b"big"}))
+        open_checkpoint(rewritten({"a/byteorder": b"big"}))
     with pytest.raises(CheckpointError, match="none that torch"):
-        open_foreign(rewritten({"b/data.pkl": b""}))
+        open_checkpoint(rewritten({"b/data.pkl": b""}))
     with pytest.raises(CheckpointError, match="reaches beyond"):
-        open_foreign(rewritten({"a/data/0": b"1"})).plain()
+        open_checkpoint(rewritten({"a/data/0": b"1"})).plain()
 
 
 def test_safetensors_and_ours(tmp_path: Path, make_state: Any) -> None:
     """Weights alone are read, and so is a checkpoint of ours, with its comment."""
     path = tmp_path / "a.safetensors"
     save_file({"weight": torch.ones(2)}, path)
-    contents = open_foreign(path)
+    contents = open_checkpoint(path)
     assert contents.format == "safetensors"
     assert torch.equal(contents.plain()[0]["weight"], torch.ones(2))
     write_checkpoint(path, make_state())
-    contents = open_foreign(path)
+    contents = open_checkpoint(path)
     assert contents.comment.startswith(b"ampcompare checkpoint 1")
     assert contents.calls == []

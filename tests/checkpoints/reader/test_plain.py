@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from ampcompare.base.errors import CheckpointError
-from ampcompare.checkpoints.reader.foreign import open_foreign
+from ampcompare.checkpoints.reader.foreign import open_checkpoint
 from ampcompare.checkpoints.reader.unpickler import QUANTIZED
 from ampcompare.cli import main
 
@@ -97,7 +97,7 @@ def same(one: Any, other: Any) -> bool:
 
 def written(value: Any, path: Path, **options: Any) -> Any:
     torch.save(value, path, **options)
-    return open_foreign(path).plain()
+    return open_checkpoint(path).plain()
 
 
 def loaded(value: Any) -> Any:
@@ -185,7 +185,7 @@ def test_quantized_and_8_bit_tensors_are_read(tmp_path: Path, as_archive: bool) 
     }  # fmt: skip
     torch.save({"model": {"w": torch.ones(2, 2), **held, **float8}}, tmp_path / "a.pt",
                _use_new_zipfile_serialization=as_archive)  # fmt: skip
-    value, left_out, changed = open_foreign(tmp_path / "a.pt").plain()
+    value, left_out, changed = open_checkpoint(tmp_path / "a.pt").plain()
     assert (left_out, changed) == ([], [])
     for name, tensor in held.items():
         assert torch.equal(value["model"][name].int_repr(), tensor.int_repr())
@@ -210,7 +210,7 @@ def test_a_changed_bit_is_in_the_part_that_has_it(tmp_path: Path) -> None:
         content[begin + 20] ^= 1
         (tmp_path / "b.pt").write_bytes(content)
         with pytest.raises(CheckpointError, match="is damaged") as caught:
-            open_foreign(tmp_path / "b.pt").plain()
+            open_checkpoint(tmp_path / "b.pt").plain()
         assert says in str(caught.value)
         assert "pickle" not in str(caught.value)
 
@@ -223,4 +223,4 @@ def test_an_archive_without_checksums_is_intact(tmp_path: Path) -> None:
         torch.save({"model": {"w": torch.arange(5.0)}}, path)
     finally:
         torch.serialization.set_crc32_options(True)
-    assert torch.equal(open_foreign(path).plain().value["model"]["w"], torch.arange(5.0))
+    assert torch.equal(open_checkpoint(path).plain().value["model"]["w"], torch.arange(5.0))

@@ -18,7 +18,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 from ampcompare.base.errors import CheckpointError, EnvironmentUnfit
 from ampcompare.checkpoints.store.file import read_checkpoint, verify_file, write_checkpoint, write_weights
-from ampcompare.checkpoints.store.layout import SCHEMA, apex_layout, weights_only
+from ampcompare.checkpoints.store.layout import SCHEMA, flat_weights_for_safetensors, state_in_apex_layout
 
 Make = Callable[..., dict[str, Any]]
 
@@ -155,7 +155,7 @@ def test_weights_alone_as_safetensors(tmp_path: Path, make_state: Make) -> None:
     state = make_state(1 / 3)
     state["model"]["tied"] = state["model"]["bias"]
     path = tmp_path / "weights.safetensors"
-    write_weights(path, weights_only(state), {"arm": "apex:O2"})
+    write_weights(path, flat_weights_for_safetensors(state), {"arm": "apex:O2"})
     weights = load_file(path)
     assert weights["weight"].dtype is torch.float32
     assert torch.equal(weights["weight"], state["masters"]["weight"])
@@ -165,12 +165,12 @@ def test_weights_alone_as_safetensors(tmp_path: Path, make_state: Make) -> None:
 def test_the_layout_of_a_legacy_script(make_state: Make) -> None:
     """It holds what such a script saves and nothing else, and needs the state of an Apex arm."""
     state = make_state()
-    legacy = apex_layout(state)
+    legacy = state_in_apex_layout(state)
     assert list(legacy) == ["model", "optimizer", "amp", "epoch", "best_prec1"]
     assert (legacy["epoch"], legacy["best_prec1"]) == (2, 50.0)
     del state["amp"]
     with pytest.raises(CheckpointError, match="convert it with --to apex"):
-        apex_layout(state)
+        state_in_apex_layout(state)
 
 
 def test_a_tensor_of_a_class_of_its_own_is_refused(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def _for_this_model(arm: str) -> str:
 FURTHER = {"fp32:tf32": False, "half:bf16,dynamic": True, "mmengine:fp16": True}
 # Contract arms, and whether the host must know at each update if gradients overflowed; others wait for nothing.
 DYNAMIC = {_for_this_model(arm.text): arm.skips_steps for spec in BUILT_IN.values() for arm in spec.contract} | FURTHER
-ARMS = [arm for arm in DYNAMIC if (library := Arm.parse(arm).spec.library) is None or not library.missing()]
+ARMS = [arm for arm in DYNAMIC if (library := Arm.parse(arm).spec.library) is None or not library.why_missing()]
 ONE_READ = {arm for arm, dynamic in DYNAMIC.items() if dynamic}
 # Further settings of a cell: name, arm, changes of the recipe, other settings.
 METHODS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ampcompare.apex.amp import _amp_state
 from ampcompare.base.errors import CheckpointError, EnvironmentUnfit
 from ampcompare.base.tensors.tree import first_difference
-from ampcompare.checkpoints.convert.between_arms import into_arm
+from ampcompare.checkpoints.convert.between_arms import convert_state_to_arm
 from ampcompare.checkpoints.inspect import inspect_file
 from ampcompare.checkpoints.store.file import write_checkpoint
 from ampcompare.results.records.evaluation import EpochResult
@@ -225,7 +225,7 @@ def test_moments_in_8_bits_are_converted_with_the_weights(tmp_path: Path) -> Non
     optimizer = {"name": "torchao.optim:AdamW8bit", "lr": 1e-2}
     recipe = {**WIDE, "optimizer": optimizer}
     first = Played(config("fp32", recipe=recipe), tmp_path / "a", stop=3)
-    conversion = into_arm({"schema": 1, **(first.end or {})}, "apex:O5,engine=compat")
+    conversion = convert_state_to_arm({"schema": 1, **(first.end or {})}, "apex:O5,engine=compat")
     write_checkpoint(checkpoint_of(tmp_path, 3), conversion.state)
     second = Played(config("apex:O5,engine=compat", recipe=recipe), tmp_path, resume=True)
     assert [step.step for step in second.steps] == [3]
@@ -287,7 +287,7 @@ def test_an_arm_that_never_scales_shows_no_loss_scale(tmp_path: Path) -> None:
     assert first.tally.final_loss_scale is not None
     second = Played(other, tmp_path / "a", resume=True)
     assert second.tally.final_loss_scale is None
-    conversion = into_arm({"schema": 1, **(first.end or {})}, "native:bf16")
+    conversion = convert_state_to_arm({"schema": 1, **(first.end or {})}, "native:bf16")
     assert conversion.state["parts"]["tally"]["final_loss_scale"] is None
     write_checkpoint(checkpoint_of(tmp_path / "b", 3), conversion.state)
     assert Played(config("native:bf16", recipe=SHORT), tmp_path / "b", resume=True).tally.final_loss_scale is None
@@ -297,7 +297,7 @@ def test_a_run_with_compensation_is_resumed_without(tmp_path: Path) -> None:
     """What Kahan's summation keeps has no place in another arm: the conversion names the loss, and the arm trains."""
     arm = "apex:O5,engine=compat"
     first = Played(config("half:bf16,kahan", recipe=SHORT), tmp_path / "a", stop=3)
-    conversion = into_arm({"schema": 1, **(first.end or {})}, arm)
+    conversion = convert_state_to_arm({"schema": 1, **(first.end or {})}, arm)
     assert any("compensation of" in line for line in conversion.lost)
     write_checkpoint(checkpoint_of(tmp_path / "b", 3), conversion.state)
     assert [step.step for step in Played(config(arm, recipe=SHORT), tmp_path / "b", resume=True).steps] == [3]

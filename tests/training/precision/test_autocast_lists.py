@@ -31,8 +31,8 @@ def types_in(precision: Precision) -> list[torch.dtype]:
 def test_an_arm_casts_as_cuda_does_or_as_the_cpu_does(arm: str) -> None:
     """Softmax and sums in fp32 and padding in 16 bits, or the other way round; and not outside of its blocks."""
     library = Arm.parse(arm).spec.library
-    if library is not None and library.missing():
-        pytest.skip(library.missing())
+    if library is not None and library.why_missing():
+        pytest.skip(library.why_missing())
     precision = make_precision(arm)
     half = precision.half_dtype
     assert half is not None

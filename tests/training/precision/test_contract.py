@@ -27,7 +27,7 @@ def _arms(keep: Callable[[BackendSpec, ContractArm], bool] = lambda spec, arm: T
     """The contract arms of every described backend, skipped with the line to type if a library is not installed."""
     parameters = []
     for spec in described_backends().values():
-        lacks = spec.library.missing() if spec.library is not None else ""
+        lacks = spec.library.why_missing() if spec.library is not None else ""
         mark = pytest.mark.skipif(bool(lacks), reason=lacks or "-")
         parameters += [pytest.param(arm.text, marks=mark) for arm in spec.contract if keep(spec, arm)]
     return parameters
@@ -371,8 +371,8 @@ def test_arguments_of_backward_are_explicit(name: str) -> None:
     """Every backend names `loss_id` and `delay_unscale`, so that a mistyped keyword is an error."""
     spec = BUILT_IN[name]
     arm = spec.contract[0].text if spec.contract else name
-    if spec.library is not None and spec.library.missing():
-        pytest.skip(spec.library.missing())
+    if spec.library is not None and spec.library.why_missing():
+        pytest.skip(spec.library.why_missing())
     parameters = inspect.signature(make_precision(arm).backward).parameters
     assert list(parameters) == ["loss", "optimizers", "loss_id", "delay_unscale"]
     assert all(parameters[key].kind is inspect.Parameter.KEYWORD_ONLY for key in ("loss_id", "delay_unscale"))

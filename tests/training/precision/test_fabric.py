@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ampcompare.backends.fabric import LIBRARY
 
-pytestmark = pytest.mark.skipif(bool(LIBRARY.missing()), reason=LIBRARY.missing())
+pytestmark = pytest.mark.skipif(bool(LIBRARY.why_missing()), reason=LIBRARY.why_missing())
 
 
 @pytest.mark.parametrize(

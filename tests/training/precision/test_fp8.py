@@ -12,7 +12,7 @@ from ampcompare.base.errors import BackendUnavailable, UnsupportedCombination
 from ampcompare.training.precision.base import make_precision
 from ampcompare.training.precision.cpu_half import EmulatedHalf
 
-LACKS = description.LIBRARY.missing()
+LACKS = description.LIBRARY.why_missing()
 needs_torchao = pytest.mark.skipif(bool(LACKS), reason=LACKS or "-")
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 

@@ -19,7 +19,7 @@ from ampcompare.training.precision.gemm import Gemm
 from ampcompare.training.precision.linear_products import ProductRounding
 
 E4M3 = torch.float8_e4m3fn
-LACKS = fp8_description.LIBRARY.missing()
+LACKS = fp8_description.LIBRARY.why_missing()
 needs_torchao = pytest.mark.skipif(bool(LACKS), reason=LACKS or "-")
 
 

@@ -24,8 +24,8 @@ def test_the_table_is_what_the_libraries_do(text: str) -> None:
     """On a CPU the ledger of each installed library shows what docs/backends.md says, or it refuses."""
     arm = Arm.parse(text)
     assert arm.spec.library is not None
-    if arm.spec.library.missing():
-        pytest.skip(arm.spec.library.missing())
+    if arm.spec.library.why_missing():
+        pytest.skip(arm.spec.library.why_missing())
     if text in GPU_ONLY:
         with pytest.raises(BackendUnavailable):
             make_precision(text)

@@ -140,12 +140,12 @@ def compare_roles(roles: Roles | None, ledger: Ledger) -> list[RoleComparison]:
     observed = {name: (text, remark) for name, text, remark in _observed_parts(ledger)}
     if without := _steps_without_declared_products(roles, ledger):
         text, remark = observed["forward products"]
-        observed["forward products"] = f"{text} (none in {roles.operands} in step {without[0]})", remark
+        observed["forward products"] = f"{text} (none in {roles.operand_type} in step {without[0]})", remark
     departing = _departing_parts(roles, ledger)
     rows = []
     for name, (declared, agrees) in _declared_parts(roles, ledger).items():
         text, remark = observed[name]
-        shown = text or ("none" if name in ("masters", "loss scale", *roles.formats) else "")
+        shown = text or ("none" if name in ("masters", "loss scale", *roles.linear_formats) else "")
         departs = agrees and name in departing
         if name == "state" and departs:
             remark = f"the optimizer's own; {remark}"
@@ -168,8 +168,8 @@ def _declared_parts(roles: Roles, ledger: Ledger) -> dict[str, tuple[str, bool]]
     return {
         "weights": (roles.weights, _fits_declared_type(roles.weights, ledger.of_groups("weights"), kept)),
         "masters": (roles.masters or "none", bool(ledger.of_groups("masters")) == has_masters or not held),
-        "forward products": (roles.operands, in_forward),
-        "backward products": (roles.operands, _has_products_in_declared_type(roles, ledger.backward, ledger)),
+        "forward products": (roles.operand_type, in_forward),
+        "backward products": (roles.operand_type, _has_products_in_declared_type(roles, ledger.backward, ledger)),
         "gradients": (roles.step, _fits_declared_type(roles.step, ledger.of_groups("gradients"), kept)),
         "accumulated gradients": (roles.gradients, _fits_declared_type(roles.gradients, ledger.accumulated, kept)),
         "reduction": (roles.reduction, _fits_declared_type(roles.reduction, ledger.reduced, kept)),
@@ -179,7 +179,7 @@ def _declared_parts(roles: Roles, ledger: Ledger) -> dict[str, tuple[str, bool]]
             _declared_scale_text(roles.loss_scale),
             (roles.loss_scale is None) == (_last_loss_scale(ledger) is None),
         ),
-        **{name: (str(form), _is_linear_in(name, str(form), ledger)) for name, form in roles.formats.items()},
+        **{name: (str(form), _is_linear_in(name, str(form), ledger)) for name, form in roles.linear_formats.items()},
     }
 
 
@@ -305,18 +305,20 @@ def _has_products_in_declared_type(roles: Roles, types: Mapping[str, float], led
     them, in their own.
     """
     found = {name for name in types if name in (*FLOATS, "fp8")}
-    if not found or roles.operands == "tf32":  # a switch of the device
+    if not found or roles.operand_type == "tf32":  # a switch of the device
         return True
-    if roles.operands == "fp8":
+    if roles.operand_type == "fp8":
         return "fp8" in found or ledger.emulated == "fp8"  # an emulation multiplies in fp32
-    if roles.operands == "fp32":
+    if roles.operand_type == "fp32":
         return found <= {"fp32", *ledger.frozen}
-    return found <= {roles.operands, "fp32", *ledger.frozen} and (roles.operands in found or _may_keep_all(roles))
+    return found <= {roles.operand_type, "fp32", *ledger.frozen} and (
+        roles.operand_type in found or _may_keep_all(roles)
+    )
 
 
 def _other_half_types(roles: Roles, types: Mapping[str, float]) -> list[str]:
     """Return the 16-bit types of products that are not the declared one."""
-    return [name for name in HALF if name in types and name != roles.operands and roles.operands in FLOATS]
+    return [name for name in HALF if name in types and name != roles.operand_type and roles.operand_type in FLOATS]
 
 
 def _is_all_skipped(ledger: Ledger) -> bool:
@@ -329,9 +331,9 @@ def _may_keep_all(roles: Roles) -> bool:
 
 def _steps_without_declared_products(roles: Roles | None, ledger: Ledger) -> list[int]:
     """Return the steps whose forward pass had products, but none in the declared type, while others had some."""
-    if roles is None or roles.operands not in HALF or _may_keep_all(roles):
+    if roles is None or roles.operand_type not in HALF or _may_keep_all(roles):
         return []
-    narrow = set(ledger.forward_steps.get(roles.operands, ()))
+    narrow = set(ledger.forward_steps.get(roles.operand_type, ()))
     everything = {step for steps in ledger.forward_steps.values() for step in steps}
     return sorted(everything - narrow) if narrow else []
 

@@ -35,8 +35,8 @@ def train(make_config: MakeConfig, tmp_path: Path) -> Callable[..., RunRecord]:
 
     def cell(arm: str, name: str = "cell", **saving: Any) -> RunRecord:
         library = Arm.parse(arm).spec.library
-        if library is not None and library.missing():
-            pytest.skip(library.missing())
+        if library is not None and library.why_missing():
+            pytest.skip(library.why_missing())
         folder = tmp_path / f"{name} {arm.replace(':', ' ')}"
         folder.mkdir(exist_ok=True)
         recipe = {"epochs": 2, "grad_accum_steps": 2, "clip_grad": 0.5, "ema_decay": 0.9}
