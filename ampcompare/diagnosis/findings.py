@@ -18,6 +18,8 @@ HARM = 0.5  # relative error from which a gradient or a loss is wrong rather tha
 HARM_IN_BF16 = 0.9  # whose three bits less make half of a gradient noise in a sound network of many layers
 UNDERFLOW = 0.1  # share of a wrong gradient that is zero in the arm alone, from which that is called the cause
 NEGLIGIBLE = 0.1  # of the largest gradient of a module: a smaller one may be what sums that cancel have left
+NO_EFFECT = 1e-3  # of it: in fp32 a smaller gradient is that of a weight without effect, as a bias before batch norm
+REDUCTIONS = ("mean", "sum")  # whose terms may cancel, as those of a loss whose exact value is zero
 AMPLIFIED = 1 / 8  # of the error of a function's result, from which its argument's rounding is the cause
 PERIODIC = ("sin", "cos", "tan")  # of positions, times and frequencies: what is wrong there is so in each step
 MIN_TURN = 0.25  # error of a periodic function; in sound networks, with random features or sines, a tenth of it
@@ -105,6 +107,9 @@ def _faults_of_step(facts: StepFacts) -> Iterator[Fault]:
     if broken:
         yield _gradient_overflow_fault(facts, broken)
         return
+    if (changed := _changed_gradients_fault(facts)) is not None:
+        yield changed
+        return
     update = next((one for one in facts.updates if one.nonfinite), None)
     if update is not None:
         yield Fault(
@@ -119,12 +124,40 @@ def _faults_of_step(facts: StepFacts) -> Iterator[Fault]:
     wrong = [(at, event) for at, event in gradients if _is_wrong(event, [one for _, one in gradients], harm)]
     if wrong:
         yield _inexact_fault(facts, wrong)
-    elif loss is not None and error_of(loss) > harm:
+    elif loss is not None and error_of(loss) > harm and not _is_cancelled(events, facts.step.loss or 0):
         yield _inexact_fault(facts, [(facts.step.loss or 0, loss)])
     elif (swallowed := _find_swallowed(events, harm)) is not None:
         yield _swallowed_overflow_fault(facts, *swallowed)
     elif (amplified := _find_amplified(events)) is not None:
         yield _inexact_fault(facts, [amplified])
+
+
+def _changed_gradients_fault(facts: StepFacts) -> Fault | None:
+    """Return the fault of gradients that are finite and not zero behind the backward pass, and else at the step."""
+    events = [one for one in facts.step.events if one.key[3] == "gradient" and not one.constant]
+    if not facts.updates or all(make_range(event.row).largest is None for event in events):
+        return None
+    broken = sum(one.nonfinite_gradient for one in facts.updates)
+    if not broken and any(one.moved for one in facts.updates):
+        return None
+    what = f"with {broken} elements that are not finite" if broken else "that are all zero"
+    squares = sum(event.errors[1] ** 2 for event in events if event.dtype is torch.float16 and event.errors is not None)
+    is_beyond = not broken and facts.scale == 1 and squares > FP16_LARGEST
+    beyond = f"; their squares add up to {squares:.3g}, which fp16 cannot hold" if is_beyond else ""
+    return Fault(
+        kind="update",
+        place=Place(module="", operation="optimizer step", phase="weight"),
+        step=facts.index,
+        text=f"the optimizer gets gradients {what}, and the backward pass has left others: what runs between the two, "
+        f"such as clipping or unscaling, has changed them{beyond}",
+    )
+
+
+def _is_cancelled(events: Sequence[Event], at: int) -> bool:
+    """Return whether a result is wrong since terms that are right cancel each other in a sum: its exact value is zero
+    up to the rounding of the terms, as that of a policy's loss is."""
+    origin = _error_origin(events, at)
+    return events[origin].key[1] in REDUCTIONS and events[origin].dtype not in HALF  # which would round the sum itself
 
 
 def _find_amplified(events: Sequence[Event]) -> tuple[int, Event] | None:
@@ -288,8 +321,11 @@ def _inexact_fault(facts: StepFacts, wrong: Sequence[tuple[int, Event]]) -> Faul
             text += f", and the gradient of {name} {_distance_text(worst)}"
     elif rounded is not None:
         rounding = rough_percent(error_of(events[rounded]))
+        how = (
+            f"rounds its result by {rounding}" if events[rounded].dtype in HALF else f"differs from fp32 by {rounding}"
+        )
         text = (
-            f"{place_of(events[rounded].key).name} rounds its result by {rounding} % of its size, "
+            f"{place_of(events[rounded].key).name} {how} % of its size, "
             f"which {first} amplifies: {name} {_distance_text(worst)}"
         )
         origin = rounded
@@ -367,7 +403,9 @@ def _is_wrong(event: Event, gradients: Sequence[Event], harm: float) -> bool:
     if event.constant or event.errors is None or error_of(event) <= harm:
         return False
     sizes = [_rms(one, 1) for one in gradients if one.key[0] == event.key[0] and one.errors is not None]
-    return not _rms(event, 0) <= HARM * NEGLIGIBLE * max(sizes, default=0.0)
+    largest = max(sizes, default=0.0)
+    share = 1.0 if _rms(event, 1) <= NO_EFFECT * largest else NEGLIGIBLE
+    return not _rms(event, 0) <= HARM * share * largest
 
 
 def _rms(event: Event, norm: int) -> float:

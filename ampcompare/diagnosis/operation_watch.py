@@ -62,6 +62,7 @@ CONSTANT = frozenset(
 # They use a number of the code as an element of the result's type would be used.
 WITH_NUMBER = frozenset(("add", "sub", "rsub", "mul", "clamp", "clamp_min", "clamp_max"))
 FP16_ZERO, FP16_LARGEST = 2.0**-25, 65504.0  # what is not above the first is rounded to zero
+MAX_UNSEEN = 2**20  # elements of a tensor that is followed before the first step
 OWN_RUNS = 2  # of a place: what an operation itself rounds hardly changes from step to step
 # Their backward pass reads a workspace whose layout depends on the type: with one of another type it corrupts memory.
 OPAQUE = ("mkldnn_rnn", "_cudnn_rnn", "miopen_rnn", "cudnn_batch_norm", "miopen_batch_norm")
@@ -110,13 +111,18 @@ class Step:
 
 
 class OperationWatch(TorchDispatchMode):
-    """Counts the results of each operation while it is entered and not paused."""
+    """Counts the results of each operation while it is entered and not paused.
+
+    Attributes:
+        follows_unseen: while it is paused it keeps the wide results, so that what was cast then, as a table before the
+            first step, has one.
+    """
 
     def __init__(self, sites: Sites, reference: Fp32Reference | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.sites = sites
         self.reference = reference
-        self.is_paused = False
+        self.is_paused = self.follows_unseen = False
         self._step = Step()
         self._producer: dict[int, int] = {}  # storage of a floating result -> its place in the step's list
         self._decided: dict[int, frozenset[int]] = {}  # storage of whole numbers or booleans -> places behind them
@@ -186,9 +192,9 @@ class OperationWatch(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if self.is_paused:
-            return func(*args, **(kwargs or {}))
         kwargs = dict(kwargs or {})
+        if self.is_paused:
+            return self._run_unseen(func, tuple(args), kwargs) if self.follows_unseen else func(*args, **kwargs)
         module, where, phase = self.sites.here()
         if func.is_view:
             return func(*args, **kwargs)
@@ -208,6 +214,27 @@ class OperationWatch(TorchDispatchMode):
         with torch._C.DisableTorchFunction(), torch._C._DisableAutocast(), torch._C._DisableTorchDispatch():
             number = _constant_beyond_fp16(args) if key[1] in WITH_NUMBER else 0.0
             self._record(key, given, output, exact, own, {id(one) for one in written}, decided, number)
+        return output
+
+    def _run_unseen(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run an operation and keep no more than its wide results."""
+        reference = self.reference
+        given = [value for value in _tensors(args) + _tensors(kwargs) if value.is_floating_point()]
+        if reference is None or func.is_view or not (kwargs.get("dtype") in HALF or reference.concerns(given)):
+            return func(*args, **kwargs)
+        with no_modes():
+            written = written_arguments(func, args, kwargs)
+            exact = None
+            if all(tensor.numel() <= MAX_UNSEEN for tensor in given):
+                exact, _ = self._wide_results(func, ("", _operation(func), "", "forward"), args, kwargs, given, written)
+            if exact is None:
+                reference.forget(written)
+        output = func(*args, **kwargs)
+        with no_modes():
+            written_ids = {id(one) for one in written}
+            for result, wide in zip(_floating(output), _floating(exact), strict=False):
+                if id(result) not in written_ids and result.shape == wide.shape:
+                    reference.keep(result, wide)
         return output
 
     def _behind(self, tensors: Iterable[Tensor]) -> frozenset[int]:

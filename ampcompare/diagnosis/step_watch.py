@@ -117,6 +117,8 @@ class StepWatch(StepObserver):
         named: list[tuple[Key, Tensor]] = []
         stepped = self.updates.stepped_params
         unused: set[Key] = set()
+        if phase == "weight" and self._reference is not None:  # it begins from the weights of the arm
+            self._reference.forget(param for _, param in self.sites.parameters(model))
         for name, param in self.sites.parameters(model):
             tensor = param if phase == "weight" else param.grad
             self.observation.device_type = param.device.type
@@ -149,7 +151,7 @@ class UpdateCounter:
     def __init__(self, named: Callable[[], Iterable[tuple[str, nn.Parameter]]]) -> None:
         self._named = named
         self._names: dict[int, dict[int, str]] = {}  # of parameters, by optimizer
-        self._before: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._before: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
         self._counts: list[tuple[str, str, float | None, Tensor]] = []
 
     @property
@@ -164,13 +166,23 @@ class UpdateCounter:
             return []
         rows = torch.stack([row for *_, row in counts]).tolist()
         return [
-            LostUpdates(parameter=name, dtype=dtype, moved=moved, lost=lost, nonfinite=broken, eps=eps)
-            for (name, dtype, eps, _), (moved, lost, broken) in zip(counts, rows, strict=True)
+            LostUpdates(
+                parameter=name,
+                dtype=dtype,
+                moved=row[0],
+                lost=row[1],
+                nonfinite=row[2],
+                nonfinite_gradient=row[3],
+                eps=eps,
+            )
+            for (name, dtype, eps, _), row in zip(counts, rows, strict=True)
         ]
 
     def before_step(self, optimizer: Optimizer, *_arguments: Any) -> None:
         with no_modes():
-            self._before = [(one, one.detach().clone(), grad != 0) for one, grad in moving_params(optimizer)]
+            self._before = [
+                (one, one.detach().clone(), grad != 0, _count_nonfinite(grad)) for one, grad in moving_params(optimizer)
+            ]
 
     def after_step(self, optimizer: Optimizer, *_arguments: Any) -> None:
         """Count what the step has changed, and what not."""
@@ -179,11 +191,10 @@ class UpdateCounter:
         names = self._names.get(id(optimizer), {})
         eps = _eps_without_value(optimizer)
         with no_modes():
-            for param, before, moved in self._before:
+            for param, before, moved, broken in self._before:
                 name = names.get(id(param), "?")
-                self._counts.append(
-                    (name, dtype_name(param.dtype), eps.get(id(param)), _count_lost(param, before, moved))
-                )
+                counts = torch.stack([*_count_lost(param, before, moved), broken])
+                self._counts.append((name, dtype_name(param.dtype), eps.get(id(param)), counts))
         self._before = []
 
     def _names_for(self, optimizer: Optimizer) -> dict[int, str]:
@@ -224,8 +235,11 @@ def _eps_without_value(optimizer: Optimizer) -> dict[int, float]:
     return found
 
 
-def _count_lost(param: Tensor, before: Tensor, moved: Tensor) -> Tensor:
-    """Return how many elements should have moved, how many of them stayed, and how many are not finite, (3,)."""
+def _count_lost(param: Tensor, before: Tensor, moved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return how many elements should have moved, how many of them stayed, and how many are not finite."""
     lost = torch.count_nonzero((param == before).logical_and_(moved))
-    broken = param.numel() - torch.count_nonzero(torch.isfinite(param))
-    return torch.stack([torch.count_nonzero(moved), lost, broken])
+    return torch.count_nonzero(moved), lost, _count_nonfinite(param)
+
+
+def _count_nonfinite(tensor: Tensor) -> Tensor:
+    return tensor.numel() - torch.count_nonzero(torch.isfinite(tensor))

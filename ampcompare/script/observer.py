@@ -51,6 +51,7 @@ class ScriptObserver:
         ):
             self._events.at_end(handle.remove)
         self._watch.open()
+        self._watch.operations.follows_unseen = self._watch.is_watched
         self._set()
         if hasattr(os, "register_at_fork"):  # where processes can be forked
             os.register_at_fork(after_in_child=self._go_elsewhere)
@@ -63,6 +64,7 @@ class ScriptObserver:
     def _go_elsewhere(self) -> None:
         """See nothing in a process that the script has forked, such as a worker of a loader."""
         self._is_elsewhere = True
+        self._watch.operations.follows_unseen = False
         self._set()
 
     def _set(self) -> None:
@@ -77,6 +79,7 @@ class ScriptObserver:
     def _begin(self) -> None:
         if not self._begun:
             self._begun = True
+            self._watch.operations.follows_unseen = False
             self._resume_watch()
 
     def _resume_watch(self) -> None:

@@ -335,3 +335,57 @@ def test_a_checkpointed_block_has_its_places_in_both_passes() -> None:
     found = ampcompare.diagnose(network.loop, arm=network.arm, steps=2, cures=False, device="cpu")
     passes = {one.place.phase for one in found.places if one.place.module == "blocks.0.0"}
     assert passes == {"forward", "backward"}
+
+
+def _clip_in_own_type(model: nn.Module) -> None:
+    """Clip as scripts do by hand: the squares of the gradients add up in their own type."""
+    grads = [param.grad for param in model.parameters() if param.grad is not None]
+    norm = torch.stack([grad.pow(2).sum() for grad in grads]).sum().sqrt()
+    for grad in grads:
+        grad.mul_((1 / (norm + 1e-6)).clamp(max=1.0))
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_gradients_that_change_behind_the_backward_pass_are_named(is_broken: bool) -> None:
+    """A norm that overflows in fp16 makes them all zero, and a finite loss stands still; a NaN spreads."""
+    models: list[nn.Module] = []
+
+    def loss(model: Any, step: int) -> torch.Tensor:
+        return (model(torch.ones(4, 16)).float() - 300).square().mean()
+
+    def make() -> nn.Module:
+        models.append(nn.Linear(16, 4))
+        return models[-1]
+
+    def clip(*_: Any) -> None:
+        if is_broken:
+            models[-1].weight.grad.fill_(torch.nan)  # type: ignore[union-attr]
+        else:
+            _clip_in_own_type(models[-1])
+
+    found = ampcompare.diagnose(loop_of(make, loss, after_backward=clip), arm="half:fp16", device="cpu", steps=4)
+    (fault,) = found.faults
+    assert fault.kind == "update"
+    assert ("64 elements that are not finite" if is_broken else "gradients that are all zero") in fault.text
+    assert ("which fp16 cannot hold" in fault.text) != is_broken
+
+
+def test_sums_whose_terms_cancel_are_no_fault() -> None:
+    """A bias in front of a batch norm has a gradient of zero, and a policy's loss is zero at its own policy."""
+
+    def norm_of(model: Any, step: int) -> torch.Tensor:
+        return model(0.3 * torch.randn(64, 8) + 1).float().logsumexp(-1).mean()
+
+    def policy_of(model: Any, step: int) -> torch.Tensor:
+        chosen = model(torch.randn(64, 8)).log_softmax(-1)[:, 0].float()
+        gain = torch.randn(64)
+        ratio = (chosen - chosen.detach() + torch.linspace(-1, 1, 64) / 512).exp()
+        return -(ratio * (gain - gain.mean())).mean()
+
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 4))
+
+    for loss in (norm_of, policy_of):
+        torch.manual_seed(0)
+        found = ampcompare.diagnose(loop_of(make, loss), arm="half:bf16,masters=fp32", device="cpu", steps=4)
+        assert found.faults == []

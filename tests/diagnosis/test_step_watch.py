@@ -1,5 +1,6 @@
 """Which gradients of a step count, those that its optimizers use, and lines that run in fp32."""
 
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,9 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ampcompare.diagnosis.findings import find_faults
+from ampcompare.diagnosis.findings import find_faults, reason_of
 from ampcompare.diagnosis.fp32_lines import run_lines_in_fp32
+from ampcompare.diagnosis.fp32_reference import Fp32Reference
 from ampcompare.diagnosis.observation import Observation
+from ampcompare.diagnosis.operation_watch import OperationWatch
 from ampcompare.diagnosis.profiling.marks import PhaseMarks
 from ampcompare.diagnosis.sites import HIDDEN, PACKAGE, Sites, calling_line
 from ampcompare.diagnosis.step_watch import StepWatch
@@ -109,3 +112,20 @@ def test_what_is_hidden_is_there() -> None:
     own = [Path(path) for path in HIDDEN if path.startswith(PACKAGE)]
     assert own
     assert all(path.exists() for path in own)
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_a_table_that_is_cast_before_the_first_step_is_known_in_fp32(follows: bool) -> None:
+    """What its rounding has made zero is zero in the arm alone, as of a noise schedule that begins near 1."""
+    operations = OperationWatch(Sites(), Fp32Reference())
+    schedule = torch.tensor([1 - 1e-4, 0.5])
+    with operations:
+        operations.is_paused, operations.follows_unseen = True, follows
+        table = schedule.bfloat16()
+        operations.is_paused = False
+        torch.ones(2) / (1 - table)
+    events = operations.drain().events
+    (division,) = [at for at, event in enumerate(events) if event.key[1] == "div"]
+    reason = reason_of(events, division)
+    assert ("50 % of the results of rsub" in reason.text) if follows and reason else reason is None
+    assert math.isfinite(events[division].errors[1]) == follows

@@ -92,6 +92,9 @@ class LostUpdates(FrozenRecord):
     moved: int
     lost: int
     nonfinite: int = 0
+    nonfinite_gradient: int = Field(
+        0, description="elements of the gradient that were not finite when the optimizer got it"
+    )
     eps: Number | None = Field(None, description="of the optimizer, if it is zero in the type of the weight")
 
 

@@ -722,6 +722,7 @@ class PlainScript:
             return run
 
         self._stepping = True  # a step that an arm has replaced, or one around another, comes here again
+        before = 0 if self._rows is None else self._rows.num_steps
         try:
             if _closure_in(args, kwargs) is None:
                 with self.casting.off():
@@ -735,7 +736,8 @@ class PlainScript:
             if not self._has_loss and self._loss is not None:
                 self._record(self._loss.detach().mean())
             self._has_loss, self._loss = False, None
-            self._rows.add_step(self._rows.number(optimizer)[0], True)
+            if self._rows.num_steps == before:  # else noted with a scaled loss that reaches no weight
+                self._rows.add_step(self._rows.number(optimizer)[0], True)
         return result
 
 

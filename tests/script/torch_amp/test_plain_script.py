@@ -14,6 +14,8 @@ from torch.func import functional_call, stack_module_state, vmap
 from torch.utils.checkpoint import checkpoint
 
 from ampcompare.base.errors import PreparationError, ScalingError, UnsupportedCombination
+from ampcompare.script.recording import recorder as recording
+from ampcompare.script.recording.scaled_steps import record_steps
 from ampcompare.training.precision.base import owned_params
 from tests.covering import covering
 from tests.script.small_script import batch, network, two_networks
@@ -736,3 +738,25 @@ def test_optimizers_may_step_in_a_backward_pass(behind: Any, arm: str) -> None:
         return [param.detach().float() for param in model.parameters()]
 
     assert_as_in_fp32(behind, arm, trained, rtol=0.02, atol=2e-3)
+
+
+@pytest.mark.parametrize("arm", ["native:fp16", "apex:O1", "apex:O2"])
+def test_a_loss_that_reaches_no_weight_is_one_step(behind: Any, arm: str) -> None:
+    """As of a batch without targets: it has a gradient of its own, and the optimizer none."""
+    recorder = recording.Recorder(None, {})
+    recorded: list[dict[str, Any]] = []
+    recorder.after_row(recorded.append)
+    rows = recording.Rows(recorder)
+    behind(arm, rows)
+    record_steps(rows, amp=False)
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    for step in range(6):
+        optimizer.zero_grad()
+        empty = torch.zeros((), requires_grad=True)
+        loss = empty if step % 3 == 1 else model(torch.ones(3, 4)).float().square().mean()
+        loss.backward()
+        optimizer.step()
+    recorder.close(0, None)
+    kinds = [row["kind"] for row in recorded if row["kind"] in ("backward", "step")]
+    assert kinds == ["backward", "step"] * 6
