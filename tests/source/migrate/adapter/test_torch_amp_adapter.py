@@ -70,20 +70,14 @@ def test_trains_as_the_engine_at_every_level(forked_python: Any, tmp_path: Path,
 
 
 @pytest.mark.integration
-def test_trains_as_the_engine_where_torch_keeps_casts_without_gradients(forked_python: Any, tmp_path: Path) -> None:
-    """Grad modes switch the cache of casts off and on, and leave it as it was, as torch until 2.1 at least needs it.
-
-    A checkpoint runs `no_grad` for each tensor that it keeps, at a moment at which gradients are off anyway.
-    """
-    asks = "is_old = not F.linear(weight.detach(), weight).requires_grad"
-    assert asks in adapter_text()
+def test_grad_modes_leave_the_cache_of_casts_as_it_was(forked_python: Any, tmp_path: Path) -> None:
+    """A checkpoint runs `no_grad` for each tensor that it keeps, at a moment at which gradients are off anyway."""
     begin = "    inputs = x.clone().requires_grad_()\n    for"
     text = SCRIPT.read_text()
     assert text.count(begin) == 1
     modes = "    torch.set_grad_enabled(False)\n    net(x)\n    torch.set_grad_enabled(True)\n"
     text = text.replace(begin, f"{modes}    with torch.no_grad():\n        net(x)\n{begin}")
-    old = adapter_text().replace(asks, "is_old = True")
-    _compare(forked_python, tmp_path, text, "O1", "recomputed", adapter=old)
+    _compare(forked_python, tmp_path, text, "O1", "recomputed")
 
 
 HEAD = """import torch
@@ -111,6 +105,51 @@ def test_reads_the_states_of_apex_and_of_a_grad_scaler(forked_python: Any, tmp_p
         "                         'growth_interval': 2000, '_growth_tracker': 3})\n"
         "    assert amp.state_dict()['loss_scaler0'] == {'loss_scale': 8.0, 'unskipped': 3}\n"
         "    amp.load_state_dict({})\n"
+    )
+    _compare(forked_python, tmp_path, text)
+
+
+LOADED = "net.load_state_dict({key: torch.full_like(one, k) for key, one in net.state_dict().items()})"
+FILLED = "for each in net.parameters(): each.data.fill_(k)"
+PUT_IN = "for each in net.parameters(): each.data = torch.full_like(each, k)"
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("change", "mode"),
+    [
+        (LOADED, "torch.no_grad()"),
+        (LOADED, "torch.enable_grad()"),
+        (FILLED, "torch.no_grad()"),
+        (PUT_IN, "torch.inference_mode()"),
+    ],
+)
+def test_evaluations_see_the_weights_of_their_time(forked_python: Any, tmp_path: Path, change: str, mode: str) -> None:
+    """Those of checkpoints that are loaded, or averages that are swapped in, with no step between them."""
+    text = HEAD + (
+        "net, optimizer = amp.initialize(net, optimizer, verbosity=0)\n"
+        "net(x).sum().item()\n"
+        "for k in (1, 2, 3):\n"
+        f"    with torch.no_grad():\n        {change}\n"
+        f"    with {mode}:\n        print(net(torch.ones_like(x))[0, 0].item())\n"
+    )
+    (tmp_path / f"{ADAPTER}.py").write_text(adapter_text())
+    (tmp_path / "train.py").write_text(adapt_text(text).text)
+    _, lines = _run(forked_python, tmp_path)
+    assert [float(line) for line in lines[-3:]] == [(8 * k + k) * 8 * k + k for k in (1, 2, 3)]
+
+
+@pytest.mark.integration
+def test_inputs_with_gradients_are_read_as_they_are(forked_python: Any, tmp_path: Path) -> None:
+    """As adversarial examples, which change in place from pass to pass."""
+    text = HEAD + (
+        "net, optimizer = amp.initialize(net, optimizer, verbosity=0)\n"
+        "adverse = x.clone().requires_grad_()\n"
+        "for _ in range(3):\n"
+        "    loss = nn.functional.cross_entropy(net(adverse), y)\n"
+        "    (grad,) = torch.autograd.grad(loss, adverse)\n"
+        "    adverse.data.add_(0.5 * grad.sign())\n"
+        "    print(loss.item(), grad.abs().sum().item())\n"
     )
     _compare(forked_python, tmp_path, text)
 
