@@ -63,7 +63,7 @@ def compare_runs(
         _compare_steps(original, rewritten),
         _compare_weights(original, rewritten, apart),
     ]
-    compared += _compare_types(original, rewritten)
+    compared += [*_compare_types(original, rewritten), *_compare_evaluations(original, rewritten)]
     # Different whatever roundings do: gradients that are not unscaled, no autocast.
     beyond = [_gradient_difference_text(original, rewritten), _precision_difference_text(original, rewritten)]
     beyond += _other_settings(original, rewritten)
@@ -182,6 +182,22 @@ def _compare_types(original: Run, rewritten: Run) -> list[tuple[str, str]]:
                 found.append((verdict, f"types: {verdict}; {what} is {second}, not {first}, at the {number}. call"))
                 break
     return found
+
+
+def _compare_evaluations(original: Run, rewritten: Run) -> list[tuple[str, str]]:
+    """Return where an evaluation has other values, as one of weights that another script had at another time.
+
+    Where losses have parted, so have evaluations.
+    """
+    if _first_above(_differences(original, rewritten), ROUNDING) is not None:
+        return []
+    pairs = zip(original.evaluation_norms, rewritten.evaluation_norms, strict=False)
+    for number, (first, second) in enumerate(pairs, 1):
+        if _difference(first, second) > OF_LENGTH:
+            what = "the norm of what a model returns without gradients"
+            text = f"evaluations: {DIFFERENT}; {what} is {second:.3g}, not {first:.3g}, at the {number}. call"
+            return [(DIFFERENT, text)]
+    return []
 
 
 def _compare_losses(original: Run, rewritten: Run) -> tuple[str, str]:

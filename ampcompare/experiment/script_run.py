@@ -33,6 +33,7 @@ class Run:
         plain_steps: how often an optimizer stepped, whether or not a loss was scaled.
         initialize: what became of `amp.initialize`: "called", "disabled" or "".
         evaluations: the types of what models returned without gradients.
+        evaluation_norms: the norms of that.
         reads: the types in which values came to the host by `cpu()`.
         halves: the 16-bit types of what losses were computed from.
         policy: the factors by which a dynamic loss scale grows and backs off, and its interval; empty for a static one.
@@ -61,6 +62,7 @@ class Run:
     plain_steps: int = 0
     initialize: str = ""
     evaluations: tuple[str, ...] = ()
+    evaluation_norms: tuple[float, ...] = ()
     reads: tuple[str, ...] = ()
     halves: tuple[str, ...] = ()
     policy: tuple[float, ...] = ()
@@ -125,6 +127,7 @@ def _read_trace(folder: Path) -> Run:
         plain_steps=trace["plain_steps"],
         initialize=trace["initialize"],
         evaluations=tuple(trace["evaluations"]),
+        evaluation_norms=tuple(trace["evaluation_norms"]),
         reads=tuple(trace["reads"]),
         halves=tuple(trace["halves"]),
         policy=tuple(trace["policy"]),

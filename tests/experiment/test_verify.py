@@ -540,6 +540,26 @@ def test_an_evaluation_in_fewer_bits_is_different(
     assert compare_runs(*runs)[0] == verdict
 
 
+@pytest.mark.parametrize(
+    ("norms", "losses", "verdict"),
+    [
+        ((5.0, 10.05), (1.0, 0.5), EQUAL),
+        ((5.0, 5.0), (1.0, 0.5), DIFFERENT),
+        ((5.0, float("nan")), (1.0, 0.5), DIFFERENT),
+        ((5.0, 5.0), (1.0, 0.4), DIFFERENT),  # by its losses
+    ],
+)
+def test_an_evaluation_of_other_values_is_different(
+    norms: tuple[float, ...], losses: tuple[float, ...], verdict: str
+) -> None:
+    """As one with the weights of an earlier checkpoint, of which losses tell nothing."""
+    before = dataclasses.replace(RUN, evaluation_norms=(5.0, 10.0))
+    found, lines = compare_runs(before, dataclasses.replace(before, evaluation_norms=norms, losses=list(losses)))
+    assert found == verdict
+    is_named = any("model returns without gradients" in line for line in lines)
+    assert is_named == (verdict == DIFFERENT and losses == (1.0, 0.5))
+
+
 def test_another_scale_is_different_where_each_step_has_one_pass() -> None:
     """Apex moves a scale at each pass of a step, a GradScaler once."""
     other = dataclasses.replace(RUN, scales=[65536.0, 32768.0])

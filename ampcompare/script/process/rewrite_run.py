@@ -225,6 +225,7 @@ class _Trace:
         self._plain_steps = 0
         self._depth = 0  # of calls of modules
         self._evaluations: list[str] = []
+        self._evaluation_norms: list[float] = []
         self._reads: list[str] = []
         self._digests: dict[int, list[list[str]]] = {}
         self._norms: dict[int, list[float | None]] = {}
@@ -306,7 +307,7 @@ class _Trace:
         torch.Tensor.cpu = read  # type: ignore[method-assign, assignment]
 
     def _forward(self, inner: Any, module: Any, *args: Any, **options: Any) -> Any:
-        """Note the type of what a model returns in an evaluation."""
+        """Note the type and the norm of what a model returns in an evaluation."""
         import torch
 
         self._depth += 1
@@ -318,7 +319,17 @@ class _Trace:
             found = result[0] if isinstance(result, (list, tuple)) and result else result
             if isinstance(found, torch.Tensor) and found.is_floating_point():
                 self._evaluations.append(str(found.dtype).removeprefix("torch."))
+                self._evaluation_norms.append(self._norm_of(found))
         return result
+
+    def _norm_of(self, tensor: Any) -> float:
+        """Return the norm of a tensor in fp64, by functions that no casts of O1 reach."""
+        import numpy
+
+        self._is_noting = True
+        values = tensor.detach().float().cpu().numpy()
+        self._is_noting = False
+        return float(numpy.linalg.norm(values.astype(numpy.float64)))
 
     def _note_step(self, number: int) -> None:
         assert self._rows is not None
@@ -382,6 +393,7 @@ class _Trace:
             "plain_steps": self._plain_steps,
             "initialize": _state_of_amp(),
             "evaluations": self._evaluations,
+            "evaluation_norms": self._evaluation_norms,
             "reads": self._reads,
             "files": files_with_apex(script),
             "digests": self._digests,
