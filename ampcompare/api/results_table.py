@@ -7,7 +7,7 @@ from ampcompare.base.errors import ConfigError, require_one_of
 from ampcompare.experiment.reload_report import load_records
 from ampcompare.results.analysis.against import AgainstResult, judge_new, table_of_records
 from ampcompare.results.analysis.inference.terms import Preference, Terms
-from ampcompare.results.analysis.results_table import Better, ResultsTable, judge, read_table
+from ampcompare.results.analysis.results_table import Better, ResultsTable, judge_arms, read_table
 from ampcompare.results.records.comparison import Comparison
 
 
@@ -42,7 +42,7 @@ def judge_table(
     """
     require_one_of((None, *get_args(Better)), "better", better)
     results = read_table(Path(table) if isinstance(table, str) else table, metric=metric, better=better)
-    return judge(results, reference=reference, sd=sd, terms=Terms(margin, time_margin / 100, objective))
+    return judge_arms(results, reference=reference, sd=sd, terms=Terms(margin, time_margin / 100, objective))
 
 
 def judge_against(

@@ -42,6 +42,6 @@ def command(script: list[str] | None, steps: int | None, seed: int, output: str)
     require_torch()
     with leave_at_signals():
         envelope = find_floor(script_config(script), seed=seed, steps=steps, say=note)
-    write_atomically(Path(output), envelope.text())
+    write_atomically(Path(output), envelope.to_json())
     click.echo(f"floor: {output}; judge other steps by it: ampcompare judge STEPS --against {output}")
     return 0

@@ -12,7 +12,7 @@ from ampcompare.diagnosis.laws import HIGH
 from ampcompare.diagnosis.observation import Observation, StepFacts, error_of, own_error_of, place_of
 from ampcompare.diagnosis.operation_watch import FP16_LARGEST, FP16_ZERO, Event
 from ampcompare.diagnosis.ranges import HALF, counts_of, make_range
-from ampcompare.results.records.diagnosis import Fault, FaultKind, Place, Range
+from ampcompare.results.records.diagnosis import Fault, FaultKind, MagnitudeRange, OperationPlace
 
 HARM = 0.5  # relative error from which a gradient or a loss is wrong rather than inexact
 HARM_IN_BF16 = 0.9  # whose three bits less make half of a gradient noise in a sound network of many layers
@@ -114,7 +114,9 @@ def _faults_of_step(facts: StepFacts) -> Iterator[Fault]:
     if update is not None:
         yield Fault(
             kind="update",
-            place=Place(module=update.parameter.rpartition(".")[0], operation="optimizer step", phase="weight"),
+            place=OperationPlace(
+                module=update.parameter.rpartition(".")[0], operation="optimizer step", phase="weight"
+            ),
             step=facts.index,
             text=f"the optimizer made {update.nonfinite} elements of {update.parameter} non-finite, not its gradients",
             reason="" if update.eps is None else f"its eps={update.eps:g} is zero in {update.dtype}",
@@ -146,7 +148,7 @@ def _changed_gradients_fault(facts: StepFacts) -> Fault | None:
     beyond = f"; their squares add up to {squares:.3g}, which fp16 cannot hold" if is_beyond else ""
     return Fault(
         kind="update",
-        place=Place(module="", operation="optimizer step", phase="weight"),
+        place=OperationPlace(module="", operation="optimizer step", phase="weight"),
         step=facts.index,
         text=f"the optimizer gets gradients {what}, and the backward pass has left others: what runs between the two, "
         f"such as clipping or unscaling, has changed them{beyond}",
@@ -390,7 +392,7 @@ def _lost_updates_fault(observation: Observation) -> Fault | None:
         return None
     return Fault(
         kind="lost updates",
-        place=Place(module=worst.parameter.rpartition(".")[0], operation="optimizer step", phase="weight"),
+        place=OperationPlace(module=worst.parameter.rpartition(".")[0], operation="optimizer step", phase="weight"),
         step=observation.facts[-1].index,
         text=f"{100 * worst.lost / worst.moved:.0f} % of the updates of {worst.parameter} are below half a unit in the "
         f"last place of its {worst.dtype} weights and are lost at this learning rate; diagnose --ahead counts the rest",
@@ -527,7 +529,7 @@ def _module_and_line(event: Event) -> tuple[str, str]:
     return event.key[0], event.key[2]
 
 
-def _spread_text(values: Range) -> str:
+def _spread_text(values: MagnitudeRange) -> str:
     if values.largest is None:
         return "zeros" if not values.nonfinite else "not finite"
     return f"{values.smallest:.3g} to {values.largest:.3g}"

@@ -9,7 +9,7 @@ from typing import Any
 from ampcompare.base.tensors.products import dtype_name
 from ampcompare.diagnosis.operation_watch import Event, Key, Step
 from ampcompare.diagnosis.ranges import add_rows, counts_of, make_range
-from ampcompare.results.records.diagnosis import LostUpdates, ModuleStep, Place, PlaceReport
+from ampcompare.results.records.diagnosis import LostUpdates, ModuleStep, OperationPlace, PlaceReport
 
 MAX_BROKEN_LOSSES = 3  # in a row
 
@@ -103,8 +103,8 @@ class Observation:
         return [ModuleStep(module=name, step=step, range=make_range(row)) for (name, step), row in self._map.items()]
 
 
-def place_of(key: Key) -> Place:
-    return Place(module=key[0], operation=key[1], where=key[2], phase=key[3])
+def place_of(key: Key) -> OperationPlace:
+    return OperationPlace(module=key[0], operation=key[1], where=key[2], phase=key[3])
 
 
 def error_of(event: Event) -> float:

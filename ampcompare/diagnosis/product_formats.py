@@ -20,7 +20,7 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.diagnosis.loops import Conditions, Loop, isolated_precision
 from ampcompare.diagnosis.remedies import verdict_sentence
 from ampcompare.diagnosis.watched_precision import StepObserver, StepsDone, WatchedPrecision
-from ampcompare.results.records.diagnosis import Cure, Diagnosis, Fault, FormatError, Place, Trial
+from ampcompare.results.records.diagnosis import CandidateTrial, Cure, Diagnosis, Fault, FormatError, OperationPlace
 from ampcompare.training.precision.base import PrecisionWrapper, Prepared, StepOutcome, applied_outcome
 from ampcompare.training.precision.gemm import FormatForward, Gemm
 from ampcompare.training.twin import perturb_weights
@@ -188,7 +188,7 @@ def _outstanding_layer_fault(errors: Sequence[FormatError], step: int) -> list[F
     one, ratio = ordered[0], ordered[0].error / ordered[1].error
     times = f"{ratio:.0f} times as much as" if math.isfinite(ratio) else "far more than"
     text = f"{one.layer} changes the gradient by {100 * one.error:.2g} % in {one.role}, {times} the next layer"
-    return [Fault(kind="format", place=Place(module=one.layer, operation=one.role), step=step, text=text)]
+    return [Fault(kind="format", place=OperationPlace(module=one.layer, operation=one.role), step=step, text=text)]
 
 
 def _diagnosis_with_proof(
@@ -210,7 +210,7 @@ def _diagnosis_with_proof(
         left = f"the loss is {gap:+.3g} from that of bf16, and a twin's {floor:.3g}: more steps may show more"
     elif not rest <= (1 - CURED) * gap:
         left = f"the loss is {rest:+.3g} from that of bf16, and was {gap:+.3g}"
-    trial = Trial(name=f"keep={cured.options['keep']}", cures=not left, left=left)
+    trial = CandidateTrial(name=f"keep={cured.options['keep']}", cures=not left, left=left)
     notes = [*found.notes]
     cure = None
     if not left:

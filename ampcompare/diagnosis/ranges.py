@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ampcompare.results.records.diagnosis import Range
+from ampcompare.results.records.diagnosis import MagnitudeRange
 
 aten = torch.ops.aten
 BINS = 256  # of the biased exponent of fp32: 0 holds zeros and fp32 subnormals, 255 what is not finite
@@ -94,7 +94,7 @@ def counts_of(row: np.ndarray) -> tuple[int, int, int]:
     return int(row[:BINS].sum()), int(row[BINS - 1]), int(row[LOST])
 
 
-def make_range(row: np.ndarray) -> Range:
+def make_range(row: np.ndarray) -> MagnitudeRange:
     """Return what a row says, in plain numbers."""
     counts = row[:BINS]
     by_exponent = {number - BIAS: int(count) for number, count in enumerate(counts) if count and number < BINS - 1}
@@ -105,7 +105,7 @@ def make_range(row: np.ndarray) -> Range:
         by_exponent[-BIAS] -= zeros
     elements = int(counts.sum())
     has_values = int(row[LARGEST]) > 0
-    return Range(
+    return MagnitudeRange(
         elements=elements,
         zeros=zeros,
         below=sum(count for power, count in by_exponent.items() if power < FP16_SMALLEST - 1),

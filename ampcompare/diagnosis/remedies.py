@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import AmpCompareError
-from ampcompare.results.records.diagnosis import Cure, Diagnosis, Fault, Headroom, Trial
+from ampcompare.results.records.diagnosis import CandidateTrial, Cure, Diagnosis, Fault, Headroom
 
 _MAX_TRIALS = 40
 MAX_SCALE = 2.0**24
@@ -69,7 +69,7 @@ class _Found:
     """The change that removes the faults, if one does, with its functions in fp32, and all trials."""
 
     change: Change | None
-    trials: list[Trial]
+    trials: list[CandidateTrial]
     functions: Sequence[str] = ()
 
 
@@ -94,7 +94,7 @@ def search(
         modules: names, in the order of their first call.
     """
     tested: dict[Change, Tested | None] = {}
-    trials: list[Trial] = []
+    trials: list[CandidateTrial] = []
 
     def faults_after(change: Change) -> Sequence[Fault] | None:
         """Return what remains, or None if the change cannot be made."""
@@ -102,10 +102,10 @@ def search(
             try:
                 result = tested[change] = run(change.applied_to(arm), change.lines)
                 left = result.faults
-                trials.append(Trial(name=str(change), cures=not left, left=left[0].text if left else ""))
+                trials.append(CandidateTrial(name=str(change), cures=not left, left=left[0].text if left else ""))
             except (AmpCompareError, RuntimeError, TypeError) as error:
                 tested[change] = None
-                trials.append(Trial(name=str(change), cures=False, left=f"cannot be tested: {error}"[:200]))
+                trials.append(CandidateTrial(name=str(change), cures=False, left=f"cannot be tested: {error}"[:200]))
         known = tested.get(change)
         return None if known is None else known.faults
 

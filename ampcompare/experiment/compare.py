@@ -48,7 +48,7 @@ from ampcompare.results.analysis.effects.accuracy import accuracy_effects, accur
 from ampcompare.results.analysis.gates import Gate, GateOutcome, VerdictGate, check_gates, parse_gate
 from ampcompare.results.analysis.inference.alpha_spending import error_rate_of_next
 from ampcompare.results.analysis.inference.effect import Effect
-from ampcompare.results.analysis.inference.sample_size import stein_pairs
+from ampcompare.results.analysis.inference.sample_size import pairs_needed_by_stein
 from ampcompare.results.analysis.inference.terms import Terms, check_margin, parse_margin, terms_of
 from ampcompare.results.records.comparison import Comparison, Look
 from ampcompare.results.records.metric import Metric, metrics_of
@@ -341,7 +341,7 @@ def seeds_needed(comparison: Comparison, error_rate: float) -> tuple[int, str]:
     able = {arm: effect for arm, effect in effects.items() if effect.testable}
     alpha = error_rate / max(1, len(able))
     needs = {
-        arm: stein_pairs(_spread_of_effect(effect), effect.freedom, margin.margin_of_scores().size, alpha)
+        arm: pairs_needed_by_stein(_spread_of_effect(effect), effect.freedom, margin.margin_of_scores().size, alpha)
         for arm, effect in able.items()
     }
     arm = max(needs, key=lambda name: needs[name], default="")

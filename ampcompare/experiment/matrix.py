@@ -10,7 +10,7 @@ from typing import Any
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError, close_matches
-from ampcompare.results.analysis.pairing.comparability import settings
+from ampcompare.results.analysis.pairing.comparability import iter_settings
 from ampcompare.settings.config import NON_NUMERIC_SETTINGS, RunConfig
 from ampcompare.settings.file import Matrix
 from ampcompare.settings.layers import MUTUALLY_EXCLUSIVE
@@ -57,7 +57,7 @@ def cross(arms: Sequence[str], vary: Vary, stacks: Mapping[str, StackConfig] = M
 
 def find_setting(name: str, said: str) -> str:
     """Return the path of a setting that is named by its path or the last part of it."""
-    known = [path for path, _ in settings(RunConfig().model_dump(exclude=set(NON_NUMERIC_SETTINGS)))]
+    known = [path for path, _ in iter_settings(RunConfig().model_dump(exclude=set(NON_NUMERIC_SETTINGS)))]
     name = name.strip().replace("-", "_")
     name = OTHER_NAMES.get(name, name)
     fit = [path for path in known if path == name]

@@ -29,7 +29,7 @@ from ampcompare.experiment.launch.script.listing import MAX_LINES, printed_metri
 from ampcompare.experiment.launch.script.output import OutputReader
 from ampcompare.experiment.launch.script.rows import ScriptRows, rows_of_training_process
 from ampcompare.experiment.plan import Plan
-from ampcompare.results.analysis.pairing.seeding import start_key, why_alike
+from ampcompare.results.analysis.pairing.seeding import key_of_start, why_seeds_are_one_run
 from ampcompare.results.records.preflight import ArmTrial, Preflight
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.step import StepRecord, iter_steps
@@ -384,7 +384,7 @@ def _sum_up(trials: Sequence[_Trial], seconds: float) -> Preflight:
     facts = first.record.script
     if facts is not None and facts.weights and others and not first.was_ended:
         copies = any(
-            start_key(other.record.script) == start_key(facts)
+            key_of_start(other.record.script) == key_of_start(facts)
             for other in others
             if other.record.script is not None and other.record.config.recipe.seed != recipe.seed
         )
@@ -395,7 +395,7 @@ def _sum_up(trials: Sequence[_Trial], seconds: float) -> Preflight:
         is_script=script is not None,
         copies=copies,
         seed_option=option,
-        why_copies=why_alike(script, facts, option) if copies and script is not None else "",
+        why_copies=why_seeds_are_one_run(script, facts, option) if copies and script is not None else "",
         metrics=first.metrics,
         faults=first.faults,
         numbers=first.numbers,

@@ -12,7 +12,7 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.base.formatting import parse_duration
 from ampcompare.experiment.matrix import Row, Vary, expand_matrix, find_setting, first_row_of_arm
 from ampcompare.experiment.plan import parse_seeds
-from ampcompare.results.analysis.pairing.comparability import changed_settings, settings
+from ampcompare.results.analysis.pairing.comparability import changed_settings, iter_settings
 from ampcompare.results.records.comparison import Published, PublishedRow
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.file import (
@@ -180,7 +180,7 @@ def published_beside(sources: SettingsSources, measured: Sequence[Row]) -> Publi
         scale=size,
         differs=[] if size is not None else _departures(as_published, config, varied),
         rows=[
-            _row(figure, beside, dict(settings(config.model_dump())) if size is None else {})
+            _row(figure, beside, dict(iter_settings(config.model_dump())) if size is None else {})
             for figure in full.matrix.reference.figures
         ],
     )
@@ -219,7 +219,7 @@ def _seconds(text: str | None) -> float | None:
 
 def _departures(published: RunConfig, measured: RunConfig, varied: set[str]) -> list[str]:
     """Return the settings in which a comparison differs from the publication, except the location of its data."""
-    there, here = dict(settings(published.model_dump())), dict(settings(measured.model_dump()))
+    there, here = dict(iter_settings(published.model_dump())), dict(iter_settings(measured.model_dump()))
     hidden = {"recipe.data.dir", "recipe.data.download", *varied}
     if varied & {"recipe.batch_size", "recipe.global_batch_size"}:
         hidden |= {"recipe.batch_size", "recipe.global_batch_size", "recipe.optimizer.lr"}

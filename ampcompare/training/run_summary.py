@@ -14,7 +14,7 @@ import torch
 
 from ampcompare.results.records.evaluation import EpochResult
 from ampcompare.results.records.metric import TOP1, Metric
-from ampcompare.results.records.run import RunSummary, StepRecord, Trace, loss_tail
+from ampcompare.results.records.run import RunSummary, RunTrace, StepRecord, loss_tail
 from ampcompare.training.meters import PeakMemory
 
 if TYPE_CHECKING:
@@ -59,13 +59,13 @@ class Tracer:
         self.points = [tuple(point) for point in state["points"]]
         self.last = None if state["last"] is None else tuple(state["last"])
 
-    def trace(self, seconds: Sequence[float]) -> Trace | None:
+    def trace(self, seconds: Sequence[float]) -> RunTrace | None:
         """Return the points with the last step, and quantiles of step times; None before the first step."""
         if self.last is None:
             return None
         points = self.points if self.points and self.points[-1][0] == self.last[0] else [*self.points, self.last]
         scales = [scale for _, _, scale, _ in points if scale is not None]
-        return Trace(
+        return RunTrace(
             steps=[step for step, *_ in points],
             losses=[float(f"{loss:.6g}") for _, loss, _, _ in points],
             loss_scales=scales if len(scales) == len(points) else [],

@@ -21,11 +21,11 @@ import numpy as np
 from scipy.stats import binomtest
 
 from ampcompare.experiment.launch.forked import ForkedLauncher
-from ampcompare.results.analysis.effects.step_time import TIME_FLOOR, invalid_reason
+from ampcompare.results.analysis.effects.step_time import TIME_FLOOR, invalid_time_reason
 from ampcompare.results.analysis.inference.effect import Effect, min_resolvable_spread, p_values, paired_effect
 from ampcompare.results.analysis.inference.sample_size import pairs_needed
 from ampcompare.results.analysis.inference.terms import Terms
-from ampcompare.results.analysis.inference.verdict import Margin, decide
+from ampcompare.results.analysis.inference.verdict import Margin, decide_verdicts
 from ampcompare.results.records.run import RunRecord
 from benchmarks.rates.real_runs import NAMES, comparisons, config_of, own_seed, rename_arm, summarize_pair
 from benchmarks.rates.study import Measured, Row, Study, Table, count_verdicts
@@ -92,11 +92,11 @@ def _facts(records: Sequence[RunRecord]) -> dict[str, Any]:
         "accuracy": str(row.quality),
         "time": str(row.time),
         "time_without_load": str(summarize_pair(without_load, terms=TERMS).time),
-        "time_without_gate": str(decide([effect], TERMS.time())[0]),
+        "time_without_gate": str(decide_verdicts([effect], TERMS.time())[0]),
         "time_p_without_gate": p_values(effect, TERMS.time().size).different,
         "points": [100 * ((a.summary.metric_final or 0) - (b.summary.metric_final or 0)) for a, b in pairs],
         "log_ratios": [math.log(_seconds(a) / _seconds(b)) for a, b in pairs],
-        "valid": [not (invalid_reason(a) or invalid_reason(b)) for a, b in pairs],
+        "valid": [not (invalid_time_reason(a) or invalid_time_reason(b)) for a, b in pairs],
     }
 
 
@@ -121,7 +121,7 @@ def _share_worse(spread: float, shift: float, pairs: int, floor: float, margin: 
     """Return how often simulated pairs with a true difference of `shift` are called worse."""
     generator = np.random.default_rng(0)
     samples = generator.normal(shift, spread, (SIMULATIONS, pairs))
-    verdicts = (decide([paired_effect(list(row), [0.0] * pairs, floor)], margin)[0] for row in samples)
+    verdicts = (decide_verdicts([paired_effect(list(row), [0.0] * pairs, floor)], margin)[0] for row in samples)
     return sum(str(verdict) == "worse" for verdict in verdicts) / SIMULATIONS
 
 

@@ -24,7 +24,7 @@ from scipy.stats import ttest_1samp
 from ampcompare.results.analysis.effects.loss_tail import tail_loss_evidence
 from ampcompare.results.analysis.inference.effect import ERROR_RATE
 from ampcompare.results.analysis.inference.terms import Terms
-from ampcompare.results.analysis.inference.verdict import decide
+from ampcompare.results.analysis.inference.verdict import decide_verdicts
 from ampcompare.results.records.run import RunRecord, loss_tail
 from ampcompare.settings.config import RunConfig
 from benchmarks.rates.real_runs import SMALL_LM, Recipe, comparisons, of_pair, own_seed, summarize_pair
@@ -89,7 +89,7 @@ def _words(curves: Curves) -> list[str]:
         for arm in curves
     ]
     effects = [tail_loss_evidence(list(zip(arm, runs[0], strict=True))).effect for arm in runs[1:]]
-    return [str(verdict) for verdict in decide(effects, Terms().log_loss_margin(), ERROR_RATE)]
+    return [str(verdict) for verdict in decide_verdicts(effects, Terms().log_loss_margin(), ERROR_RATE)]
 
 
 def _by_steps(curves: Curves) -> bool:

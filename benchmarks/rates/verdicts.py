@@ -29,14 +29,19 @@ from ampcompare.experiment.compare import pilot_seeds
 from ampcompare.results.analysis.inference.alpha_spending import error_rate_of_next
 from ampcompare.results.analysis.inference.effect import (
     Effect,
-    interval,
+    interval_if_testable,
     min_resolvable_spread,
     paired_effect,
     two_stage_effect,
 )
-from ampcompare.results.analysis.inference.sample_size import stein_pairs
-from ampcompare.results.analysis.inference.terms import AccuracyMargin, margin_error, parse_margin, resolve_margin
-from ampcompare.results.analysis.inference.verdict import decide
+from ampcompare.results.analysis.inference.sample_size import pairs_needed_by_stein
+from ampcompare.results.analysis.inference.terms import (
+    AccuracyMargin,
+    parse_margin,
+    resolve_margin,
+    standard_error_to_margin,
+)
+from ampcompare.results.analysis.inference.verdict import decide_verdicts
 from ampcompare.results.records.comparison import Look
 from ampcompare.results.records.verdict import OPEN, Verdict
 from benchmarks.rates import metrics
@@ -139,10 +144,12 @@ def _effects(values: Floats, case: Scenario, margin: AccuracyMargin, pilot: int 
     for arm in arms:
         if pilot:
             effect = two_stage_effect(arm, reference, early, floor, rounded=True)
-            moved = margin_error(arm[:pilot], reference[:pilot], margin.error_share) * math.sqrt(pilot / len(arm))
+            moved = standard_error_to_margin(arm[:pilot], reference[:pilot], margin.error_share) * math.sqrt(
+                pilot / len(arm)
+            )
         else:
             effect = paired_effect(arm, reference, floor, rounded=True)
-            moved = margin_error(arm, reference, margin.error_share)
+            moved = standard_error_to_margin(arm, reference, margin.error_share)
         effects.append(replace(effect, margin_error=moved, step=step))
     return effects
 
@@ -157,7 +164,7 @@ def _as_looks(rates: Sequence[float]) -> list[Look]:
 def _judge(values: Floats, case: Scenario, rate: float, after: float | None = None, pilot: int = 0) -> Outcome:
     margin = _margin(values, case)
     effects = _effects(values, case, margin, pilot)
-    return Outcome(decide(effects, margin.margin_of_scores(), rate, after), effects, rate)
+    return Outcome(decide_verdicts(effects, margin.margin_of_scores(), rate, after), effects, rate)
 
 
 def _look_once(draw: Draw, case: Scenario) -> Outcome:
@@ -189,7 +196,7 @@ def _auto(draw: Draw, case: Scenario) -> Outcome:
     margin = _margin(values, case)
     pilot = _effects(values, case, margin)
     needed = max(
-        stein_pairs(effect.spread, effect.freedom, margin.margin_of_scores().size, rate / len(pilot))
+        pairs_needed_by_stein(effect.spread, effect.freedom, margin.margin_of_scores().size, rate / len(pilot))
         for effect in pilot
     )
     if needed > size:
@@ -207,7 +214,7 @@ def _simulate(case: Scenario, truth: float, replicates: int) -> Counter[str]:
     def trial() -> dict[str, float]:
         outcome = PROCEDURES[case.seeds](draw, case)
         words = [str(verdict) for verdict in outcome.verdicts]
-        of_look = [interval(effect, 1 - outcome.rate / case.arms) for effect in outcome.effects]
+        of_look = [interval_if_testable(effect, 1 - outcome.rate / case.arms) for effect in outcome.effects]
         printed = [
             (verdict.low <= truth <= verdict.high, verdict.confidence)
             for verdict in outcome.verdicts

@@ -9,7 +9,7 @@ import pytest
 from ampcompare.results.analysis.effects.step_time import TIME_FLOOR
 from ampcompare.results.analysis.inference.effect import paired_effect
 from ampcompare.results.analysis.inference.terms import Terms
-from ampcompare.results.analysis.inference.verdict import Margin, decide
+from ampcompare.results.analysis.inference.verdict import Margin, decide_verdicts
 from benchmarks.rates import gates
 from benchmarks.rates.__main__ import STUDIES
 from benchmarks.rates.arrays import is_winner
@@ -26,7 +26,7 @@ def test_gates_of_arrays_agree_with_the_verdicts(spread: float, arms: int) -> No
     failed = gates.failures(drawn)
     for number, comparison in enumerate(drawn):
         effects = [paired_effect(list(arm), [0.0] * 5, gates.FLOOR) for arm in comparison]
-        words = [str(verdict) for verdict in decide(effects, Margin(gates.MARGIN, "0.5"))]
+        words = [str(verdict) for verdict in decide_verdicts(effects, Margin(gates.MARGIN, "0.5"))]
         assert [word == "worse" for word in words] == list(failed["accuracy:worse"][number])
         unshown = [not word.startswith(("equivalent", "better", "non-inferior")) for word in words]
         assert unshown == list(failed["accuracy:non-inferior"][number])
@@ -39,7 +39,7 @@ def test_winners_of_arrays_agree_with_the_verdicts() -> None:
     assert found.any()
     for winners, its in zip(found, logs, strict=True):
         effects = [paired_effect(list(-its[:, arm]), list(-its[:, 0]), TIME_FLOOR) for arm in (1, 2)]
-        words = [str(verdict) for verdict in decide(effects, Terms().log_time_margin())]
+        words = [str(verdict) for verdict in decide_verdicts(effects, Terms().log_time_margin())]
         assert [word in ("better", "worse") for word in words] == list(winners)
 
 

@@ -13,7 +13,7 @@ from ampcompare.diagnosis.fp32_reference import Fp32Reference
 from ampcompare.diagnosis.operation_watch import OperationWatch, errors_of
 from ampcompare.diagnosis.ranges import _device_row, add_rows, counts_of, make_range, range_row
 from ampcompare.diagnosis.sites import Sites
-from ampcompare.results.records.diagnosis import Range
+from ampcompare.results.records.diagnosis import MagnitudeRange
 
 
 def _values(dtype: torch.dtype) -> torch.Tensor:
@@ -38,7 +38,7 @@ def test_the_row_of_a_device_is_that_of_the_host(dtype: torch.dtype) -> None:
     assert _device_row(tensor, exact).tolist() == np.asarray(range_row(tensor, exact)).tolist()
 
 
-def _check(found: Range, tensor: torch.Tensor) -> None:
+def _check(found: MagnitudeRange, tensor: torch.Tensor) -> None:
     tensor = tensor.reshape(-1)
     numbers = [abs(float(value)) for value in tensor.float().tolist()]
     finite = [value for value in numbers if math.isfinite(value)]

@@ -14,7 +14,7 @@ from ampcompare.backends.apex_levels import LEVELS
 from ampcompare.backends.arm import Arm
 from ampcompare.diagnosis.remedies import Tested as Outcome
 from ampcompare.diagnosis.remedies import search
-from ampcompare.results.records.diagnosis import Fault, Place
+from ampcompare.results.records.diagnosis import Fault, OperationPlace
 
 
 @pytest.mark.parametrize("name", LEVELS)
@@ -52,7 +52,7 @@ def test_what_autocast_does_otherwise() -> None:
 
 FAULT = Fault(
     kind="overflow",
-    place=Place(module="", operation="log", where="loss.py:4", phase="forward"),
+    place=OperationPlace(module="", operation="log", where="loss.py:4", phase="forward"),
     step=0,
     text="log",
     near=[("", "loss.py:2"), ("", "loss.py:3")],

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ampcompare.results.records.evaluation import EpochResult, pack_right
-from ampcompare.results.records.run import StepRecord, Trace
+from ampcompare.results.records.run import RunTrace, StepRecord
 from ampcompare.training.meters import PeakMemory
 from ampcompare.training.policies import DivergenceDetector
 from ampcompare.training.run_summary import MAX_LENGTH, RunMetrics, Tracer, halves, outlier_share
@@ -69,7 +69,7 @@ def test_equal_losses_have_equal_digests() -> None:
     assert digests[0] == digests[1] != digests[2]
 
 
-def traced(count: int, scales: tuple[float, ...] = (8.0,)) -> Trace:
+def traced(count: int, scales: tuple[float, ...] = (8.0,)) -> RunTrace:
     """The trace of so many steps, every third of which was skipped."""
     tracer = Tracer()
     for step in range(count):

@@ -25,14 +25,14 @@ from ampcompare.diagnosis.profiling.trace import Account
 from ampcompare.diagnosis.watched_precision import StepsDone, WatchedPrecision
 from ampcompare.results.records.profile import (
     ArmProfile,
-    Layer,
+    HostRead,
     Limits,
+    ModuleTime,
     Operation,
-    Part,
     Phase,
     Product,
-    Repeated,
-    Sync,
+    RepeatedCast,
+    StepPart,
     WorkKind,
 )
 from ampcompare.settings.config import RunConfig
@@ -171,7 +171,7 @@ def build_profile(arm: str, measured: Measured, **facts: object) -> ArmProfile:
         "parts": _parts_of_step(measured, factors),
         "operations": _operations(account, factors),
         "layers": [
-            Layer(module=name, seconds=seconds * whole, fp32_seconds=account.fp32_layers.get(name, 0.0) * whole)
+            ModuleTime(module=name, seconds=seconds * whole, fp32_seconds=account.fp32_layers.get(name, 0.0) * whole)
             for name, seconds in sorted(account.layers.items(), key=lambda one: -one[1])[:MAX_LAYERS]
         ],
         "memory": measured.memory,
@@ -182,7 +182,7 @@ def build_profile(arm: str, measured: Measured, **facts: object) -> ArmProfile:
             "products": _untuned_products(counts),
             "syncs": _host_reads(counts, account),
             "repeated": [
-                Repeated(where=where, module=module, casts=count, bytes=size)
+                RepeatedCast(where=where, module=module, casts=count, bytes=size)
                 for where, module, count, size in repeated_casts(counts)[:MAX_SYNCS]
             ],
             "limits": Limits(flops=counts.flops, bytes=counts.bytes, cast_bytes=counts.cast_bytes),
@@ -207,7 +207,7 @@ def _seconds_per_traced_second(measured: Measured) -> dict[Phase, float]:
     return {phase: measured.phases.get(phase, 0.0) / seconds for phase, seconds in seen.items() if seconds > 0}
 
 
-def _parts_of_step(measured: Measured, factors: dict[Phase, float]) -> list[Part]:
+def _parts_of_step(measured: Measured, factors: dict[Phase, float]) -> list[StepPart]:
     account = measured.account
     found: dict[tuple[Phase, WorkKind], float] = defaultdict(float)
     for key, seconds in account.parts.items():
@@ -217,7 +217,7 @@ def _parts_of_step(measured: Measured, factors: dict[Phase, float]) -> list[Part
             if phase not in factors:  # no operation of it was seen
                 found[phase, "host"] += seconds
     return [
-        Part(phase=phase, kind=kind, seconds=seconds)
+        StepPart(phase=phase, kind=kind, seconds=seconds)
         for (phase, kind), seconds in sorted(found.items(), key=lambda one: -one[1])
         if seconds > 0
     ]
@@ -255,7 +255,7 @@ def _untuned_products(counts: Counts) -> list[Product]:
     return sorted(found, key=lambda one: -one.share)[:MAX_PRODUCTS]
 
 
-def _host_reads(counts: Counts, account: Account) -> list[Sync]:
+def _host_reads(counts: Counts, account: Account) -> list[HostRead]:
     """Return the places that read the device; the time that the host waited is spread over them by their calls."""
     steps = max(1, account.steps)
     names = {"item": ("aten::_local_scalar_dense", "aten::item"), "nonzero": ("aten::nonzero",)}
@@ -270,7 +270,7 @@ def _host_reads(counts: Counts, account: Account) -> list[Sync]:
         reads = sum(seconds for (_, kind), seconds in account.parts.items() if kind == "sync") / steps
         waited["item" if "item" in waited else "print"] = reads
     rows = [
-        Sync(
+        HostRead(
             where=where,
             what=what,
             calls=count / counts.sync_steps[where, what],

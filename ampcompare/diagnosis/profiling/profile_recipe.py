@@ -112,7 +112,7 @@ def variants_to_time(config: RunConfig, found: ArmProfile) -> Iterator[_Variant]
             yield from _variant(config, f"--optimizer-implementation {name}", "recipe.optimizer.implementation", name)
     if found.phase_seconds("data") / whole >= MIN_DATA and not config.workers:
         yield from _variant(config, "--workers 2", "workers", 2)
-    overhead = found.of_kind("host") + found.of_kind("other") + found.phase_seconds("optimizer")
+    overhead = found.seconds_of_kind("host") + found.seconds_of_kind("other") + found.phase_seconds("optimizer")
     if overhead / whole >= MIN_OVERHEAD and recipe.compile == "none":  # refused by the data if they have no such batch
         size = MORE * recipe.batch_size
         yield from _variant(config, f"{BATCH} {size}", "recipe.batch_size", size, work=MORE)

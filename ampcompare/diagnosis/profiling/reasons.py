@@ -7,7 +7,7 @@ from its tensor cores, is counted here and marked `on_gpu`.
 from collections.abc import Callable, Iterator, Sequence
 
 from ampcompare.diagnosis.profiling.trace import is_half
-from ampcompare.results.records.profile import ArmProfile, Reason, Sync, TimedChange
+from ampcompare.results.records.profile import ArmProfile, HostRead, Reason, TimedChange
 
 # Shares of a step, or of a peak of memory, from which a part of it is a reason.
 DATA = 0.15
@@ -38,7 +38,7 @@ def find_reasons(arm: ArmProfile, reference: ArmProfile) -> list[Reason]:
 
 def seconds_without_emulation(arm: ArmProfile) -> float:
     """Return the seconds of a step without what emulates 16 bits on a CPU."""
-    return max(1e-12, arm.seconds - arm.of_kind("emulation"))
+    return max(1e-12, arm.seconds - arm.seconds_of_kind("emulation"))
 
 
 def percent(share: float) -> str:
@@ -152,7 +152,7 @@ def _sync_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     )
 
 
-def _sync_steps_text(sync: Sync) -> str:
+def _sync_steps_text(sync: HostRead) -> str:
     """Return in which of the watched steps a place reads."""
     if sync.steps < sync.watched:
         return f"in {sync.steps} of {sync.watched} steps"
@@ -284,7 +284,7 @@ def _graph_break_reasons(arm: ArmProfile, reference: ArmProfile) -> Iterator[Rea
 
 def _emulation_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     if "emulated" in arm.half:
-        share = arm.of_kind("emulation") / arm.seconds
+        share = arm.seconds_of_kind("emulation") / arm.seconds
         yield Reason(
             kind="emulation",
             text=f"products of {arm.half_dtype} are computed in fp32 and rounded: its times say nothing about a GPU",

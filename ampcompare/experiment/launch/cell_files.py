@@ -21,7 +21,7 @@ from ampcompare.base.files.write import write_atomically
 from ampcompare.base.processes.sandbox import Sandbox, WrittenFile, open_sandbox, remove_tree
 from ampcompare.base.secrets import mask_secrets
 from ampcompare.experiment.launch.contract import Progress
-from ampcompare.results.records.document import sealed_json
+from ampcompare.results.records.document import json_with_checksum
 from ampcompare.results.records.run import RunRecord, dump_json
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.validation import validate
@@ -141,7 +141,7 @@ def write_record(record: RunRecord, folder: Path) -> None:
     text = dump_json(record)
     if (masked := mask_secrets(text)) != text:  # before the checksum
         record = RunRecord.model_validate_json(masked)
-    write_atomically(folder / CellFile.RECORD, sealed_json(record))
+    write_atomically(folder / CellFile.RECORD, json_with_checksum(record))
 
 
 def archive_previous(folder: Path) -> None:

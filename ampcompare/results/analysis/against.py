@@ -12,7 +12,7 @@ from ampcompare.base.errors import ConfigError, RecordError
 from ampcompare.base.formatting import few_names
 from ampcompare.results.analysis.inference.terms import Terms
 from ampcompare.results.analysis.pairing.scores import common_metric, value_spacing
-from ampcompare.results.analysis.results_table import Quantity, ResultsTable, Run, judge
+from ampcompare.results.analysis.results_table import PrintedNumber, ResultsTable, TableLine, judge_arms
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.records.verdict import KEPT, Verdict
 
@@ -79,14 +79,14 @@ def table_of_records(records: Sequence[RunRecord], name: str) -> ResultsTable:
         raise RecordError(f"{name} holds no run that was completed or diverged")
     metric = common_metric(ended).model_copy(update={"difference": "points"})
     step = value_spacing(ended) or FINEST
-    runs: list[Run] = []
+    runs: list[TableLine] = []
     for record in ended:
         seed, value = str(record.config.recipe.seed), record.summary.metric_final
         if any((run.arm, run.seed) == (record.arm, seed) for run in runs):
             raise RecordError(f"{name} holds two runs of {record.arm} with seed {seed}; name a folder with one of each")
         has_diverged = record.status == "diverged" or value is None or not math.isfinite(value)
-        quantity = None if has_diverged or value is None else Quantity(value, step)
-        runs.append(Run(record.arm, seed, quantity, None, has_diverged, 1))
+        quantity = None if has_diverged or value is None else PrintedNumber(value, step)
+        runs.append(TableLine(record.arm, seed, quantity, None, has_diverged, 1))
     return ResultsTable(runs, metric, [])
 
 
@@ -116,7 +116,7 @@ def judge_new(
     ours, theirs = _runs_of(new, arm, "new"), _runs_of(old, arm, "old")
     names = ours[0].arm, theirs[0].arm
     runs = [replace(run, arm=OLD) for run in theirs] + [replace(run, arm=NEW) for run in ours]
-    comparison = judge(ResultsTable(runs, old.metric, []), reference=OLD, sd=sd, terms=terms)
+    comparison = judge_arms(ResultsTable(runs, old.metric, []), reference=OLD, sd=sd, terms=terms)
     row = next(row for row in comparison.arms if row.arm == NEW)
     verdict, factor = row.quality, old.metric.factor
     answer = _answer_of_verdict(verdict, _share_diverged(ours), _share_diverged(theirs))
@@ -148,11 +148,11 @@ def _answer_of_verdict(verdict: Verdict, new_share: float, old_share: float) -> 
     return "worse" if verdict.kind in SHOWN_WORSE else "cannot tell"
 
 
-def _share_diverged(runs: Sequence[Run]) -> float:
+def _share_diverged(runs: Sequence[TableLine]) -> float:
     return sum(run.runs or 1 for run in runs if run.diverged) / sum(run.runs or 1 for run in runs)
 
 
-def _runs_of(table: ResultsTable, arm: str | None, which: str) -> list[Run]:
+def _runs_of(table: ResultsTable, arm: str | None, which: str) -> list[TableLine]:
     """Return the runs of an arm; where there is one arm only, that one."""
     names = list(dict.fromkeys(run.arm for run in table.runs))
     if len({name.casefold() for name in names}) > 1:

@@ -46,7 +46,7 @@ class Envelope:
     script: str = ""
     environment: Mapping[str, Any] = field(default_factory=dict)
 
-    def text(self) -> str:
+    def to_json(self) -> str:
         """Return it as JSON."""
         return dump_json({"format": FORMAT, "schema": SCHEMA, **asdict(self)}) + "\n"
 
@@ -92,12 +92,12 @@ def make_envelope(
     known = [twin for twin in twins.values() if twin is not None]
     for number, row in enumerate(rows):
         for name in QUANTITIES:
-            found = [_distance(row.get(name), twin[number].get(name)) for twin in known if number < len(twin)]
+            found = [_relative_distance(row.get(name), twin[number].get(name)) for twin in known if number < len(twin)]
             largest[name] = max([largest[name], *(one for one in found if one is not None)])
         floors.append(dict(largest))
     ends: dict[str, float | None] = {}
     for name, twin in twins.items():
-        distances = [] if twin is None else [_distance(*pair) or 0.0 for pair in _pair_losses(rows, twin)]
+        distances = [] if twin is None else [_relative_distance(*pair) or 0.0 for pair in _pair_losses(rows, twin)]
         ends[name] = None if twin is None else max(distances, default=0.0)
     return Envelope(list(rows), floors, ends, script, environment or {})
 
@@ -106,7 +106,7 @@ def _pair_losses(rows: Rows, others: Rows) -> list[tuple[float | None, float | N
     return [(row.get("loss"), other.get("loss")) for row, other in zip(rows, others, strict=False)]
 
 
-def _distance(one: float | None, other: float | None) -> float | None:
+def _relative_distance(one: float | None, other: float | None) -> float | None:
     """Return the relative distance of two numbers; None where one is unknown, and 1 where one alone is not finite."""
     if one is None or other is None:
         return None
@@ -117,8 +117,8 @@ def _distance(one: float | None, other: float | None) -> float | None:
 
 def _are_steps_equal(row: Mapping[str, float | None], base: Mapping[str, float | None]) -> bool:
     """Return whether two steps have equal losses, and equal gradient norms where both know theirs."""
-    norms = _distance(row.get("grad_norm"), base.get("grad_norm"))
-    return _distance(row.get("loss"), base.get("loss")) == 0 and not norms
+    norms = _relative_distance(row.get("grad_norm"), base.get("grad_norm"))
+    return _relative_distance(row.get("loss"), base.get("loss")) == 0 and not norms
 
 
 def is_envelope(path: Path) -> bool:
@@ -140,7 +140,7 @@ def read_envelope(path: Path) -> Envelope:
         raw = parse_json(read_text(path, most=MAX_BYTES))
         if raw["schema"] != SCHEMA:
             raise UnusableInput(f"{path} has schema {raw['schema']}, and this version reads {SCHEMA}")
-        rows, floors = ([_parse_row(one) for one in raw[name]] for name in ("rows", "floors"))
+        rows, floors = ([_parse_step_row(one) for one in raw[name]] for name in ("rows", "floors"))
         return Envelope(rows, floors, raw["twins"], raw["script"], raw["environment"])
     except (FileFault, KeyError, TypeError, ValueError) as error:
         raise UnusableInput(f"cannot read the envelope {path}: {error}") from None
@@ -154,7 +154,7 @@ def read_step_rows(path: Path) -> list[dict[str, float | None]]:
     """
     try:
         lines = [line for line in read_text(path, most=MAX_BYTES).splitlines() if line.strip()]
-        found = [_parse_row(parse_json(line)) for line in lines]
+        found = [_parse_step_row(parse_json(line)) for line in lines]
     except (FileFault, KeyError, TypeError, ValueError, AttributeError) as error:
         raise UnusableInput(f"cannot read the steps of {path}: {error}; give lines of JSON with a loss") from None
     if not any(row["loss"] is not None for row in found):
@@ -162,7 +162,7 @@ def read_step_rows(path: Path) -> list[dict[str, float | None]]:
     return found
 
 
-def _parse_row(raw: Mapping[str, Any]) -> dict[str, float | None]:
+def _parse_step_row(raw: Mapping[str, Any]) -> dict[str, float | None]:
     return {name: None if raw.get(name) is None else float(raw[name]) for name in QUANTITIES}
 
 
@@ -183,7 +183,7 @@ def judge_rows(rows: Rows, envelope: Envelope) -> FloorJudgment:
     blind = next((k for k, (*_, floor) in enumerate(pairs) if (floor["loss"] or 0.0) > MAX_FLOOR), count)
     for number, (row, base, floor) in enumerate(pairs[:blind]):
         for name in QUANTITIES:
-            distance, least = _distance(row.get(name), base.get(name)), floor.get(name) or 0.0
+            distance, least = _relative_distance(row.get(name), base.get(name)), floor.get(name) or 0.0
             if distance is not None and distance > max(OF_FLOOR * least, ROUNDING):
                 why = f"from step {number} on the {name} is {distance:.2g} off, and twins are {least:.2g} apart"
                 return FloorJudgment("outside of the floor", why, number + 1, number, name, distance, least)

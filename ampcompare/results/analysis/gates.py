@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ampcompare.base.errors import ConfigError
 from ampcompare.results.analysis.effects.accuracy import accuracy_margin
 from ampcompare.results.analysis.effects.quantities import quantity_tests
-from ampcompare.results.analysis.effects.step_time import invalid_reason
+from ampcompare.results.analysis.effects.step_time import invalid_time_reason
 from ampcompare.results.analysis.inference.terms import terms_of
 from ampcompare.results.analysis.inference.verdict import SequentialDesign
 from ampcompare.results.analysis.pairing.comparability import (
@@ -173,9 +173,11 @@ def check_gates(
     for gate in gates:
         parse_gate(gate.text, metrics)
     if baseline is not None:
-        _refuse_unlike(baseline, comparison)
+        _refuse_unlike_baseline(baseline, comparison)
     judged = {
-        gate.measure: _verdicts(gate.measure, comparison, baseline) for gate in gates if isinstance(gate, VerdictGate)
+        gate.measure: _verdicts_for_gate(gate.measure, comparison, baseline)
+        for gate in gates
+        if isinstance(gate, VerdictGate)
     }
     known = {_run_key(record) for record in baseline.records} if baseline is not None else set()
     checks = []
@@ -197,7 +199,7 @@ def check_gates(
     return checks
 
 
-def _refuse_unlike(baseline: Comparison, comparison: Comparison) -> None:
+def _refuse_unlike_baseline(baseline: Comparison, comparison: Comparison) -> None:
     """Refuse a baseline of another metric, or of other arms only."""
     if baseline.metric.name != comparison.metric.name:
         raise ConfigError(
@@ -218,7 +220,7 @@ def _baseline_runs(arm: str, comparison: Comparison, baseline: Comparison | None
     return [record for record in baseline.records if record.arm == arm]
 
 
-def _verdicts(measure: str, comparison: Comparison, baseline: Comparison | None) -> dict[str, Verdict]:
+def _verdicts_for_gate(measure: str, comparison: Comparison, baseline: Comparison | None) -> dict[str, Verdict]:
     """Return the verdict of each arm on what a gate is about: its own, or against its runs in a baseline."""
     by_arm, name = comparison.by_arm(), QUANTITIES.get(measure, "quality")
     if baseline is None:
@@ -237,7 +239,7 @@ def _verdicts(measure: str, comparison: Comparison, baseline: Comparison | None)
     quantity = quantity_tests(margin, terms, design)[name]
     verdicts = quantity.verdicts({arm: quantity.evidence(pairing) for arm, pairing in pairings.items()}, design)
     return {
-        arm: quantity.conditional(verdict, pairings[arm].survivors, pairings[arm].updates)
+        arm: quantity.as_conditional(verdict, pairings[arm].survivors, pairings[arm].updates)
         for arm, verdict in verdicts.items()
     }
 
@@ -257,7 +259,7 @@ def _check_limit(
     if gate.measure not in COUNTS:
         value, why, may_skip = _measure_arm(gate.measure, metric, runs, base, same_software=same_software)
     if value is not None:
-        exceeded = f"{_value_text(gate, metric, value)}, and {gate.text} fails"
+        exceeded = f"{_gate_value_text(gate, metric, value)}, and {gate.text} fails"
         return GateOutcome(row.arm, gate.text, failure=exceeded if gate.fails(value) else "")
     if may_skip:
         return GateOutcome(row.arm, gate.text, skipped=why)
@@ -301,10 +303,10 @@ def _run_key(record: RunRecord) -> tuple[str, str | None, float | None]:
 
 def _measure_metric_difference(metric: Metric, runs: Sequence[RunRecord], base_runs: Sequence[RunRecord]) -> Measured:
 
-    def values(side: Sequence[RunRecord]) -> list[float]:
+    def values_of_side(side: Sequence[RunRecord]) -> list[float]:
         return [value for value in (metric_value(run, metric.name) for run in side) if value is not None]
 
-    here, there = values(runs), values(base_runs)
+    here, there = values_of_side(runs), values_of_side(base_runs)
     if not here or not there:
         return None, "it was not evaluated"
     difference = metric.shown_difference(metric.differ(statistics.fmean(here), statistics.fmean(there)))
@@ -313,14 +315,14 @@ def _measure_metric_difference(metric: Metric, runs: Sequence[RunRecord], base_r
 
 def _measure_time_ratio(runs: Sequence[RunRecord], base_runs: Sequence[RunRecord]) -> Measured:
 
-    def seconds(side: Sequence[RunRecord]) -> list[float]:
-        valid = [run.summary.step_seconds_median for run in side if not invalid_reason(run)]
+    def seconds_of_side(side: Sequence[RunRecord]) -> list[float]:
+        valid = [run.summary.step_seconds_median for run in side if not invalid_time_reason(run)]
         return [value for value in valid if value]
 
-    here, there = seconds(runs), seconds(base_runs)
+    here, there = seconds_of_side(runs), seconds_of_side(base_runs)
     if here and there:
         return statistics.geometric_mean(here) / statistics.geometric_mean(there), ""
-    invalid = next(filter(None, map(invalid_reason, [*runs, *base_runs])), "no times")
+    invalid = next(filter(None, map(invalid_time_reason, [*runs, *base_runs])), "no times")
     return None, str(Verdict(kind="invalid", why=invalid))
 
 
@@ -329,7 +331,7 @@ def _measure_memory_ratio(runs: Sequence[RunRecord], base_runs: Sequence[RunReco
     return (here / there, "") if here and there else (None, "it was not measured")
 
 
-def _value_text(gate: Gate, metric: Metric | None, value: float) -> str:
+def _gate_value_text(gate: Gate, metric: Metric | None, value: float) -> str:
     if metric is None:
         return f"{gate.measure} {value:.3f}x" if gate.measure in RATIOS else f"{gate.measure} {value:g}"
     difference = metric.signed_text(value)

@@ -31,7 +31,7 @@ EXIT_CODES: dict[Answer, int] = {
 
 
 @dataclass(frozen=True)
-class Distance:
+class LogprobsDistance:
     """How far apart the log-probabilities of two files are.
 
     Attributes:
@@ -52,8 +52,8 @@ class LogprobsJudgment:
 
     answer: Answer
     why: str
-    distance: Distance
-    floor: Distance | None
+    distance: LogprobsDistance
+    floor: LogprobsDistance | None
 
     @property
     def exit_code(self) -> int:
@@ -81,7 +81,7 @@ def judge_logprobs(one: str | Path, other: str | Path, twin: str | Path | None =
         UnusableInput: a file cannot be read, holds a number that is no log-probability, or has other tokens.
     """
     first, second = read_logprobs(Path(one)), read_logprobs(Path(other))
-    _check_count(one, first, other, second)
+    _check_equal_counts(one, first, other, second)
     distance = distance_of(first, second)
     if first == second:
         return LogprobsJudgment("identical", "all log-probabilities are equal", distance, None)
@@ -89,7 +89,7 @@ def judge_logprobs(one: str | Path, other: str | Path, twin: str | Path | None =
         why = "there is no twin: give the log-probabilities of the first program after a harmless change, by --twin"
         return LogprobsJudgment("cannot tell", why, distance, None)
     again = read_logprobs(Path(twin))
-    _check_count(one, first, twin, again)
+    _check_equal_counts(one, first, twin, again)
     floor = distance_of(first, again)
     if first == again:
         why = "the twin is equal to the first file, so that it is no measure of what harmless changes do"
@@ -99,7 +99,10 @@ def judge_logprobs(one: str | Path, other: str | Path, twin: str | Path | None =
         return LogprobsJudgment("cannot tell", why, distance, floor)
     beyond = [
         name
-        for name, per_token in (("share of tokens outside of 0.9 to 1.1", _outside), ("mean KL", _kl_divergences))
+        for name, per_token in (
+            ("share of tokens outside of 0.9 to 1.1", _differences_of_logprobs),
+            ("mean KL", _kl_divergences),
+        )
         if _exceeds_floor(list(per_token(first, second)), list(per_token(first, again)))
     ]
     if beyond:
@@ -108,11 +111,11 @@ def judge_logprobs(one: str | Path, other: str | Path, twin: str | Path | None =
     return LogprobsJudgment("within the floor", "they are no farther apart than the twin", distance, floor)
 
 
-def distance_of(one: Sequence[float], other: Sequence[float]) -> Distance:
+def distance_of(one: Sequence[float], other: Sequence[float]) -> LogprobsDistance:
     """Return how far apart two sequences of log-probabilities are."""
-    return Distance(
+    return LogprobsDistance(
         tokens=len(one),
-        outside=statistics.fmean(_outside(one, other)),
+        outside=statistics.fmean(_differences_of_logprobs(one, other)),
         mean_kl=statistics.fmean(_kl_divergences(one, other)),
         largest=max(abs(second - first) for first, second in zip(one, other, strict=True)),
     )
@@ -123,9 +126,9 @@ def read_logprobs(path: Path) -> list[float]:
     try:
         text = read_text(path, most=MAX_BYTES)
         try:
-            found = list(_numbers(parse_json(text)))
+            found = list(_logprobs_in(parse_json(text)))
         except FileFault:
-            found = [number for line in text.splitlines() if line.strip() for number in _numbers(parse_json(line))]
+            found = [number for line in text.splitlines() if line.strip() for number in _logprobs_in(parse_json(line))]
     except FileFault as fault:
         raise UnusableInput(f"cannot read the log-probabilities of {path}: {fault}") from None
     if not found:
@@ -138,29 +141,29 @@ def read_logprobs(path: Path) -> list[float]:
     return found
 
 
-def _numbers(value: Any) -> Iterator[float]:
+def _logprobs_in(value: Any) -> Iterator[float]:
     if isinstance(value, bool) or value is None or isinstance(value, str):
         raise FileFault(f"{value!r} is no number")
     if isinstance(value, dict):
         name = next((name for name in NAMES if name in value), None)
         if name is None:
             raise FileFault(f"a line has no {NAMES[0]}, but {', '.join(map(str, value)) or 'nothing'}")
-        yield from _numbers(value[name])
+        yield from _logprobs_in(value[name])
     elif isinstance(value, list):
         for item in value:
-            yield from _numbers(item)
+            yield from _logprobs_in(item)
     else:
         yield float(value)
 
 
-def _check_count(one: object, first: Sequence[float], other: object, second: Sequence[float]) -> None:
+def _check_equal_counts(one: object, first: Sequence[float], other: object, second: Sequence[float]) -> None:
     if len(first) != len(second):
         raise UnusableInput(
             f"{one} has {len(first)} tokens and {other} has {len(second)}; give the same tokens in the same order"
         )
 
 
-def _outside(one: Sequence[float], other: Sequence[float]) -> Iterator[float]:
+def _differences_of_logprobs(one: Sequence[float], other: Sequence[float]) -> Iterator[float]:
     low, high = math.log(LOW), math.log(HIGH)
     return (float(not low <= second - first <= high) for first, second in zip(one, other, strict=True))
 

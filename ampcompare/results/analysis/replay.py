@@ -39,7 +39,7 @@ OF_MODULES = 8.0  # errors of a module that those of a whole step are at most, w
 
 
 @dataclass(frozen=True)
-class Finding:
+class ReplayFinding:
     """What is not noise.
 
     Attributes:
@@ -60,7 +60,7 @@ class Finding:
     base: float | None = None
 
     @property
-    def words(self) -> str:
+    def in_words(self) -> str:
         """It in words."""
         if self.module == GRADIENTS:
             return f"equal gradients arrive at the optimizer {self.apart:.1e} apart: clipping, accumulation, unscaling"
@@ -94,7 +94,7 @@ class ReplayJudgment:
 
     change: str
     answer: Answer
-    findings: Sequence[Finding] = ()
+    findings: Sequence[ReplayFinding] = ()
     above: Sequence[str] = ()
     modules: int = 0
     unjudged: Mapping[str, str] = field(default_factory=dict)
@@ -121,7 +121,7 @@ class ReplayJudgment:
         if self.answer == "noise":
             return f"{self.change}: noise: {count} and the update are the same functions, and as exact"
         names = few_names([f"{one.module} ({one.kind})" if one.kind and one.module[0] != "(" else one.module
-                     for one in _first_of_each(self.findings)])  # fmt: skip
+                     for one in _first_finding_of_each(self.findings)])  # fmt: skip
         return f"{self.change}: {self.answer}: {names}; judged were {count}"
 
     def data(self) -> dict[str, Any]:
@@ -129,7 +129,7 @@ class ReplayJudgment:
         return {"sentence": self.sentence, **asdict(self)}
 
 
-def _first_of_each(findings: Sequence[Finding]) -> list[Finding]:
+def _first_finding_of_each(findings: Sequence[ReplayFinding]) -> list[ReplayFinding]:
     return list({one.module: one for one in reversed(findings)}.values())[::-1]
 
 
@@ -143,25 +143,25 @@ def judge_replay(change: str, base: Mapping[str, Any], changed: Mapping[str, Any
     for side, found in (("the step as it is", base), (change, changed)):
         if found.get("fault"):
             return ReplayJudgment(change, "cannot tell", why=f"{side}: {found['fault']}")
-    before = {_key(row): row for row in base["rows"]}
-    findings: list[Finding] = []
+    before = {_key_of_row(row): row for row in base["rows"]}
+    findings: list[ReplayFinding] = []
     errors: list[ModuleErrors] = []
     unjudged: dict[str, str] = {}
     tops: dict[str, str] = {}
     losses: set[str] = set()
     for row in changed["rows"]:
-        name, known = row["module"], before.get(_key(row))
+        name, known = row["module"], before.get(_key_of_row(row))
         tops[name] = row.get("top", "")
         if row.get("top") == name and not row.get("parts", {}).get("wgrad"):
             losses.add(name)
         if "why" in row or (known is not None and "why" in known):
             unjudged[name] = row.get("why") or (known or {})["why"]
             continue
-        mine = list(_findings(row, known))
+        mine = list(_findings_in_row(row, known))
         findings += mine
         if name not in (LOSS, GRADIENTS):
             answer: Answer = mine[0].answer if mine else "noise"
-            errors.append(ModuleErrors(name, row["kind"], _units(row, known), answer))
+            errors.append(ModuleErrors(name, row["kind"], _errors_in_units(row, known), answer))
     if not errors:
         return ReplayJudgment(change, "cannot tell", unjudged=unjudged, why="no module could be judged")
     update = next((f"{name}: {why}" for name, why in unjudged.items() if name[0] == "("), "")
@@ -173,7 +173,7 @@ def judge_replay(change: str, base: Mapping[str, Any], changed: Mapping[str, Any
             errors=errors,
             why=f"modules are the same, but not judged is {update}",
         )
-    named, above = _lowest(findings, tops, losses)
+    named, above = _lowest_findings(findings, tops, losses)
     answers = {one.answer for one in named}
     answer = next((one for one in ("another function", "less exact") if one in answers), "noise")
     judged = len({one.module for one in errors if one.module[0] != "("})
@@ -182,7 +182,7 @@ def judge_replay(change: str, base: Mapping[str, Any], changed: Mapping[str, Any
     )  # fmt: skip
 
 
-def _key(row: Mapping[str, Any]) -> tuple[str, int]:
+def _key_of_row(row: Mapping[str, Any]) -> tuple[str, int]:
     return ("(update)" if _is_update(row) else row["module"]), row["call"]
 
 
@@ -196,23 +196,25 @@ def _pair_known_tensors(row: Mapping[str, Any], known: Mapping[str, Any] | None)
             yield part, name, entry, ((known or {}).get("parts", {}).get(part, {})).get(name)
 
 
-def _findings(row: Mapping[str, Any], known: Mapping[str, Any] | None) -> Iterator[Finding]:
+def _findings_in_row(row: Mapping[str, Any], known: Mapping[str, Any] | None) -> Iterator[ReplayFinding]:
     """Yield the worst of each part, functions before errors."""
-    found: dict[tuple[bool, str], tuple[float, Finding]] = {}
+    found: dict[tuple[bool, str], tuple[float, ReplayFinding]] = {}
     for part, name, entry, first in _pair_known_tensors(row, known):
         answer: Answer
         if row["module"] in (LOSS, GRADIENTS):
             line = OF_LOSS if row["module"] == LOSS else OF_GRADIENTS
-            answer, apart = "another function", _number(entry["error"])
-        elif _number(entry.get("same", 0.0)) > (line := _function_threshold(entry, first)):
-            answer, apart = "another function", _number(entry["same"])
+            answer, apart = "another function", _number_or_nan(entry["error"])
+        elif _number_or_nan(entry.get("same", 0.0)) > (line := _function_threshold(entry, first)):
+            answer, apart = "another function", _number_or_nan(entry["same"])
         else:
             line = _error_threshold(entry, first)
             answer = "less exact"
-            apart = _number(entry["error"])
+            apart = _number_or_nan(entry["error"])
         if not apart > line:
             continue
-        finding = Finding(row["module"], row["kind"], answer, part, name, apart, first and _number(first["error"]))
+        finding = ReplayFinding(
+            row["module"], row["kind"], answer, part, name, apart, first and _number_or_nan(first["error"])
+        )
         key = (answer == "less exact", part)
         weight = apart / line if line else math.inf
         if key not in found or weight > found[key][0]:
@@ -221,54 +223,56 @@ def _findings(row: Mapping[str, Any], known: Mapping[str, Any] | None) -> Iterat
         yield found[key][1]
 
 
-def _number(value: Any) -> float:
+def _number_or_nan(value: Any) -> float:
     return float(value) if value is not None and not math.isnan(float(value)) else math.inf
 
 
-def _unit(entry: Mapping[str, Any], first: Mapping[str, Any] | None) -> float:
+def _rounding_unit(entry: Mapping[str, Any], first: Mapping[str, Any] | None) -> float:
     return float((first or entry)["unit"])
 
 
-def _movement(entry: Mapping[str, Any], first: Mapping[str, Any] | None) -> float:
-    return max(_number(entry["moved"]), _number(first["moved"]) if first else 0.0)
+def _movement_in_units(entry: Mapping[str, Any], first: Mapping[str, Any] | None) -> float:
+    return max(_number_or_nan(entry["moved"]), _number_or_nan(first["moved"]) if first else 0.0)
 
 
 def _function_threshold(entry: Mapping[str, Any], first: Mapping[str, Any] | None) -> float:
-    condition = _number(entry["moved"]) / float(entry["unit"])
-    if math.isinf(_number(entry.get("same", 0.0))) and math.isfinite(condition):
+    condition = _number_or_nan(entry["moved"]) / float(entry["unit"])
+    if math.isinf(_number_or_nan(entry.get("same", 0.0))) and math.isfinite(condition):
         return SAME
     return max(SAME, OF_FP64 * FP64 * condition)
 
 
 def _error_threshold(entry: Mapping[str, Any], first: Mapping[str, Any] | None) -> float:
-    unit = _unit(entry, first)
+    unit = _rounding_unit(entry, first)
     of_unit = OF_FP32 if unit < HALF else OF_HALF
     # Of the base alone: what the change computes in is what is judged.
-    moved = _number(first["moved"]) if first else _number(entry["moved"])
-    own = OF_BASE * _number(first["error"]) if first else 0.0
+    moved = _number_or_nan(first["moved"]) if first else _number_or_nan(entry["moved"])
+    own = OF_BASE * _number_or_nan(first["error"]) if first else 0.0
     return max(own, of_unit * max(unit, moved)) + OF_ROUNDING * float((first or entry).get("rounding", 0.0))
 
 
-def _units(row: Mapping[str, Any], known: Mapping[str, Any] | None) -> dict[str, tuple[float, float]]:
+def _errors_in_units(row: Mapping[str, Any], known: Mapping[str, Any] | None) -> dict[str, tuple[float, float]]:
     units: dict[str, tuple[float, float]] = {}
     for part, _, entry, first in _pair_known_tensors(row, known):
-        unit = _unit(entry, first) + float((first or entry).get("rounding", 0.0))
-        before, now = (_number(one["error"]) / unit if one else 0.0 for one in (first, entry))
+        unit = _rounding_unit(entry, first) + float((first or entry).get("rounding", 0.0))
+        before, now = (_number_or_nan(one["error"]) / unit if one else 0.0 for one in (first, entry))
         most = units.get(part, (0.0, 0.0))
         units[part] = max(most[0], before), max(most[1], now)
     return units
 
 
-def _lowest(findings: Sequence[Finding], tops: Mapping[str, str], losses: Set[str]) -> tuple[list[Finding], list[str]]:
+def _lowest_findings(
+    findings: Sequence[ReplayFinding], tops: Mapping[str, str], losses: Set[str]
+) -> tuple[list[ReplayFinding], list[str]]:
     """Return the findings that none below explains, and the modules whose own ones are explained so.
 
     A child that is less exact does not make its parent another function, so that both are named then.
     """
-    named: list[Finding] = []
+    named: list[ReplayFinding] = []
     above: list[str] = []
     modules = [one for one in findings if one.module not in (LOSS, GRADIENTS)]
     for one in findings:
-        below = [other for other in modules if _contains(one.module, other.module, tops)]
+        below = [other for other in modules if _contains_module(one.module, other.module, tops)]
         if one.module == GRADIENTS:
             below = [other for other in findings if other is not one]
         if one.module == LOSS:  # the loss may be a module that the script calls
@@ -283,13 +287,13 @@ def _lowest(findings: Sequence[Finding], tops: Mapping[str, str], losses: Set[st
     return named, [name for name in above if name not in {one.module for one in named}]
 
 
-def _largest_error(findings: Sequence[Finding]) -> float:
+def _largest_error(findings: Sequence[ReplayFinding]) -> float:
     """Return the largest error of what is less exact, without tensors that the base has no digits of."""
     errors = [one.apart for one in findings if one.answer == "less exact" and (one.base or 0.0) < OF_LOSS]
     return max(errors, default=0.0)
 
 
-def _contains(name: str, other: str, tops: Mapping[str, str]) -> bool:
+def _contains_module(name: str, other: str, tops: Mapping[str, str]) -> bool:
     if name == other:
         return False
     return tops.get(other) == name or other.startswith(f"{name}.")

@@ -26,13 +26,13 @@ from ampcompare.results.analysis.inference.effect import (
     SPREAD_IS_KNOWN,
     Effect,
     paired_effect,
-    welch,
-    wilson,
+    welch_effect,
+    wilson_interval,
 )
 from ampcompare.results.analysis.inference.terms import AccuracyMargin, Terms, resolve_margin
 from ampcompare.results.analysis.inference.verdict import EMPTY, Evidence, SequentialDesign
-from ampcompare.results.analysis.pairing.scores import effect_in_steps, grid_step, rounding_spread
-from ampcompare.results.analysis.summary import UndecidedRow, conclude, decided_rows
+from ampcompare.results.analysis.pairing.scores import effect_in_steps, largest_common_step, rounding_spread
+from ampcompare.results.analysis.summary import UndecidedRow, conclude_comparison, decided_rows
 from ampcompare.results.records.comparison import ArmSummary, Comparison, JudgedTable
 from ampcompare.results.records.metric import MAX_NAME, TOP1, Metric
 from ampcompare.results.records.verdict import Verdict
@@ -52,21 +52,21 @@ NO_COUNT = Verdict(kind="inconclusive", why="number of runs unknown")
 
 
 @dataclass(frozen=True)
-class Quantity:
+class PrintedNumber:
     """A number as it is printed: its mean, the step of its last digit, and the standard deviation over runs if any."""
 
     mean: float
     step: float
     sd: float | None = None
 
-    def times(self, factor: float) -> Quantity:
+    def times(self, factor: float) -> PrintedNumber:
         """Return the same quantity in another unit, or with the other sign."""
         scale = abs(factor)
-        return Quantity(factor * self.mean, scale * self.step, None if self.sd is None else scale * self.sd)
+        return PrintedNumber(factor * self.mean, scale * self.step, None if self.sd is None else scale * self.sd)
 
 
 @dataclass(frozen=True)
-class Run:
+class TableLine:
     """One line: a run, or the mean of several, of a number that is None where it has a deviation and does not say so.
 
     The speed is the negative logarithm of the seconds.
@@ -74,8 +74,8 @@ class Run:
 
     arm: str
     seed: str
-    value: Quantity | None
-    speed: Quantity | None
+    value: PrintedNumber | None
+    speed: PrintedNumber | None
     diverged: bool
     runs: int | None
 
@@ -84,7 +84,7 @@ class Run:
 class ResultsTable:
     """All lines in order, what was measured, and columns that are not looked at."""
 
-    runs: Sequence[Run]
+    runs: Sequence[TableLine]
     metric: Metric
     unused: Sequence[str]
 
@@ -112,11 +112,11 @@ def read_table(source: Path | TextIO | str, *, metric: str | None = None, better
     head = [cell.lower() for cell in written]
     if "arm" not in head or len(set(head)) < len(head):
         raise RecordError(f"{name} needs a column arm, and no column twice; its columns are {', '.join(head)}")
-    column, found = _metric_of(dict(zip(head, written, strict=True)), lines, metric, better)
+    column, found = _find_metric_column(dict(zip(head, written, strict=True)), lines, metric, better)
     runs = []
     seen: set[tuple[str, str]] = set()
     for number, cells in lines:
-        run = _parse_run(dict(zip(head, cells, strict=True)), column, f"{name}, line {number}")
+        run = _parse_line(dict(zip(head, cells, strict=True)), column, f"{name}, line {number}")
         if run.seed and (run.arm.casefold(), run.seed) in seen:
             raise RecordError(f"{name}, line {number}: a second line of {run.arm} with seed {run.seed}")
         seen.add((run.arm.casefold(), run.seed))
@@ -153,7 +153,7 @@ def _split_cells(text: str, name: str) -> tuple[list[str], list[tuple[int, list[
     return header, rest
 
 
-def _metric_of(
+def _find_metric_column(
     head: Mapping[str, str], lines: Sequence[tuple[int, list[str]]], wanted: str | None, better: Better | None
 ) -> tuple[str, Metric]:
     """Return the column of the results and its metric; `head` has the names in lower case, each as it is written."""
@@ -184,17 +184,17 @@ def _metric_of(
     return column, Metric(name=head[column][:MAX_NAME], better=better)
 
 
-def _parse_number(text: str) -> Quantity | None:
+def _parse_number(text: str) -> PrintedNumber | None:
     match = VALUE.fullmatch(text.replace("−", "-"))
     if match is None:
         return None
     digits, _, exponent = match["mean"].lower().partition("e")
     step = 10.0 ** (int(exponent or 0) - len(digits.partition(".")[2])) if math.isfinite(float(match["mean"])) else 0.0
-    return Quantity(float(match["mean"]), step, float(match["sd"]) if match["sd"] else None)
+    return PrintedNumber(float(match["mean"]), step, float(match["sd"]) if match["sd"] else None)
 
 
-def _parse_run(cells: Mapping[str, str], column: str, location: str) -> Run:
-    def number(name: str) -> Quantity | None:
+def _parse_line(cells: Mapping[str, str], column: str, location: str) -> TableLine:
+    def parse_cell(name: str) -> PrintedNumber | None:
         text = cells.get(name, "")
         if text.lower() in NOT_MEASURED:
             return None
@@ -204,8 +204,8 @@ def _parse_run(cells: Mapping[str, str], column: str, location: str) -> Run:
 
     if not cells["arm"]:
         raise RecordError(f"{location}, names no arm")
-    value, spread = number(column), number(f"{column} sd")
-    count, seconds = number("n"), number("seconds")
+    value, spread = parse_cell(column), parse_cell(f"{column} sd")
+    count, seconds = parse_cell("n"), parse_cell("seconds")
     if value is not None and spread is not None:
         value = replace(value, sd=spread.mean)
     if value is not None and value.sd is not None and not 0 <= value.sd < math.inf:
@@ -223,11 +223,11 @@ def _parse_run(cells: Mapping[str, str], column: str, location: str) -> Run:
     seed = cells.get("seed", "")
     seed = str(int(seed)) if seed.isascii() and seed.isdigit() and len(seed) < 16 else seed
     speed = seconds and replace(seconds.times(1 / seconds.mean), mean=-math.log(seconds.mean))
-    return Run(cells["arm"], seed, None if diverged else value, speed, diverged, runs)
+    return TableLine(cells["arm"], seed, None if diverged else value, speed, diverged, runs)
 
 
 @dataclass(frozen=True)
-class _Sample:
+class _PooledRuns:
     """All runs of an arm: their mean and number, and the variance that the `known` of them show."""
 
     mean: float
@@ -248,7 +248,7 @@ class _Difference:
     uses_sd: bool = False
 
 
-def _pool_lines(lines: Sequence[tuple[Run, Quantity]]) -> _Sample:
+def _pool_lines(lines: Sequence[tuple[TableLine, PrintedNumber]]) -> _PooledRuns:
     """Pool the lines of an arm: the variance within each line that has one, and that between the lines."""
     counts = [run.runs or 1 for run, _ in lines]
     # The mean of several runs without a standard deviation shows no more of the spread than one run does.
@@ -261,7 +261,7 @@ def _pool_lines(lines: Sequence[tuple[Run, Quantity]]) -> _Sample:
     )
     variance = squares / max(1, total - 1)
     step = statistics.median_high(quantity.step for _, quantity in lines)
-    return _Sample(mean, sum(counts), variance, total, step, all(run.runs == 1 for run, _ in lines))
+    return _PooledRuns(mean, sum(counts), variance, total, step, all(run.runs == 1 for run, _ in lines))
 
 
 def _weighted_mean(values: Sequence[float], counts: Sequence[int]) -> float:
@@ -269,9 +269,9 @@ def _weighted_mean(values: Sequence[float], counts: Sequence[int]) -> float:
 
 
 def _difference_of_arms(
-    arm: Sequence[Run],
-    reference: Sequence[Run],
-    value: Callable[[Run], Quantity | None],
+    arm: Sequence[TableLine],
+    reference: Sequence[TableLine],
+    value: Callable[[TableLine], PrintedNumber | None],
     floor: float,
     sd: float | None = None,
 ) -> _Difference | None:
@@ -289,7 +289,7 @@ def _difference_of_arms(
         return _Difference(None)
     ours, theirs = samples = _pool_lines(here), _pool_lines(there)
     values = [quantity.mean for _, quantity in (*here, *there)]
-    step = grid_step(values, min(ours.step, theirs.step)) if ours.single and theirs.single else 0.0
+    step = largest_common_step(values, min(ours.step, theirs.step)) if ours.single and theirs.single else 0.0
     rounding = [max(step, sample.step) ** 2 / 12 for sample in samples]  # variance of the error of a number
     counts = [sample.count for sample in samples]
     pairs = _pairs_of_seeds(here, there)
@@ -306,21 +306,21 @@ def _difference_of_arms(
             max(floor**2 / 2, rounded, sample.variance + sample.single * rounded)
             for sample, rounded in zip(samples, rounding, strict=True)
         ]
-        effect = welch(ours.mean - theirs.mean, variances, [sample.known for sample in samples])
+        effect = welch_effect(ours.mean - theirs.mean, variances, [sample.known for sample in samples])
     least, error = rounding_spread(ours.step, theirs.step), effect.error
     effect = replace(effect, error=max(least, error))
     return _Difference(effect, error < least, not uses_sd and not is_paired, uses_sd)
 
 
 def _pairs_of_seeds(
-    here: Sequence[tuple[Run, Quantity]], there: Sequence[tuple[Run, Quantity]]
+    here: Sequence[tuple[TableLine, PrintedNumber]], there: Sequence[tuple[TableLine, PrintedNumber]]
 ) -> list[tuple[float, float]]:
     """Return the values of single runs of both sides that have a seed in common."""
     partners = {run.seed: quantity.mean for run, quantity in there if run.seed and run.runs == 1}
     return [(one.mean, partners[run.seed]) for run, one in here if run.runs == 1 and run.seed in partners]
 
 
-def judge(
+def judge_arms(
     table: ResultsTable, reference: str | None = None, sd: float | None = None, terms: Terms | None = None
 ) -> Comparison:
     """Compare every arm of a table with one of them.
@@ -339,7 +339,7 @@ def judge(
     terms = terms or Terms()
     if sd is not None and not (math.isfinite(sd) and sd > 0):
         raise ConfigError(f"the spread over seeds is {sd}; give the standard deviation, such as 0.18")
-    arms: dict[str, list[Run]] = {}
+    arms: dict[str, list[TableLine]] = {}
     for run in table.runs:
         arms.setdefault(run.arm.casefold(), []).append(run)
     base = _runs_of_reference(arms, reference)
@@ -356,7 +356,7 @@ def judge(
     rows = decided_rows(lines, margin, terms, SequentialDesign())
     uses_sd = any(value.uses_sd for value in values.values() if value)
     independent = [arms[key][0].arm for key, value in values.items() if value and value.by_welch]
-    return conclude(
+    return conclude_comparison(
         rows,
         metric=metric,
         margin=margin,
@@ -367,14 +367,14 @@ def judge(
         seeds=sorted({seed for row in rows for seed in row.seeds}),
         reading=[
             *why_none_recommended(rows, base[0].arm, terms.prefer, metric),
-            *_note_lines(table, rows, sd if not uses_sd else None),
+            *_lines_of_notes(table, rows, sd if not uses_sd else None),
         ],
         records=[],
         judged=JudgedTable(references=[base[0].arm], sd=sd if uses_sd else None, independent=independent),
     )
 
 
-def _runs_of_reference(arms: Mapping[str, Sequence[Run]], reference: str | None) -> Sequence[Run]:
+def _runs_of_reference(arms: Mapping[str, Sequence[TableLine]], reference: str | None) -> Sequence[TableLine]:
     """Return the runs of the reference; None for fp32, or else the first arm.
 
     Raises:
@@ -398,7 +398,7 @@ def _metric_with_decimals(table: ResultsTable) -> Metric:
     return metric.model_copy(update={"decimals": min(8, max(least, statistics.mode(digits or [0])))})
 
 
-def _margin_of_table(terms: Terms, metric: Metric, reference: Sequence[Run], sd: float | None) -> AccuracyMargin:
+def _margin_of_table(terms: Terms, metric: Metric, reference: Sequence[TableLine], sd: float | None) -> AccuracyMargin:
     """Return the margin in the unit that is shown, and where it comes from."""
     rule = terms.rule
     values = [run.value.times(metric.factor) for run in reference if run.value is not None]
@@ -411,12 +411,14 @@ def _margin_of_table(terms: Terms, metric: Metric, reference: Sequence[Run], sd:
     return resolve_margin(rule, means, metric=metric, resolution=step, reference=reference[0].arm, sd=sd, least=True)
 
 
-def _line_of_arm(runs: Sequence[Run], base: Sequence[Run], metric: Metric, value: _Difference | None) -> UndecidedRow:
+def _line_of_arm(
+    runs: Sequence[TableLine], base: Sequence[TableLine], metric: Metric, value: _Difference | None
+) -> UndecidedRow:
     """Return the line of an arm before its verdicts."""
     count = sum(run.runs or 1 for run in runs)
     diverged = sum(run.runs or 1 for run in runs if run.diverged)
     divergence = Verdict(kind="diverged", share=(diverged, count)) if diverged else EMPTY
-    rate = wilson(diverged, count) if diverged else (None, None)
+    rate = wilson_interval(diverged, count) if diverged else (None, None)
     measured = [(run, run.value) for run in runs if run.value is not None]
     sample = _pool_lines(measured) if measured else None
     only_sd = measured[0][1].sd if measured else None  # of a single line whose number of runs is unknown
@@ -440,11 +442,11 @@ def _line_of_arm(runs: Sequence[Run], base: Sequence[Run], metric: Metric, value
     return UndecidedRow(
         row,
         {"quality": _evidence_of_difference(value, divergence), "time": _evidence_of_difference(time, EMPTY)},
-        _survivors(runs, base),
+        _surviving_of_reference(runs, base),
     )
 
 
-def _survivors(runs: Sequence[Run], base: Sequence[Run]) -> tuple[int, int] | None:
+def _surviving_of_reference(runs: Sequence[TableLine], base: Sequence[TableLine]) -> tuple[int, int] | None:
     """Return how many of the reference's runs next to these did not diverge, and how many there are; None if all."""
     seeds = {run.seed for run in runs}
     next_to_these = [run for run in base if run.seed in seeds] or base
@@ -459,7 +461,7 @@ def _evidence_of_difference(difference: _Difference | None, untested: Verdict) -
     return Evidence(difference.effect, untested, difference.effect.mean, difference.rounded)
 
 
-def _note_lines(table: ResultsTable, rows: Sequence[ArmSummary], unused_sd: float | None) -> Iterator[str]:
+def _lines_of_notes(table: ResultsTable, rows: Sequence[ArmSummary], unused_sd: float | None) -> Iterator[str]:
     if any(row.quality == NO_COUNT for row in rows):
         yield "The number of runs behind a mean is not known: add a column n."
     if unused_sd is not None:

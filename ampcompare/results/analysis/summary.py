@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ampcompare.base.environment.extras import require_stats
-from ampcompare.results.analysis.conclusions.details import details, look_sentences
+from ampcompare.results.analysis.conclusions.details import detail_sentences, look_sentences
 from ampcompare.results.analysis.conclusions.headline import headline
 from ampcompare.results.analysis.conclusions.next_step import next_steps
 from ampcompare.results.analysis.effects.accuracy import (
@@ -19,12 +19,12 @@ from ampcompare.results.analysis.effects.accuracy import (
 from ampcompare.results.analysis.effects.quantities import quantity_tests
 from ampcompare.results.analysis.effects.samples import compare_samples, sample_sentences, samples_noun
 from ampcompare.results.analysis.effects.step_time import (
-    invalid_reason,
-    invalid_reason_of_arm,
+    invalid_time_reason,
+    invalid_time_reason_of_arm,
     rounds_sentence,
     time_evidence,
 )
-from ampcompare.results.analysis.inference.effect import MIN_PAIRS, wilson
+from ampcompare.results.analysis.inference.effect import MIN_PAIRS, wilson_interval
 from ampcompare.results.analysis.inference.terms import AccuracyMargin, Terms
 from ampcompare.results.analysis.inference.verdict import (
     NOTHING,
@@ -98,7 +98,7 @@ def summarize(
             lines.append(_line_of_arm(arm, Pairing.by_seed(by_arm[arm], against), evidence, margin))
     rows = decided_rows(lines, margin, terms, design)
     changed = {record.arm for record in records if record.config.first_weights == "twin"}
-    comparison = conclude(
+    comparison = conclude_comparison(
         rows,
         answered=[row for row in rows if row.arm not in changed],
         metric=metric,
@@ -124,7 +124,7 @@ def summarize(
             "next_steps": next_steps(comparison, design.next_error_rate),
             "reading": [
                 *(f"Not used: {text}." for text in excluded),
-                *details(comparison),
+                *detail_sentences(comparison),
                 *sample_sentences(rows, margin.points, metric, samples_noun(records)),
                 *_ineffective_option_lines(by_arm),
                 *script_sentences(records, reference),
@@ -165,7 +165,7 @@ def decided_rows(
     for name, quantity in tests.items():
         for number, verdict in quantity.verdicts(evidence[name], design).items():
             line = lines[number]
-            decided[number][name] = quantity.conditional(verdict, line.survivors, line.updates)
+            decided[number][name] = quantity.as_conditional(verdict, line.survivors, line.updates)
             if name == "quality":
                 decided[number]["samples"] = line.samples(verdict)
     if margin.metric.name != LOSS:
@@ -175,7 +175,7 @@ def decided_rows(
     return [ArmSummary.model_validate({**dict(line.row), **its}) for line, its in zip(lines, decided, strict=True)]
 
 
-def conclude(
+def conclude_comparison(
     rows: Sequence[ArmSummary],
     *,
     metric: Metric,
@@ -235,26 +235,26 @@ def _line_of_arm(
     )
 
 
-def _mean_of_known(
+def _mean_if_known(
     values: Iterable[float | None], average: Callable[[list[float]], float] = statistics.fmean
 ) -> float | None:
     known = [value for value in values if value is not None]
     return average(known) if known else None
 
 
-def _sd_of_known(values: Iterable[float | None]) -> float | None:
+def _sd_if_known(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.stdev(known) if len(known) > 1 and all(map(math.isfinite, known)) else None
 
 
-def _largest_peak(records: Iterable[RunRecord]) -> int | None:
+def _largest_peak_of_memory(records: Iterable[RunRecord]) -> int | None:
     return max((value for record in records if (value := record.summary.peak_bytes) is not None), default=None)
 
 
 def _memory_verdict(pairing: Pairing) -> Verdict:
     """Return the difference of the largest peaks, or why there is none."""
     pairs = pairs_of_counterparts(finished_runs(pairing.arm), finished_runs(pairing.reference))
-    here, there = _largest_peak(arm for arm, _ in pairs), _largest_peak(other for _, other in pairs)
+    here, there = _largest_peak_of_memory(arm for arm, _ in pairs), _largest_peak_of_memory(other for _, other in pairs)
     verdict = incomparable_memory_verdict(replace(pairing, pairs=pairs))
     return verdict if verdict or here is None or there is None else Verdict(effect=here - there)
 
@@ -265,11 +265,11 @@ def _untested_row(arm: str, pairing: Pairing) -> ArmSummary:
     done = [record for record in records if record.status == "completed"]
     ran = finished_runs(records)
     diverged = len(ran) - len(done)
-    rate = wilson(diverged, len(ran)) if diverged else (None, None)
+    rate = wilson_interval(diverged, len(ran)) if diverged else (None, None)
     metric = metric_of(records)
     finals = [record.summary.metric_final for record in done]
     return ArmSummary(
-        **_time_fields(ran),
+        **_fields_of_times(ran),
         arm=arm,
         engine=_engine_names(ran),
         half=next((record.half for record in ran if record.half), None),
@@ -280,15 +280,15 @@ def _untested_row(arm: str, pairing: Pairing) -> ArmSummary:
         diverged_low=rate[0],
         diverged_high=rate[1],
         failed=sum(record.status in ("failed", "interrupted") for record in records),
-        metric_mean=_mean_of_known(finals),
-        metric_sd=_sd_of_known(finals),
+        metric_mean=_mean_if_known(finals),
+        metric_sd=_sd_if_known(finals),
         metric_best=metric.best(value for record in ran if (value := record.summary.metric_best) is not None),
-        peak_bytes=_largest_peak(ran),
+        peak_bytes=_largest_peak_of_memory(ran),
         metric_correlation=_metric_correlation(pairs),
         pairs=len(pairs),
-        loss_tail=_mean_of_known(record.summary.loss_tail for record in ran),
+        loss_tail=_mean_if_known(record.summary.loss_tail for record in ran),
         # The middle one, so that it is that of a run.
-        final_loss_scale=_mean_of_known((record.summary.final_loss_scale for record in ran), statistics.median_low),
+        final_loss_scale=_mean_if_known((record.summary.final_loss_scale for record in ran), statistics.median_low),
         skipped_steps=sum(record.summary.skipped_steps for record in ran) if ran else None,
         num_steps=sum(record.summary.num_steps for record in ran) if ran else None,
         status=_status_text(records),
@@ -302,19 +302,19 @@ def _engine_names(ran: Sequence[RunRecord]) -> str | None:
     return ", ".join([*engines, *libraries]) or None
 
 
-def _time_fields(ran: Sequence[RunRecord]) -> dict[str, Any]:
+def _fields_of_times(ran: Sequence[RunRecord]) -> dict[str, Any]:
     """Return the fields of a row that are times, in seconds: those of steps and epochs of valid runs alone."""
-    invalid_time = invalid_reason_of_arm(ran)
-    timed = ran if invalid_time else [record for record in ran if not invalid_reason(record)]
+    invalid_time = invalid_time_reason_of_arm(ran)
+    timed = ran if invalid_time else [record for record in ran if not invalid_time_reason(record)]
     return {
         "invalid_time": invalid_time,
-        "epoch_seconds": _mean_of_known(record.summary.epoch_seconds for record in timed),
-        "epoch_seconds_sd": _sd_of_known(record.summary.epoch_seconds for record in timed),
-        "step_seconds_median": _mean_of_known(record.summary.step_seconds_median for record in timed),
-        "samples_per_second": _mean_of_known(record.summary.samples_per_second for record in timed),
-        "start_seconds": _mean_of_known(_start_seconds(record) for record in ran),
-        "loader_start_seconds": _mean_of_known(record.summary.loader_start_seconds for record in ran),
-        "allreduce_share": _mean_of_known(record.processes.allreduce_share for record in ran if record.processes),
+        "epoch_seconds": _mean_if_known(record.summary.epoch_seconds for record in timed),
+        "epoch_seconds_sd": _sd_if_known(record.summary.epoch_seconds for record in timed),
+        "step_seconds_median": _mean_if_known(record.summary.step_seconds_median for record in timed),
+        "samples_per_second": _mean_if_known(record.summary.samples_per_second for record in timed),
+        "start_seconds": _mean_if_known(_start_seconds(record) for record in ran),
+        "loader_start_seconds": _mean_if_known(record.summary.loader_start_seconds for record in ran),
+        "allreduce_share": _mean_if_known(record.processes.allreduce_share for record in ran if record.processes),
     }
 
 

@@ -24,7 +24,7 @@ from ampcompare.results.records.document import ArmLabel, FrozenRecord, Number, 
 from ampcompare.results.records.evaluation import PrecisionRow
 from ampcompare.results.records.metric import MAX_NAME, TOP1, Metric
 from ampcompare.results.records.run import RunRecord
-from ampcompare.results.records.verdict import UNJUDGED, Verdict, read_words
+from ampcompare.results.records.verdict import UNJUDGED, Verdict, fields_of_verdict_words
 
 REPORT_SCHEMA = 3  # 2: verdicts were words, with their effects in fields of the row; 1: of image classification only
 # Names of fields in reports of schema 1.
@@ -103,12 +103,12 @@ class Published(BaseModel):
     rows: list[PublishedRow]
 
 
-class _Row(FrozenRecord):
+class _ResultRow(FrozenRecord):
     """A row of results; those of older reports are read."""
 
     @model_validator(mode="before")
     @classmethod
-    def _read_older(cls, values: Any) -> Any:
+    def _convert_older_row(cls, values: Any) -> Any:
         if not isinstance(values, Mapping) or not {"images", *OLDER_FIELDS, *OLDER_VERDICTS} & values.keys():
             return values
         new = {OLDER_FIELDS.get(name, name): value for name, value in values.items() if name != "images"}
@@ -117,7 +117,7 @@ class _Row(FrozenRecord):
         for name in OLDER_VERDICTS.keys() & new.keys():
             quantity, field = OLDER_VERDICTS[name]
             value = new.pop(name)
-            new[quantity] = {**new.get(quantity, {}), **({field: value} if field else read_words(value))}
+            new[quantity] = {**new.get(quantity, {}), **({field: value} if field else fields_of_verdict_words(value))}
         return new
 
 
@@ -150,7 +150,7 @@ class SampleComparison(FrozenRecord):
 Quantity = Literal["quality", "time", "loss", "memory"]
 
 
-class ArmSummary(_Row):
+class ArmSummary(_ResultRow):
     """One row of the table: an arm over its seeds. Means and standard deviations are over completed runs.
 
     Times are means over the runs whose times are valid; if `invalid_time` is not empty, over all of them, for programs
@@ -229,7 +229,7 @@ class ArmSummary(_Row):
 
 
 # Only in older reports.
-class Twin(_Row):
+class LibraryTwin(_ResultRow):
     """An arm that another library ran, and ampcompare's arm of the precision that it really ran in."""
 
     arm: ArmLabel
@@ -288,7 +288,7 @@ class Comparison(ShownInNotebook, FrozenRecord):
     next_steps: list[NextStep] = Field([], description="what to do next, the most useful first")
     reading: list[str] = Field(description="the details under the tables, which do not repeat the headline")
     precisions: list[PrecisionRow] = Field([], description="trained weights in other precisions, if asked for")
-    twins: list[Twin] = Field([], description="one for each arm that another library ran")
+    twins: list[LibraryTwin] = Field([], description="one for each arm that another library ran")
     records: list[RunRecord]
     excluded: list[str] = Field([], description="records that are not used, and why")
     only_copies: bool = Field(
@@ -299,7 +299,7 @@ class Comparison(ShownInNotebook, FrozenRecord):
 
     @model_validator(mode="before")
     @classmethod
-    def _read_older(cls, values: Any) -> Any:
+    def _convert_older_report(cls, values: Any) -> Any:
         """Read a report whose judged table says itself what its figures are, and one that says of copies in words."""
         if not isinstance(values, Mapping):
             return values
@@ -308,10 +308,10 @@ class Comparison(ShownInNotebook, FrozenRecord):
         table = values.get("judged")
         if not isinstance(table, Mapping) or "metric" in values or not isinstance(table.get("metric"), str):
             return values
-        return {**values, "metric": _metric_of_older(table)}
+        return {**values, "metric": _metric_of_older_table(table)}
 
     @model_serializer(mode="wrap")
-    def _without_needless(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _leave_out_needless_fields(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         values: dict[str, Any] = dump(self)
         return values if self.only_copies else {name: it for name, it in values.items() if name != "only_copies"}
 
@@ -330,7 +330,7 @@ class Comparison(ShownInNotebook, FrozenRecord):
 
     def __str__(self) -> str:
         """Return the headline, a line for each arm, and the details; `ampcompare report` has the tables."""
-        rows = (_row_line(row, self.reference, self.metric) for row in self.arms)
+        rows = (_row_as_text(row, self.reference, self.metric) for row in self.arms)
         return "\n".join([*self.headline, *rows, *self.reading])
 
     def __repr__(self) -> str:
@@ -338,7 +338,7 @@ class Comparison(ShownInNotebook, FrozenRecord):
         return f"<Comparison of {arms}: {len(self.records)} records, seeds {', '.join(map(str, self.seeds))}>"
 
 
-def _metric_of_older(table: Mapping[str, Any]) -> dict[str, Any]:
+def _metric_of_older_table(table: Mapping[str, Any]) -> dict[str, Any]:
     name = table["metric"]
     return {
         "name": name.removesuffix(" %")[:MAX_NAME],
@@ -349,7 +349,7 @@ def _metric_of_older(table: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _row_line(row: ArmSummary, reference: str, metric: Metric) -> str:
+def _row_as_text(row: ArmSummary, reference: str, metric: Metric) -> str:
     facts = [row.status]
     if row.metric_mean is not None:
         facts.append(f"{metric.name} {metric.text(row.metric_mean)}")

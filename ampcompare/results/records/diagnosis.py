@@ -13,7 +13,7 @@ FaultKind = Literal[
 ]
 
 
-class Range(FrozenRecord):
+class MagnitudeRange(FrozenRecord):
     """The magnitudes of the elements of one or more tensors.
 
     Of fp16, "below" is below 2**-25 and rounds to zero, "top" is from 2**15 to 65536.
@@ -35,7 +35,7 @@ class Range(FrozenRecord):
         return count / self.elements if self.elements else 0.0
 
 
-class Place(FrozenRecord):
+class OperationPlace(FrozenRecord):
     """An operation of a module, in one direction."""
 
     module: str = Field("", description='dotted name; "" outside of modules')
@@ -59,10 +59,10 @@ class PlaceReport(FrozenRecord):
     this operation alone, against its own inputs in fp32, at its first two calls. Both are the largest of any step.
     """
 
-    place: Place
+    place: OperationPlace
     calls: int = 0
     dtypes: list[str] = Field(default_factory=list)
-    range: Range = Range()
+    range: MagnitudeRange = MagnitudeRange()
     error: Number | None = None
     made: Number | None = None
 
@@ -72,7 +72,7 @@ class ModuleStep(FrozenRecord):
 
     module: str
     step: int
-    range: Range
+    range: MagnitudeRange
 
 
 class Headroom(FrozenRecord):
@@ -102,7 +102,7 @@ class Fault(FrozenRecord):
     """One fault: what happened, where it began, and what led from there to the loss."""
 
     kind: FaultKind
-    place: Place
+    place: OperationPlace
     step: int
     text: str
     severity: Number = 1.0
@@ -120,7 +120,7 @@ class FormatError(FrozenRecord):
     error: Number = Field(description="norm of the difference to the gradient in bf16, relative to that")
 
 
-class Trial(FrozenRecord):
+class CandidateTrial(FrozenRecord):
     """A candidate that was trained for some steps."""
 
     name: str
@@ -161,6 +161,6 @@ class Diagnosis(ShownInNotebook, FrozenRecord):
     updates: list[LostUpdates] = Field(default_factory=list)
     formats: list[FormatError] = Field([], description="of an arm with formats of products, in the last step")
     faults: list[Fault] = Field(default_factory=list)
-    trials: list[Trial] = Field(default_factory=list)
+    trials: list[CandidateTrial] = Field(default_factory=list)
     cure: Cure | None = None
     notes: list[str] = Field(default_factory=list)

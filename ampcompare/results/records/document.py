@@ -20,12 +20,12 @@ SCHEMA = 2  # 1: results were top-1 and top-5, by these names
 NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
-def _number(value: Any) -> Any:
+def _json_number(value: Any) -> Any:
     return NON_FINITE.get(value, value) if isinstance(value, str) else value
 
 
 # A float that strict JSON may hold as a string.
-Number = Annotated[float, BeforeValidator(_number)]
+Number = Annotated[float, BeforeValidator(_json_number)]
 Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Finite = Annotated[float, Field(ge=0, lt=1e12)]
@@ -33,7 +33,7 @@ Finite = Annotated[float, Field(ge=0, lt=1e12)]
 
 def to_float(value: Any) -> float:
     """Return a number read from the output of `dump_json`."""
-    return float(_number(value))
+    return float(_json_number(value))
 
 
 class FrozenRecord(BaseModel):
@@ -47,15 +47,15 @@ ArmLabel = Annotated[str, AfterValidator(label_in_present_spelling)]  # of a row
 SchemaNumber = Annotated[int, AfterValidator(lambda read: SCHEMA)]  # what is read has the fields of this version
 
 
-def _strict_value(value: Any) -> Any:
+def _strict_json_value(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         if math.isnan(value):
             return "nan"
         return "inf" if value > 0 else "-inf"
     if isinstance(value, dict):
-        return {str(key): _strict_value(item) for key, item in value.items()}
+        return {str(key): _strict_json_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_strict_value(item) for item in value]
+        return [_strict_json_value(item) for item in value]
     return value
 
 
@@ -66,7 +66,7 @@ def dump_json(value: Any, *, indent: int | None = 1) -> str:
     elif isinstance(value, tuple) and hasattr(value, "_asdict"):  # a step
         value = value._asdict()
     # Escapes beyond ASCII, so that a name in a record can neither steer a terminal nor fail to be written.
-    return json.dumps(_strict_value(value), indent=indent, allow_nan=False)
+    return json.dumps(_strict_json_value(value), indent=indent, allow_nan=False)
 
 
 def record_checksum(values: Mapping[str, Any]) -> str:
@@ -75,9 +75,9 @@ def record_checksum(values: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-def sealed_json(record: FrozenRecord) -> str:
+def json_with_checksum(record: FrozenRecord) -> str:
     """Return the JSON of a record with a checksum, by which a later edit of its file is noticed."""
-    values = _strict_value(record.model_dump(by_alias=True))
+    values = _strict_json_value(record.model_dump(by_alias=True))
     return dump_json({**values, "checksum": record_checksum(values)})
 
 

@@ -64,8 +64,8 @@ class EpochResult(FrozenRecord):
 
     @model_validator(mode="before")
     @classmethod
-    def _read_older(cls, values: Any) -> Any:
-        return _from_older(values) if isinstance(values, Mapping) and OLDER & values.keys() else values
+    def _convert_older_evaluation(cls, values: Any) -> Any:
+        return _evaluation_of_older_record(values) if isinstance(values, Mapping) and OLDER & values.keys() else values
 
     @property
     def value(self) -> float:
@@ -78,7 +78,7 @@ class EpochResult(FrozenRecord):
         return None if self.ema_values is None else next(iter(self.ema_values.values()))
 
 
-def _from_older(old: Mapping[str, Any]) -> dict[str, Any]:
+def _evaluation_of_older_record(old: Mapping[str, Any]) -> dict[str, Any]:
     """Return an evaluation of a record that knew only the classification of images: counts of top-1 and top-5."""
     new = {name: value for name, value in old.items() if name not in OLDER}
     samples = max(1, int(old.get("samples", 1)))

@@ -36,7 +36,7 @@ KINDS: dict[WorkKind, str] = {
 }
 
 
-class Part(FrozenRecord):
+class StepPart(FrozenRecord):
     """A part of a step; all parts add up to it."""
 
     phase: Phase
@@ -54,7 +54,7 @@ class Operation(FrozenRecord):
     seconds: Finite
 
 
-class Layer(FrozenRecord):
+class ModuleTime(FrozenRecord):
     """A module with its forward and backward pass, without the modules inside it."""
 
     module: str
@@ -72,7 +72,7 @@ class Product(FrozenRecord):
     share: float = Field(description="of the FLOPs of the forward pass")
 
 
-class Sync(FrozenRecord):
+class HostRead(FrozenRecord):
     """A place where the host reads a value of the device, and so waits for it."""
 
     where: str = Field(description="file:line; empty if no line of the user's code is on the way")
@@ -83,7 +83,7 @@ class Sync(FrozenRecord):
     watched: Count = Field(1, description="steps that were watched")
 
 
-class Repeated(FrozenRecord):
+class RepeatedCast(FrozenRecord):
     """A tensor that is cast to the same type again and again in one step."""
 
     where: str
@@ -170,12 +170,12 @@ class ArmProfile(FrozenRecord):
     half_dtype: str = ""
     half: str = Field("", description='how 16-bit types are computed on a CPU, such as "bf16 emulated"')
     optimizer: str = ""
-    parts: list[Part] = Field([])
+    parts: list[StepPart] = Field([])
     operations: list[Operation] = Field([])
-    layers: list[Layer] = Field([])
+    layers: list[ModuleTime] = Field([])
     products: list[Product] = Field([])
-    syncs: list[Sync] = Field([])
-    repeated: list[Repeated] = Field([])
+    syncs: list[HostRead] = Field([])
+    repeated: list[RepeatedCast] = Field([])
     memory: Memory | None = None
     limits: Limits | None = None
     rank_seconds: list[Finite] = Field(default_factory=list, description="of a step of each rank, if there are several")
@@ -192,7 +192,7 @@ class ArmProfile(FrozenRecord):
         """Return the seconds of a phase."""
         return sum(part.seconds for part in self.parts if part.phase == phase)
 
-    def of_kind(self, kind: str) -> float:
+    def seconds_of_kind(self, kind: str) -> float:
         """Return the seconds of a kind of work."""
         return sum(part.seconds for part in self.parts if part.kind == kind)
 

@@ -34,11 +34,11 @@ __all__ = [
     "Resumption",
     "RunRecord",
     "RunSummary",
+    "RunTrace",
     "ScriptFacts",
     "StepRecord",
     "SystemReadings",
     "TimingRound",
-    "Trace",
     "dump_json",
     "loss_tail",
     "read_record",
@@ -102,7 +102,7 @@ class RunSummary(FrozenRecord):
 
     @model_validator(mode="before")
     @classmethod
-    def _read_older(cls, values: Any) -> Any:
+    def _convert_older_summary(cls, values: Any) -> Any:
         """Read a summary that knew only top-1 and top-5."""
         if not isinstance(values, Mapping) or not OLDER_NAMES & values.keys():
             return values
@@ -112,7 +112,7 @@ class RunSummary(FrozenRecord):
         return new
 
 
-class Trace(FrozenRecord):
+class RunTrace(FrozenRecord):
     """How a run went, in at most about a hundred of its steps, so that a record alone can be drawn."""
 
     steps: list[int] = Field([], description="updates before each point; the last step is always there")
@@ -232,7 +232,7 @@ class Resumption(FrozenRecord):
 
     @model_validator(mode="before")
     @classmethod
-    def _read_older(cls, values: Any) -> Any:
+    def _convert_older_resumption(cls, values: Any) -> Any:
         """Read records that have the notes alone."""
         if not isinstance(values, dict) or "machine" in values:
             return values
@@ -306,7 +306,7 @@ class RunRecord(ShownInNotebook, FrozenRecord):
     )
     unit: str = Field("images", description="what `samples_per_second` counts, such as images or tokens")
     summary: RunSummary = RunSummary()
-    trace: Trace | None = None
+    trace: RunTrace | None = None
     processes: ProcessFacts | None = Field(None, description="only where processes trained together")
     readings: SystemReadings | None = None
     script: ScriptFacts | None = Field(None, description="only where a user's own script trained")
@@ -321,7 +321,7 @@ class RunRecord(ShownInNotebook, FrozenRecord):
 
     @model_validator(mode="before")
     @classmethod
-    def _older(cls, data: Any) -> Any:
+    def _convert_older_record(cls, data: Any) -> Any:
         """Read records that held the library behind an arm, and why it ran another precision, apart.
 
         Those from before `autocast_lists` have trained by the lists of their device.

@@ -1,5 +1,5 @@
-"""The verdict on an arm in one quantity, as data. Its words are made here; only `read_words` takes them apart, for
-reports of older schemas, which hold nothing else.
+"""The verdict on an arm in one quantity, as data. Its words are made here; only `fields_of_verdict_words`
+takes them apart, for reports of older schemas, which hold nothing else.
 """
 
 from __future__ import annotations
@@ -99,10 +99,12 @@ class Verdict(FrozenRecord):
             return f"{self.on_survivors} on {self.survivors[0]} of {self.survivors[1]} seeds"
         if self.more_seeds is not None:
             return f"≤{self.more_seeds} more seed{'s' if self.more_seeds != 1 else ''}"
-        return "; ".join(filter(None, [f"{self.why}{EMULATED}" if self.kind == "emulated" else self.why, self.after]))
+        return "; ".join(
+            filter(None, [f"{self.why}{EMULATED}" if self.kind == "emulated" else self.why, self.update_counts_text])
+        )
 
     @property
-    def after(self) -> str:
+    def update_counts_text(self) -> str:
         """How many updates were made where that may explain a difference, such as `13 updates, not 15`; else ""."""
         return "{:.4g} updates, not {:.4g}".format(*self.updates) if self.updates else ""
 
@@ -137,10 +139,10 @@ class Verdict(FrozenRecord):
         return self.model_copy(update={"kind": "conditional", "among": self.kind, "survivors": survivors})
 
 
-def read_words(text: str) -> dict[str, Any]:
+def fields_of_verdict_words(text: str) -> dict[str, Any]:
     """Return the fields of a verdict of which an older report holds the words alone."""
     if match := CONDITIONAL.fullmatch(text):
-        inner = read_words(match["inner"])
+        inner = fields_of_verdict_words(match["inner"])
         survivors = int(match["some"]), int(match["all"])
         return {**inner, "kind": "conditional", "among": inner["kind"], "survivors": survivors}
     match = OLDER.fullmatch(text)

@@ -128,7 +128,7 @@ def write_reports(comparison: Comparison, folder: Path) -> None:
         if form.file is None or form.missing:
             continue
         path = folder / form.file
-        if not (is_unfinished and _age(path) < form.seconds):
+        if not (is_unfinished and _age_in_seconds(path) < form.seconds):
             write_atomically(path, form.reporter().write(document))
 
 
@@ -166,7 +166,7 @@ def log_links(comparison: Comparison, run: Path, folder: Path) -> dict[str, str]
     return {cell: quote(Path(start, log).as_posix()) for cell, log in logs.items() if (run / log).is_file()}
 
 
-def _age(path: Path) -> float:
+def _age_in_seconds(path: Path) -> float:
     """Return the seconds since a file was written; infinity if there is none."""
     try:
         return time.time() - path.stat().st_mtime

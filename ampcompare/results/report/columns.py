@@ -34,11 +34,11 @@ _TONES: tuple[tuple[Tone, tuple[Kind, ...]], ...] = (
 STATES: dict[str, Tone] = {"completed": "good", "diverged": "bad", "failed": "bad", "interrupted": "open"}
 
 
-def _always(comparison: Comparison) -> bool:
+def _applies_always(comparison: Comparison) -> bool:
     return True
 
 
-def _no_cell(row: ArmSummary, comparison: Comparison) -> Cell:
+def _make_empty_cell(row: ArmSummary, comparison: Comparison) -> Cell:
     return Cell()
 
 
@@ -55,13 +55,15 @@ class ArmColumn(Column):
 
     head: str = ""
     numeric: bool = True
-    cell: Callable[[ArmSummary, Comparison], Cell] = _no_cell
-    applies: Callable[[Comparison], bool] = _always
+    cell: Callable[[ArmSummary, Comparison], Cell] = _make_empty_cell
+    applies: Callable[[Comparison], bool] = _applies_always
     of_run: Callable[[RunRecord], float | None] | None = None
     needs_others: bool = False
 
 
-def of_arm(text: Callable[[ArmSummary], str], applies: Callable[[Comparison], bool] = _always) -> ArmColumn:
+def column_of_summary(
+    text: Callable[[ArmSummary], str], applies: Callable[[Comparison], bool] = _applies_always
+) -> ArmColumn:
     """Return a column of what the summary of an arm holds."""
     return ArmColumn(cell=lambda row, comparison: Cell(text(row)), applies=applies)
 
@@ -69,16 +71,16 @@ def of_arm(text: Callable[[ArmSummary], str], applies: Callable[[Comparison], bo
 def column_of_run_means(
     value: Callable[[RunRecord], float | None],
     form: Callable[[float], str],
-    applies: Callable[[Comparison], bool] = _always,
+    applies: Callable[[Comparison], bool] = _applies_always,
 ) -> ArmColumn:
     """Return a column of the mean over the completed runs of an arm; the CSV has the value of each run."""
 
-    def cell(row: ArmSummary, comparison: Comparison) -> Cell:
+    def cell_of_mean(row: ArmSummary, comparison: Comparison) -> Cell:
         completed = [value(run) for run in comparison.records if run.arm == row.arm and run.status == "completed"]
         measured = [number for number in completed if number is not None]
         return Cell(form(statistics.fmean(measured))) if measured else Cell()
 
-    return ArmColumn(cell=cell, applies=applies, of_run=value)
+    return ArmColumn(cell=cell_of_mean, applies=applies, of_run=value)
 
 
 def metric_text(metric: Metric, value: float | None, sd: float | None = None) -> str:
@@ -86,7 +88,7 @@ def metric_text(metric: Metric, value: float | None, sd: float | None = None) ->
     return "-" if value is None else metric.number(value) + ("" if sd is None else f" ± {metric.number(sd)}")
 
 
-def _number(value: float | None, form: str) -> str:
+def _number_text(value: float | None, form: str) -> str:
     return "-" if value is None else f"{value:{form}}"
 
 
@@ -164,7 +166,7 @@ def _skipped_steps(row: ArmSummary) -> str:
     return "-" if row.skipped_steps is None else f"{row.skipped_steps}/{row.num_steps}"
 
 
-def arm_name(row: ArmSummary) -> str:
+def short_arm_name(row: ArmSummary) -> str:
     """Return the name of an arm, cut to what a table has room for."""
     return printable(row.arm, 60)
 
@@ -188,7 +190,7 @@ def status_cell(row: ArmSummary, records: Iterable[RunRecord], longest: int = 60
     return Cell(printable(row.status, longest), tone, badge=bool(row.status))
 
 
-def _start_differs(comparison: Comparison) -> bool:
+def _compares_starts(comparison: Comparison) -> bool:
     """Return whether ways to start processes and loaders are compared."""
     configs = [record.config for record in comparison.records]
     return len({(config.launcher, config.workers, config.threads) for config in configs}) > 1
@@ -198,7 +200,7 @@ def _has_ranks(comparison: Comparison) -> bool:
     return any(row.allreduce_share is not None for row in comparison.arms)
 
 
-def _keeps_loss(comparison: Comparison) -> bool:
+def _has_loss(comparison: Comparison) -> bool:
     return any(row.loss_tail is not None for row in comparison.arms)
 
 
@@ -206,12 +208,12 @@ def _metric_columns(comparison: Comparison) -> dict[str, ArmColumn]:
     """Return the final and the best value of the metric that verdicts are about."""
     metric = comparison.metric
     return {
-        metric.head: of_arm(lambda row: metric_text(metric, row.metric_mean, row.metric_sd)),
-        f"best {metric.head}": of_arm(lambda row: metric_text(metric, row.metric_best)),
+        metric.head: column_of_summary(lambda row: metric_text(metric, row.metric_mean, row.metric_sd)),
+        f"best {metric.head}": column_of_summary(lambda row: metric_text(metric, row.metric_best)),
     }
 
 
-def _other_metrics(comparison: Comparison) -> dict[str, ArmColumn]:
+def _other_metric_columns(comparison: Comparison) -> dict[str, ArmColumn]:
     """Return the final values of the other metrics; the CSV alone has top-5."""
     others = comparison.records[0].metrics[1:] if comparison.records else []
     means = {
@@ -220,26 +222,26 @@ def _other_metrics(comparison: Comparison) -> dict[str, ArmColumn]:
     return {head: replace(column, of_run=None) for head, column in means.items() if head != TOP5.head}
 
 
-def _throughput(comparison: Comparison) -> dict[str, ArmColumn]:
+def _throughput_columns(comparison: Comparison) -> dict[str, ArmColumn]:
     """Return the samples, or whatever runs count, of a second."""
     unit = next((record.unit for record in comparison.records), "samples").replace("images", "samples")
     return {
-        f"{unit}/s": of_arm(
-            lambda row: _number(None if row.invalid_time or is_emulated(row) else row.samples_per_second, ",.0f")
+        f"{unit}/s": column_of_summary(
+            lambda row: _number_text(None if row.invalid_time or is_emulated(row) else row.samples_per_second, ",.0f")
         )
     }
 
 
-def _energy(comparison: Comparison) -> dict[str, ArmColumn]:
+def _energy_columns(comparison: Comparison) -> dict[str, ArmColumn]:
     """Return the energy of a GPU for a thousand samples, or whatever runs count, if any run has one."""
     unit = next((record.unit for record in comparison.records), "samples").replace("images", "samples")
 
-    def joules(record: RunRecord) -> float | None:
+    def joules_per_thousand(record: RunRecord) -> float | None:
         one = None if record.readings is None else record.readings.joules_per_unit
         return None if one is None else 1000 * one
 
-    known = any(joules(record) is not None for record in comparison.records)
-    return {f"J/1000 {unit}": column_of_run_means(joules, lambda mean: f"{mean:.3g}")} if known else {}
+    known = any(joules_per_thousand(record) is not None for record in comparison.records)
+    return {f"J/1000 {unit}": column_of_run_means(joules_per_thousand, lambda mean: f"{mean:.3g}")} if known else {}
 
 
 def _waits_for_data(comparison: Comparison) -> bool:
@@ -256,7 +258,7 @@ def _data_milliseconds(row: ArmSummary, comparison: Comparison) -> Cell:
     """Return the wait for a batch, which is no part of a step, as a mean over the runs."""
     waits = [run.summary.data_seconds_median for run in comparison.records if run.arm == row.arm]
     known = [wait for wait in waits if wait is not None]
-    return Cell(_number(1000 * statistics.fmean(known) if known else None, ",.2f"))
+    return Cell(_number_text(1000 * statistics.fmean(known) if known else None, ",.2f"))
 
 
 def _has_own_lr(comparison: Comparison) -> bool:
@@ -266,25 +268,25 @@ def _has_own_lr(comparison: Comparison) -> bool:
 
 ColumnsOf = Callable[[Comparison], dict[str, ArmColumn]]
 COLUMNS: dict[str, ArmColumn | ColumnsOf] = {
-    "arm": of_arm(arm_name),
-    "lr": of_arm(lambda row: f"{row.lr:g}", _has_own_lr),
+    "arm": column_of_summary(short_arm_name),
+    "lr": column_of_summary(lambda row: f"{row.lr:g}", _has_own_lr),
     "metric": _metric_columns,
-    "other metrics": _other_metrics,
+    "other metrics": _other_metric_columns,
     "epoch (s)": ArmColumn(cell=_epoch_cell),
-    "peak MiB": of_arm(lambda row: format_mebibytes(row.peak_bytes)),
+    "peak MiB": column_of_summary(lambda row: format_mebibytes(row.peak_bytes)),
     "step (ms)": ArmColumn(cell=step_cell),
     "data (ms)": ArmColumn(cell=_data_milliseconds, applies=_waits_for_data),
-    "throughput": _throughput,
-    "energy": _energy,
-    "rel. time": of_arm(lambda row: _number(row.valid_time_ratio, ".2f")),
-    "tail loss": column_of_run_means(lambda record: record.summary.loss_tail, "{:.4g}".format, _keeps_loss),
-    "final loss scale": of_arm(lambda row: _number(row.final_loss_scale, "g")),
-    "skipped steps": of_arm(_skipped_steps),
+    "throughput": _throughput_columns,
+    "energy": _energy_columns,
+    "rel. time": column_of_summary(lambda row: _number_text(row.valid_time_ratio, ".2f")),
+    "tail loss": column_of_run_means(lambda record: record.summary.loss_tail, "{:.4g}".format, _has_loss),
+    "final loss scale": column_of_summary(lambda row: _number_text(row.final_loss_scale, "g")),
+    "skipped steps": column_of_summary(_skipped_steps),
     "status": ArmColumn(cell=lambda row, comparison: status_cell(row, comparison.records)),
-    "engine": of_arm(_engine_text),
-    "start (s)": of_arm(lambda row: format_seconds(row.start_seconds), _start_differs),
-    "first batch (s)": of_arm(lambda row: format_seconds(row.loader_start_seconds), _start_differs),
-    "all-reduce %": of_arm(lambda row: format_percent(row.allreduce_share), _has_ranks),
+    "engine": column_of_summary(_engine_text),
+    "start (s)": column_of_summary(lambda row: format_seconds(row.start_seconds), _compares_starts),
+    "first batch (s)": column_of_summary(lambda row: format_seconds(row.loader_start_seconds), _compares_starts),
+    "all-reduce %": column_of_summary(lambda row: format_percent(row.allreduce_share), _has_ranks),
 }
 """The table of measurements. A new line here is in every format; a function gives columns whose heads differ."""
 
@@ -299,11 +301,15 @@ def verdict_columns(comparison: Comparison) -> dict[str, ArmColumn]:
     }
     if not any(row.loss for row in comparison.arms):
         del heads["loss"]
-    shown = {"arm": of_arm(arm_name)}
+    shown = {"arm": column_of_summary(short_arm_name)}
     for quantity, (effect, verdict) in heads.items():
         shown[effect] = ArmColumn(cell=partial(_effect_cell, quantity))
         shown[verdict] = ArmColumn(cell=partial(_cell_of_verdict, quantity))
-    return {**shown, "Δ peak MiB": ArmColumn(cell=_memory_cell), "paired seeds": of_arm(lambda row: str(row.pairs))}
+    return {
+        **shown,
+        "Δ peak MiB": ArmColumn(cell=_memory_cell),
+        "paired seeds": column_of_summary(lambda row: str(row.pairs)),
+    }
 
 
 def _effect_cell(quantity: Quantity, row: ArmSummary, comparison: Comparison) -> Cell:
@@ -329,7 +335,7 @@ def state_cell(state: str) -> Cell:
     return Cell(state, STATES.get(state, ""), badge=state != "completed")
 
 
-def columns(comparison: Comparison) -> dict[str, ArmColumn]:
+def columns_with_values(comparison: Comparison) -> dict[str, ArmColumn]:
     """Return the columns that a comparison has values for, by their heads."""
     shown: dict[str, ArmColumn] = {}
     for name, entry in COLUMNS.items():
@@ -377,18 +383,22 @@ def _bound_text(bound: float, limits: Sequence[float], decimals: int, sign: str)
             step = 10.0 ** -(decimals + more)
             texts += [format_decimal(float(texts[0]) + move, decimals + more, sign) for move in (step, -step)]
         for text in texts:  # limits as sentences print them, such as ±0.5
-            if all(_side(float(text), float(f"{limit:g}")) == _side(bound, limit) for limit in limits):
+            if all(
+                _side_of_limit(float(text), float(f"{limit:g}")) == _side_of_limit(bound, limit) for limit in limits
+            ):
                 return text
     return repr(bound)
 
 
-def _side(value: float, limit: float) -> int:
+def _side_of_limit(value: float, limit: float) -> int:
     return (value > limit) - (value < limit)
 
 
 def verdict_detail(verdict: Verdict) -> str:
     """Return what the word of a verdict leaves out, except a margin, which the legend has."""
-    return verdict.after if verdict.kind in ("equivalent", "non-inferior") else printable(verdict.detail, 200)
+    return (
+        verdict.update_counts_text if verdict.kind in ("equivalent", "non-inferior") else printable(verdict.detail, 200)
+    )
 
 
 def verdict_tone(verdict: Verdict) -> Tone:

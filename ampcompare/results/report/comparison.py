@@ -7,7 +7,7 @@ from dataclasses import replace
 from ampcompare.base.formatting import format_duration, format_mebibytes, format_percent, printable
 from ampcompare.results.analysis.conclusions.phrases import capitalize_sentence
 from ampcompare.results.analysis.effects.samples import samples_noun
-from ampcompare.results.analysis.effects.step_time import invalid_reason
+from ampcompare.results.analysis.effects.step_time import invalid_time_reason
 from ampcompare.results.analysis.inference.effect import MIN_PAIRS
 from ampcompare.results.analysis.inference.sample_size import round_to_two_digits
 from ampcompare.results.analysis.pairing.comparability import are_pairs
@@ -18,7 +18,7 @@ from ampcompare.results.records.run import RunRecord
 from ampcompare.results.report.base import MAX_LINE
 from ampcompare.results.report.columns import (
     EffectFormat,
-    columns,
+    columns_with_values,
     effect_format,
     effect_text,
     metric_text,
@@ -27,7 +27,7 @@ from ampcompare.results.report.columns import (
     verdict_columns,
 )
 from ampcompare.results.report.document import Cell, Code, Document, Facts, Items, Section, Step, Table, Text
-from ampcompare.results.report.html.sections import answer_of, page_sections, subtitle
+from ampcompare.results.report.html.sections import answer_of, page_sections, page_subtitle
 from ampcompare.results.report.ledger import ledger_blocks
 from ampcompare.results.report.overview import make_overview
 from ampcompare.results.report.stacks import stack_table
@@ -74,7 +74,10 @@ def comparison_document(comparison: Comparison, logs: Mapping[str, str] | None =
         caption="Table of verdicts, one row per arm",
     )
     measured = table_of_columns(
-        columns(comparison), comparison, legend=legend(comparison), caption="All measurements, one row per arm"
+        columns_with_values(comparison),
+        comparison,
+        legend=column_legend(comparison),
+        caption="All measurements, one row per arm",
     )
     weights, published = precision_table(comparison), published_table(comparison)
     stacks = stack_table(comparison)
@@ -106,7 +109,7 @@ def comparison_document(comparison: Comparison, logs: Mapping[str, str] | None =
         comparison,
         f"Comparison: {comparison.tag}" if comparison.tag else "Comparison",
         title,
-        subtitle(comparison),
+        page_subtitle(comparison),
         warnings,
         [row.arm for row in comparison.arms],
         comparison.reference,
@@ -164,7 +167,7 @@ def _pairing_text(comparison: Comparison) -> str:
     return "runs of a seed are not all pairs"
 
 
-def legend(comparison: Comparison) -> str:
+def column_legend(comparison: Comparison) -> str:
     """Return one line that says what the columns mean."""
     reference = printable(comparison.reference, 60)
     seeds = ", ".join(str(seed) for seed in comparison.seeds)
@@ -217,7 +220,7 @@ def sample_sections(comparison: Comparison) -> Iterable[Section]:
     """Yield the tables for which the comparison has results of single samples."""
     compared = [(row, row.samples) for row in comparison.arms if row.samples is not None]
     noun, metric = samples_noun(comparison.records), comparison.metric
-    new = [_new_samples(row, its, comparison) for row, its in compared if its.low is not None]
+    new = [_cells_on_new_samples(row, its, comparison) for row, its in compared if its.low is not None]
     unit = f"{metric.difference_unit} of {metric.name}" if metric.difference_unit else metric.name
     if new:
         margin = metric.margin_text(comparison.margin)
@@ -248,7 +251,7 @@ def sample_sections(comparison: Comparison) -> Iterable[Section]:
         yield Section("models", [table])
 
 
-def _new_samples(row: ArmSummary, its: SampleComparison, comparison: Comparison) -> list[str]:
+def _cells_on_new_samples(row: ArmSummary, its: SampleComparison, comparison: Comparison) -> list[str]:
     needed = "more seeds first"
     if its.needed is not None:
         needed = "enough" if its.needed <= its.samples else f"about {round_to_two_digits(its.needed):,}"
@@ -346,33 +349,33 @@ def _published_row(
 ) -> dict[str, str | Cell]:
     walls = [record.summary.wall_seconds for record in records if record.summary.wall_seconds is not None]
     names = published.name if published.row in (None, published.name) else f"{published.name} ({published.row})"
-    said = _percent(published.top1)
+    said = _percent_text(published.top1)
     if published.diverged and published.top1_best is None:
         said = "NaN"
     measured: str | Cell = Cell("not run", "muted", badge=True)
     if row:
-        measured = _percent(row.metric_mean) or status_cell(row, records, 40)
+        measured = _percent_text(row.metric_mean) or status_cell(row, records, 40)
     return {
         "as published": printable(names, 80),
         "top-1 %, published": said,
         "top-1 %, measured": measured,
-        "best %, published": _percent(published.top1_best),
-        "best %, measured": _percent(row.metric_best if row else None),
-        "time, published": _duration(published.seconds),
-        "time, measured": _duration(statistics.fmean(walls) if walls else None),
-        "epoch, published": _duration(published.epoch_seconds),
-        "epoch, measured": _duration(row.epoch_seconds if row else None),
+        "best %, published": _percent_text(published.top1_best),
+        "best %, measured": _percent_text(row.metric_best if row else None),
+        "time, published": _duration_text(published.seconds),
+        "time, measured": _duration_text(statistics.fmean(walls) if walls else None),
+        "epoch, published": _duration_text(published.epoch_seconds),
+        "epoch, measured": _duration_text(row.epoch_seconds if row else None),
         "MiB, published": format_mebibytes(published.peak_bytes, decimals=0, missing=""),
         "MiB, measured": format_mebibytes(row.peak_bytes if row else None, decimals=0, missing=""),
         "remark": printable(published.remark, 80),
     }
 
 
-def _percent(share: float | None) -> str:
+def _percent_text(share: float | None) -> str:
     return format_percent(share, missing="")
 
 
-def _duration(seconds: float | None) -> str:
+def _duration_text(seconds: float | None) -> str:
     return "" if seconds is None else format_duration(seconds)
 
 
@@ -404,7 +407,9 @@ def _run_values_table(comparison: Comparison) -> Table:
     """
     published = {line.row: line for line in reversed(comparison.published.rows)} if comparison.published else {}
     of_publication = PUBLISHED if published else ()
-    of_runs = {name: column.of_run for name, column in columns(comparison).items() if column.of_run is not None}
+    of_runs = {
+        name: column.of_run for name, column in columns_with_values(comparison).items() if column.of_run is not None
+    }
     others = list(dict.fromkeys(metric.tag for run in comparison.records for metric in run.metrics[1:]))
     weights = [_values_in_precisions(record) for record in comparison.records]
     of_weights = list(dict.fromkeys(name for values in weights for name in values))
@@ -415,7 +420,7 @@ def _run_values_table(comparison: Comparison) -> Table:
         rows.append([
             *_run_values(record, others),
             *(str(getattr(row, quantity, "")) for quantity in VERDICTS.values()),
-            invalid_reason(record),
+            invalid_time_reason(record),
             record.error,
             *(getattr(line, name, None) for name in of_publication),
             *(of_run(record) for of_run in of_runs.values()),
@@ -441,7 +446,7 @@ def _run_values(record: RunRecord, others: Sequence[str]) -> list[object]:
     names = {metric.tag: metric.name for metric in record.metrics}
     values = [getattr(record.summary, name) for name in METRIC_FIELDS]
     values += [record.summary.others_final.get(names.get(tag, "")) for tag in others]
-    hidden = TIMES if invalid_reason(record) else ()
+    hidden = TIMES if invalid_time_reason(record) else ()
     values += [None if name in hidden else getattr(record.summary, name) for name in SUMMARY_FIELDS]
     values += [None if name in hidden else getattr(record.processes, name, None) for name in PROCESS_FIELDS]
     values += [getattr(record.readings, name, None) for name in READING_FIELDS]

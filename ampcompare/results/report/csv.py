@@ -19,13 +19,13 @@ class Csv(Reporter):
         writer = csv.writer(out, lineterminator="\n")
         blocks = (block for section in document.sections_in("csv") for block in section.blocks)
         for table in (block for block in blocks if isinstance(block, Table)):
-            writer.writerow(map(_without_formula, table.heads))
+            writer.writerow(map(_cell_without_formula, table.heads))
             rows = ([cell.text if cell.value is None else cell.value for cell in row] for row in table.rows)
-            writer.writerows(map(_without_formula, row) for row in rows)
+            writer.writerows(map(_cell_without_formula, row) for row in rows)
         return out.getvalue()
 
 
-def _without_formula(value: object) -> object:
+def _cell_without_formula(value: object) -> object:
     if not isinstance(value, str):
         return value
     line = printable(value, 2000)

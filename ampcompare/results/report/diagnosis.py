@@ -5,7 +5,7 @@ import shlex
 from typing import Any
 
 from ampcompare.base.formatting import format_count, printable, rough_percent
-from ampcompare.results.records.diagnosis import Cure, Diagnosis, Fault, PlaceReport, Range
+from ampcompare.results.records.diagnosis import Cure, Diagnosis, Fault, MagnitudeRange, PlaceReport
 from ampcompare.results.report.document import Block, Code, Document, Figure, Items, Section, Step, Table, Text
 
 WORST = 10
@@ -20,10 +20,10 @@ def worst_places(diagnosis: Diagnosis) -> list[PlaceReport]:
     """Return the places with values that are not finite, then those of the largest error, then of the widest range."""
     seen = [place for place in [*diagnosis.places, *diagnosis.gradients] if place.range.elements]
     begins = [fault.place for fault in diagnosis.faults]
-    return sorted(seen, key=lambda one: (one.place in begins, *_rank_place(one)), reverse=True)[:WORST]
+    return sorted(seen, key=lambda one: (one.place in begins, *_key_to_rank_place(one)), reverse=True)[:WORST]
 
 
-def _rank_place(report: PlaceReport) -> tuple[float, ...]:
+def _key_to_rank_place(report: PlaceReport) -> tuple[float, ...]:
     values = report.range
     is_half = bool({"fp16", "bf16"} & set(report.dtypes))  # fp32 has room above
     near = (values.share(values.top + values.above) if is_half else 0.0) + values.share(values.lost)
@@ -42,22 +42,22 @@ def _place_row(report: PlaceReport) -> list[str]:
     return [
         printable(place.name, MAX_PLACE, keep_end=16),
         place.phase,
-        _number(values.smallest),
-        _number(values.largest) if not values.nonfinite else "not finite",
-        _share(values, values.zeros),
-        _share(values, values.lost),
-        _share(values, values.top + values.above),
-        _number(report.error),
-        _number(report.made),
+        _number_text(values.smallest),
+        _number_text(values.largest) if not values.nonfinite else "not finite",
+        _share_text(values, values.zeros),
+        _share_text(values, values.lost),
+        _share_text(values, values.top + values.above),
+        _number_text(report.error),
+        _number_text(report.made),
         printable(place.where, MAX_WHERE, keep_end=MAX_WHERE - 8) or "-",
     ]
 
 
-def _share(values: Range, count: int) -> str:
+def _share_text(values: MagnitudeRange, count: int) -> str:
     return rough_percent(values.share(count)) if count else "-"
 
 
-def _number(value: float | None) -> str:
+def _number_text(value: float | None) -> str:
     return "-" if value is None else f"{value:.2g}"
 
 
@@ -79,7 +79,11 @@ def diagnosis_document(diagnosis: Diagnosis) -> Document:
         Section("map", [Figure("range_map", lambda: _range_map(diagnosis), is_bare=True)],
                 "Range of results, by module and step"),
         Section("places", [Table.of(HEADS, rows, caption="Worst places")]),
-        Section("candidates", [_candidates(diagnosis)] if diagnosis.trials else [], "Candidates that were trained"),
+        Section(
+            "candidates",
+            [_candidate_table(diagnosis)] if diagnosis.trials else [],
+            "Candidates that were trained",
+        ),
     ]  # fmt: skip
     about = (diagnosis.arm, diagnosis.subject, f"{format_count(diagnosis.steps, 'step')}, {diagnosis.skipped} skipped")
     return Document(
@@ -105,7 +109,7 @@ def _format_blocks(diagnosis: Diagnosis) -> list[Block]:
     return [Table.of(["layer", *roles], rows, caption)] if rows else []
 
 
-def _candidates(diagnosis: Diagnosis) -> Table:
+def _candidate_table(diagnosis: Diagnosis) -> Table:
     rows = [[trial.name, "yes" if trial.cures else "no", printable(trial.left, 200)] for trial in diagnosis.trials]
     return Table.of(
         [f"candidate in {'bf16' if diagnosis.formats else 'fp32'}", "cures", "what is left"],
@@ -163,14 +167,14 @@ def _range_map(diagnosis: Diagnosis) -> dict[str, Any]:
     rows = [
         (
             printable(name or "outside of modules", 40, keep_end=20),
-            [_cell(found.get((name, step)), step) for step in diagnosis.observed],
+            [_map_cell(found.get((name, step)), step) for step in diagnosis.observed],
         )
         for name in order[:MAX_ROWS]
     ]
     return {"steps": diagnosis.observed, "rows": rows}
 
 
-def _cell(values: Range | None, step: int) -> MapCell:
+def _map_cell(values: MagnitudeRange | None, step: int) -> MapCell:
     """Return how much of the range of fp16 a module uses: what overflows, what is near, what is too small."""
     if values is None:
         return ("", 0.0, "")

@@ -263,7 +263,7 @@ class Document:
             if name is not None and not (mark == "?" and known[name].is_undrawn):
                 section = known.pop(name)
                 blocks = section.blocks[: int(most) if most else None]
-                fold = _fold(mark, blocks) or section.fold
+                fold = _fold_marked_blocks(mark, blocks) or section.fold
                 title = section.title
                 if fold and not title and isinstance(blocks[0], Table):
                     title, blocks = blocks[0].title, [replace(blocks[0], title="", caption=blocks[0].title)]
@@ -271,6 +271,6 @@ class Document:
         return found
 
 
-def _fold(mark: str, blocks: Sequence[Block]) -> str:
+def _fold_marked_blocks(mark: str, blocks: Sequence[Block]) -> str:
     is_short = all(len(block.rows) <= MAX_OPEN for block in blocks if isinstance(block, Table))
     return {"+": "closed", "!": "open", "*": "open" if is_short else "closed"}.get(mark, "")

@@ -21,19 +21,19 @@ SPECIAL = str.maketrans(
 )
 
 
-def _escape(text: str) -> str:
+def _escape_latex(text: str) -> str:
     return printable(text, MAX_LINE).translate(SPECIAL)
 
 
-def _table(table: Table, title: str) -> str:
+def _table_environment(table: Table, title: str) -> str:
     """Return a table environment, captioned with its legend or else the title of its section."""
     caption = " ".join([*([f"{table.title}."] if table.title else []), *table.legend]) or title
     sides = "".join("r" if column.numeric else "l" for column in table.columns)
-    head, *rows = (" & ".join(map(_escape, row)) + r" \\" for row in [table.heads, *table.texts])
+    head, *rows = (" & ".join(map(_escape_latex, row)) + r" \\" for row in [table.heads, *table.texts])
     return "\n".join(
         [
             r"\begin{table}",
-            rf"\caption{{{_escape(caption)}}}",
+            rf"\caption{{{_escape_latex(caption)}}}",
             rf"\begin{{tabular}}{{{sides}}}",
             r"\toprule",
             head,
@@ -53,5 +53,5 @@ class Latex(Reporter):
         blocks = [(block, section.title) for section in document.sections_in("latex") for block in section.blocks]
         sentences = [sentence for block, _ in blocks if isinstance(block, Text) for sentence in block.sentences]
         comments = ["needs \\usepackage{booktabs}", *(printable(sentence, MAX_LINE) for sentence in sentences)]
-        tables = [_table(block, title) for block, title in blocks if isinstance(block, Table)]
+        tables = [_table_environment(block, title) for block, title in blocks if isinstance(block, Table)]
         return "\n\n".join(["\n".join(f"% {text}" for text in comments), *tables]) + "\n"

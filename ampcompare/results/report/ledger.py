@@ -45,11 +45,11 @@ def ledger_blocks(comparison: Comparison) -> list[Block]:
     order = sorted(seen, key=lambda arm: not any(role.differs for role in seen[arm][0]))
     if not order:
         return []
-    figure = Figure("bars", lambda: _bars({arm: seen[arm] for arm in order[:MOST_ARMS]}))
-    return [_table({arm: seen[arm][0] for arm in order}), figure]
+    figure = Figure("bars", lambda: _type_bars({arm: seen[arm] for arm in order[:MOST_ARMS]}))
+    return [_ledger_table({arm: seen[arm][0] for arm in order}), figure]
 
 
-def _bars(seen: Mapping[str, tuple[Sequence[RoleComparison], Ledger]]) -> dict[str, Any]:
+def _type_bars(seen: Mapping[str, tuple[Sequence[RoleComparison], Ledger]]) -> dict[str, Any]:
     """Return a bar for each part of a step: the share of elements, or of multiply-adds, by type."""
     names = sorted({name for _, ledger in seen.values() for _, _, types in _figure_parts(ledger) for name in types})
     bars: list[dict[str, Any]] = []
@@ -80,13 +80,13 @@ def _figure_parts(ledger: Ledger) -> list[tuple[str, str, Types]]:
     return [one for one in [*held, *((name, name, types) for name, types in passes)] if one[2]]
 
 
-def _table(rows: Mapping[str, Sequence[RoleComparison]]) -> Table:
+def _ledger_table(rows: Mapping[str, Sequence[RoleComparison]]) -> Table:
     heads = [role.name for roles in rows.values() for role in sorted(roles, key=lambda role: role.place)]
     seen = {role.name for roles in rows.values() for role in roles if role.observed}
     shown = [head for head in dict.fromkeys(heads) if head in seen]
     return Table(
         [Column("arm"), *(Column(SHORT.get(head, head)) for head in shown)],
-        [[Cell(printable(arm, 60)), *_cells(rows[arm], shown)] for arm in rows],
+        [[Cell(printable(arm, 60)), *_role_cells(rows[arm], shown)] for arm in rows],
         legend=[
             "Types that a few steps showed: of weights between steps, of multiply-adds in the forward and the backward "
             "pass, and of what the optimizer gets and keeps. Lost: elements that an update left as they were. In "
@@ -97,7 +97,7 @@ def _table(rows: Mapping[str, Sequence[RoleComparison]]) -> Table:
     )
 
 
-def _cells(roles: Sequence[RoleComparison], shown: Sequence[str]) -> list[Cell]:
+def _role_cells(roles: Sequence[RoleComparison], shown: Sequence[str]) -> list[Cell]:
     by_name = {role.name: role for role in roles}
     cells = []
     for name in shown:
@@ -124,7 +124,7 @@ def ledger_document(ledger: Ledger, arm: Arm) -> Document:
     where = f"Seen in {format_count(len(ledger.steps), 'step')}: {', '.join(map(str, ledger.steps))}, counted from 0."
     by = f" ({ledger.by['frozen']})" if "frozen" in ledger.by else ""
     frozen = [f"Frozen weights: {observed_text(ledger.frozen)}{by}."] if ledger.frozen else []
-    groups = [f"{group.name}: {_of_group(group)}." for group in ledger.groups] if len(ledger.groups) > 1 else []
+    groups = [f"{group.name}: {_group_types_text(group)}." for group in ledger.groups] if len(ledger.groups) > 1 else []
     if ledger.skipped:
         where += f" {ledger.skipped} of them updated nothing."
     own = [f"{note[0].upper()}{note[1:]}." for note in own_type_sentences(roles, ledger)]
@@ -136,7 +136,7 @@ def ledger_document(ledger: Ledger, arm: Arm) -> Document:
     return Document("ledger", sections, ledger, title, head)
 
 
-def _of_group(group: GroupTypes) -> str:
+def _group_types_text(group: GroupTypes) -> str:
     """Return the types of one parameter group in words."""
     parts = [("weights", group.weights), ("masters", group.masters), ("gradients", group.gradients)]
     shown = [f"{name} {observed_text(types)}" for name, types in [*parts, ("state", group.state)] if types]

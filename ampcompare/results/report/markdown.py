@@ -12,7 +12,7 @@ SPECIAL = str.maketrans({char: f"\\{char}" for char in "\\`*_{}[]<>|#~"})
 LINKS = (("://", r"\://"), ("www.", r"www\."), ("@", r"\@"))  # which a viewer would make a link without any brackets
 
 
-def escape(text: str) -> str:
+def escape_markdown(text: str) -> str:
     """Return text as one line in which nothing is markup."""
     shown = printable(text, MAX_LINE).translate(SPECIAL)
     for start, inert in LINKS:
@@ -24,47 +24,47 @@ class Markdown(Reporter):
     """GitHub-flavored Markdown: headings, tables and code blocks, in which nothing but these is markup."""
 
     def write(self, document: Document) -> str:
-        parts = [f"# {escape(document.name)}"] if document.name else []
+        parts = [f"# {escape_markdown(document.name)}"] if document.name else []
         for section in document.sections_in("md"):
-            parts += _heading(section.title)
+            parts += _heading_lines(section.title)
             for block in section.blocks:
-                parts += _parts(block)
+                parts += _block_paragraphs(block)
         return "\n\n".join(parts) + "\n"
 
 
-def _heading(title: str) -> list[str]:
-    return [f"## {escape(title)}"] if title else []
+def _heading_lines(title: str) -> list[str]:
+    return [f"## {escape_markdown(title)}"] if title else []
 
 
-def _parts(block: Block) -> list[str]:
+def _block_paragraphs(block: Block) -> list[str]:
     """Return the paragraphs of a block."""
     match block:
         case Text(sentences):
-            return [" ".join(map(escape, sentences))]
+            return [" ".join(map(escape_markdown, sentences))]
         case Items():
-            return [*_heading(block.title), "\n".join(_bullets(block))]
+            return [*_heading_lines(block.title), "\n".join(_bullet_lines(block))]
         case Table():
-            return [*_heading(block.title), _table(block), *map(escape, block.legend)]
+            return [*_heading_lines(block.title), _markdown_table(block), *map(escape_markdown, block.legend)]
         case Step(why, command):
-            return [f"Next: {escape(why)}", _fence(printable(command, MAX_LINE))]
+            return [f"Next: {escape_markdown(why)}", _fenced_code(printable(command, MAX_LINE))]
         case Code(text, title):
-            return [*_heading(title), _fence(text)]
+            return [*_heading_lines(title), _fenced_code(text)]
         case Facts():
             return [
-                *_heading(block.title),
-                "\n".join(f"- {escape(name)}: {escape(value)}" for name, value in block.pairs),
+                *_heading_lines(block.title),
+                "\n".join(f"- {escape_markdown(name)}: {escape_markdown(value)}" for name, value in block.pairs),
             ]
         case Figure():
             return []
 
 
-def _bullets(items: Items) -> Iterator[str]:
+def _bullet_lines(items: Items) -> Iterator[str]:
     for item, further in items:
-        yield f"- {escape(item)}"
-        yield from (f"  - {escape(text)}" for text in further)
+        yield f"- {escape_markdown(item)}"
+        yield from (f"  - {escape_markdown(text)}" for text in further)
 
 
-def _table(table: Table) -> str:
+def _markdown_table(table: Table) -> str:
     heads = table.heads
     rows = table.texts
     numeric = [column.numeric for column in table.columns]
@@ -73,8 +73,8 @@ def _table(table: Table) -> str:
         heads, numeric = [*heads, "notes"], [*numeric, False]
     sides = ["right" if right else "left" for right in numeric]
     text: str = tabulate(
-        [[escape(cell) for cell in row] for row in rows],
-        headers=[escape(head) for head in heads],
+        [[escape_markdown(cell) for cell in row] for row in rows],
+        headers=[escape_markdown(head) for head in heads],
         tablefmt="pipe",
         disable_numparse=True,
         colalign=sides if rows else None,
@@ -82,6 +82,6 @@ def _table(table: Table) -> str:
     return text
 
 
-def _fence(text: str) -> str:
+def _fenced_code(text: str) -> str:
     lines = "\n".join(printable(line, MAX_LINE, keep_spaces=True) for line in text.splitlines())
     return f"```\n{lines.replace('`', chr(39))}\n```"

@@ -44,11 +44,11 @@ class MlflowRuns(Exporter):
             found = self._client.get_experiment_by_name(self._project)
             experiment = self._client.create_experiment(self._project) if found is None else found.experiment_id
             for record in comparison.records:
-                self._write(record, folder, experiment)
+                self._write_run(record, folder, experiment)
         except MlflowException as error:
             raise EnvironmentUnfit(f"MLflow refuses the runs of {folder}: {error}") from error
 
-    def _write(self, record: RunRecord, folder: Path, experiment: str) -> None:
+    def _write_run(self, record: RunRecord, folder: Path, experiment: str) -> None:
         from mlflow.exceptions import MlflowException
 
         name = f"{record.arm}, seed {record.config.recipe.seed}"
@@ -67,7 +67,7 @@ class MlflowRuns(Exporter):
         tags |= {"ampcompare.status": record.status, "ampcompare.group": folder.resolve().name}
         run_id = self._client.create_run(experiment, start_time=begin, tags=tags, run_name=name).info.run_id
         try:
-            self._log(run_id, record, points, begin)
+            self._log_points(run_id, record, points, begin)
         except BaseException:  # half a run would count as one that is there
             with suppress(MlflowException):
                 self._client.delete_run(run_id)
@@ -76,7 +76,7 @@ class MlflowRuns(Exporter):
         ok = record.status in ("completed", "diverged")
         self._client.set_terminated(run_id, status="FINISHED" if ok else "FAILED", end_time=ended)
 
-    def _log(self, run_id: str, record: RunRecord, points: list[Point], begin: int) -> None:
+    def _log_points(self, run_id: str, record: RunRecord, points: list[Point], begin: int) -> None:
         from mlflow.entities import Metric, Param
 
         metrics = [

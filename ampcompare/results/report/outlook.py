@@ -19,24 +19,24 @@ def outlook_text(found: Outlook, width: int) -> str:
         found: the outlook.
         width: of a line, in characters.
     """
-    return f"{listing_table(_rows(found), HEADS, width)}\n\n{textwrap.fill(_basis(found), width)}"
+    return f"{listing_table(_outlook_rows(found), HEADS, width)}\n\n{textwrap.fill(_basis_text(found), width)}"
 
 
 def outlook_document(found: Outlook) -> Document:
     """Return the report: the arms, the share lost by step, and what was run."""
     sections = [
-        Section("arms", [Table.of(HEADS, _rows(found), caption="Arms", prose=True)]),
+        Section("arms", [Table.of(HEADS, _outlook_rows(found), caption="Arms", prose=True)]),
         Section(
             "curve",
             [Figure("lines", lambda: _lost_share_figure(found.prefix), is_bare=True)],
             "Share of the update lost",
         ),
-        Section("basis", [Text([_basis(found)])]),
+        Section("basis", [Text([_basis_text(found)])]),
     ]
-    return Document("outlook", sections, found, f"Outlook of {found.subject}", _basis(found))
+    return Document("outlook", sections, found, f"Outlook of {found.subject}", _basis_text(found))
 
 
-def _rows(found: Outlook) -> list[list[str]]:
+def _outlook_rows(found: Outlook) -> list[list[str]]:
     rows = []
     for one in found.arms:
         why = f"{one.why} -> {one.cure}" if one.cure else one.why
@@ -49,16 +49,16 @@ def _lost_share_figure(prefix: Prefix) -> dict[str, Any]:
     end = prefix.total if prefix.rates_known and prefix.total else prefix.steps
     lines: list[tuple[int, str, bool]] = []
 
-    def draw(color: int, steps: Iterable[float], shares: Iterable[float], *, dashes: bool) -> None:
+    def add_line(color: int, steps: Iterable[float], shares: Iterable[float], *, dashes: bool) -> None:
         points = [f"{100 * step / end:.2f},{100 * (1 - share):.2f}" for step, share in zip(steps, shares, strict=True)]
         lines.append((color, " ".join(points), dashes))
 
     for color, share in enumerate(prefix.shares.values(), 1):
-        draw(color, share.at, share.at.values(), dashes=False)
+        add_line(color, share.at, share.at.values(), dashes=False)
         if end > prefix.steps:
             last, count = max(share.at, default=0), len(share.curve)
             ahead = [last + (end - last) * at / max(1, count - 1) for at in range(count)]
-            draw(color, ahead, share.curve, dashes=True)
+            add_line(color, ahead, share.curve, dashes=True)
     return {
         "title": "Share of the update lost by step",
         "ticks": [(100 - share, f"{share} %") for share in (0, 40, 100)],
@@ -69,7 +69,7 @@ def _lost_share_figure(prefix: Prefix) -> dict[str, Any]:
     }
 
 
-def _basis(found: Outlook) -> str:
+def _basis_text(found: Outlook) -> str:
     """Return what was run, and what it does not cover."""
     prefix = found.prefix
     words = [f"{format_count(prefix.steps, 'step')} in fp32"]

@@ -15,11 +15,11 @@ from ampcompare.results.report.columns import (
     INVALID,
     ArmColumn,
     arm_engine,
-    arm_name,
+    column_of_summary,
     effect_text,
     is_emulated,
     metric_text,
-    of_arm,
+    short_arm_name,
     state_cell,
     status_cell,
     step_cell,
@@ -72,7 +72,11 @@ def _verdict_cell(row: ArmSummary, comparison: Comparison) -> Cell:
 def _loss_cell(row: ArmSummary, comparison: Comparison) -> Cell:
     if row.loss.effect is None or is_reference(row, comparison):
         return Cell()
-    words = [format_decimal(100 * row.loss.effect, 2, "+"), row.loss.word, f"({row.loss.after})" * bool(row.loss.after)]
+    words = [
+        format_decimal(100 * row.loss.effect, 2, "+"),
+        row.loss.word,
+        f"({row.loss.update_counts_text})" * bool(row.loss.update_counts_text),
+    ]
     return Cell(" ".join(filter(None, words)), verdict_tone(row.loss))
 
 
@@ -103,7 +107,7 @@ def _memory_cell(row: ArmSummary, comparison: Comparison) -> Cell:
     return Cell() if more is None else Cell(f"{'-' if more < 0 else '+'}{format_bytes(abs(round(more)))}")
 
 
-ARM = replace(of_arm(arm_name), head="arm", numeric=False)
+ARM = replace(column_of_summary(short_arm_name), head="arm", numeric=False)
 VERDICT = ArmColumn("verdict", numeric=False, cell=_verdict_cell, shorten=1)
 RATIO = ArmColumn(
     "rel. time",
@@ -141,7 +145,12 @@ def judged_columns(metric: Metric) -> list[ArmColumn]:
     """Return the columns of a table that someone else measured."""
     return [
         ARM,
-        replace(of_arm(lambda row: str(row.completed + row.diverged)), head="runs", drop=3, dropped="numbers of runs"),
+        replace(
+            column_of_summary(lambda row: str(row.completed + row.diverged)),
+            head="runs",
+            drop=3,
+            dropped="numbers of runs",
+        ),
         *_columns_of_quality(metric),
         RATIO,
         ArmColumn("Δ memory", cell=_memory_cell, drop=4, dropped="differences in memory"),
@@ -183,14 +192,14 @@ def fact_lines(comparison: Comparison) -> list[str]:
     lines = (
         _shared_line(comparison),
         _untimed_line(comparison),
-        _spread_of_memory(comparison),
+        _memory_spread_line(comparison),
         _written_files_line(comparison),
     )
     return [line for line in lines if line]
 
 
 def _notes_of_row(row: ArmSummary, comparison: Comparison) -> list[str]:
-    its = [value(row) for value in _differing(comparison)]
+    its = [value(row) for value in _differing_settings(comparison)]
     time = time_words(row.time, comparison.time_margin)
     # The cell of an open verdict has its reason.
     reason = "" if row.quality.kind in OPEN else printable(verdict_detail(row.quality), LONGEST)
@@ -238,22 +247,22 @@ def _distinct_values(comparison: Comparison, value: Value) -> set[str]:
     return {text for row in comparison.arms if (text := value(row))}
 
 
-def _differing(comparison: Comparison) -> list[Value]:
+def _differing_settings(comparison: Comparison) -> list[Value]:
     """Return the settings and counts in which rows differ, each as the note of a row."""
     chosen: list[Value] = [value for value in SETTINGS if len(_distinct_values(comparison, value)) > 1]
     shown = [_skipped_if_any if value is _skipped_text else value for value in chosen]
-    return [*shown, *([_engine] if _engines_differ(comparison) else [])]
+    return [*shown, *([_engine_text] if _engines_differ(comparison) else [])]
 
 
 def _skipped_if_any(row: ArmSummary) -> str:
     return _skipped_text(row) if row.skipped_steps else ""
 
 
-def _engine(row: ArmSummary) -> str:
+def _engine_text(row: ArmSummary) -> str:
     return f"engine {arm_engine(row)}" if row.engine else ""
 
 
-def _by_backend(comparison: Comparison) -> dict[str, set[str]]:
+def _texts_by_backend(comparison: Comparison) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for row in comparison.arms:
         if row.engine:
@@ -262,14 +271,14 @@ def _by_backend(comparison: Comparison) -> dict[str, set[str]]:
 
 
 def _engines_differ(comparison: Comparison) -> bool:
-    return any(len(engines) > 1 for engines in _by_backend(comparison).values())
+    return any(len(engines) > 1 for engines in _texts_by_backend(comparison).values())
 
 
 def _shared_line(comparison: Comparison) -> str:
     """Return one line of what all arms share."""
     if comparison.judged is not None:
         return ""
-    shared = [*filter(None, [_seeds(comparison.seeds)])]
+    shared = [*filter(None, [_seeds_text(comparison.seeds)])]
     for value in SETTINGS:
         texts = _distinct_values(comparison, value)
         if len(texts) == 1:
@@ -282,13 +291,13 @@ def _shared_line(comparison: Comparison) -> str:
     whose = "All arms: " if len(comparison.arms) > 1 else ""
     line = f"{whose}{', '.join(shared)}." if shared else ""
     line = line[:1].upper() + line[1:]
-    engines = _by_backend(comparison)
+    engines = _texts_by_backend(comparison)
     if engines and not _engines_differ(comparison):
         line += f" Engine: {', '.join(f'{min(its)} ({printable(name, 40)})' for name, its in engines.items())}."
     return line.strip()
 
 
-def _seeds(seeds: Sequence[int]) -> str:
+def _seeds_text(seeds: Sequence[int]) -> str:
     """Return `seeds 0-4`, or the single ones where they have gaps."""
     if len(seeds) > 2 and list(seeds) == list(range(seeds[0], seeds[0] + len(seeds))):
         return f"seeds {seeds[0]}-{seeds[-1]}"
@@ -312,7 +321,7 @@ def _untimed_line(comparison: Comparison) -> str:
     return printable(" ".join(lines), 2000)
 
 
-def _spread_of_memory(comparison: Comparison) -> str:
+def _memory_spread_line(comparison: Comparison) -> str:
     """Return one line on peaks measured on a CPU, which differ between equal runs; "" elsewhere."""
     peaks: dict[str, list[int]] = {}
     for record in comparison.records:

@@ -15,42 +15,44 @@ COLORS = 10  # in report.css
 LEAST = 0.004  # of a bar: smaller parts are not drawn
 
 
-def _milliseconds(seconds: float) -> str:
+def _milliseconds_text(seconds: float) -> str:
     return f"{1000 * seconds:.3f}" if seconds < 0.01 else f"{1000 * seconds:.2f}"
 
 
-def _mib(size: float) -> str:
+def _mib_text(size: float) -> str:
     return f"{size / 2**20:.2f}"
 
 
-def _percent(share: float | None) -> str:
+def _percent_text(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.1f} %"
 
 
 def _time_text(seconds: float, arm: ArmProfile) -> str:
-    return f"{_milliseconds(seconds)} ({100 * seconds / arm.seconds:.0f} %)" if seconds and arm.seconds else "-"
+    return f"{_milliseconds_text(seconds)} ({100 * seconds / arm.seconds:.0f} %)" if seconds and arm.seconds else "-"
 
 
-def _module(name: str) -> str:
+def _module_text(name: str) -> str:
     return printable(name or "outside of modules", 44, keep_end=16)
 
 
-def _tables(profile: Profile) -> list[Table]:
+def _profile_tables(profile: Profile) -> list[Table]:
     """Return the tables of a profile, with a column for each arm."""
     arms = [arm for arm in profile.arms if not arm.failure]
     names = [printable(arm.arm, 40) for arm in arms]
-    layers = [[((_module(one.module),), one.seconds) for one in arm.layers] for arm in arms]
+    layers = [[((_module_text(one.module),), one.seconds) for one in arm.layers] for arm in arms]
     operations = [
         [((printable(one.name, 44), one.phase, one.dtype or "-"), one.seconds) for one in arm.operations]
         for arm in arms
     ]
     trials = [[arm.arm, one.change, one.failure or f"{100 * one.gain:+.0f} %"] for arm in arms for one in arm.trials]
     ranks = [
-        [arm.arm, str(rank), _milliseconds(seconds)] for arm in arms for rank, seconds in enumerate(arm.rank_seconds)
+        [arm.arm, str(rank), _milliseconds_text(seconds)]
+        for arm in arms
+        for rank, seconds in enumerate(arm.rank_seconds)
     ]
     tables = [
         Table.of(["phase", *names], _step_rows(arms, PHASES, ArmProfile.phase_seconds), "One step, ms"),
-        Table.of(["kind", *names], _step_rows(arms, KINDS, ArmProfile.of_kind), "The same by kind of work, ms"),
+        Table.of(["kind", *names], _step_rows(arms, KINDS, ArmProfile.seconds_of_kind), "The same by kind of work, ms"),
         Table.of(["", *names], _limit_rows(arms), "Limits"),
         Table.of(["", *names], _memory_rows(arms), "Memory at the peak of a step, MiB"),
         Table.of(["layer", *names], _kept_rows(arms), "Activations kept, by layer, MiB"),
@@ -70,19 +72,19 @@ def _step_rows(
         values = [value(arm, key) for arm in arms]
         if any(seconds >= MIN_SHARE * arm.seconds > 0 for seconds, arm in zip(values, arms, strict=True)):
             rows.append([title, *map(_time_text, values, arms)])
-    return [*rows, ["step", *(_milliseconds(arm.seconds) for arm in arms)]]
+    return [*rows, ["step", *(_milliseconds_text(arm.seconds) for arm in arms)]]
 
 
 def _limit_rows(arms: Sequence[ArmProfile]) -> list[list[str]]:
     rows: dict[str, Callable[[Limits, float], str]] = {
         "GFLOP of a step": lambda one, _: f"{one.flops / 1e9:.3g}",
-        "MiB read and written": lambda one, _: _mib(one.bytes),
-        "of it by casts": lambda one, _: _percent(one.cast_bytes / one.bytes if one.bytes else None),
+        "MiB read and written": lambda one, _: _mib_text(one.bytes),
+        "of it by casts": lambda one, _: _percent_text(one.cast_bytes / one.bytes if one.bytes else None),
         "FLOP for each byte": lambda one, _: f"{one.intensity or 0:.3g}",
         "GFLOP/s": lambda one, seconds: f"{one.flops / seconds / 1e9:.3g}" if seconds else "-",
         "peak, GFLOP/s": lambda one, _: f"{one.peak_flops / 1e9:.3g} ({one.peak_dtype})" if one.peak_flops else "-",
         "peak, GB/s": lambda one, _: f"{one.peak_bytes / 1e9:.3g}" if one.peak_bytes else "-",
-        "MFU": lambda one, seconds: _percent(one.utilization(seconds)),
+        "MFU": lambda one, seconds: _percent_text(one.utilization(seconds)),
         "peak from": lambda one, _: one.source,
     }
     if not any(arm.limits for arm in arms):
@@ -94,9 +96,9 @@ def _limit_rows(arms: Sequence[ArmProfile]) -> list[list[str]]:
 
 
 def _memory_rows(arms: Sequence[ArmProfile]) -> list[list[str]]:
-    def row(title: str, value: Callable[[Memory], float | None]) -> list[str]:
+    def row_of_memory(title: str, value: Callable[[Memory], float | None]) -> list[str]:
         sizes = [None if arm.memory is None else value(arm.memory) for arm in arms]
-        return [title, *("-" if size is None else _mib(size) for size in sizes)]
+        return [title, *("-" if size is None else _mib_text(size) for size in sizes)]
 
     known = [arm.memory for arm in arms if arm.memory is not None]
     if not known:
@@ -108,13 +110,13 @@ def _memory_rows(arms: Sequence[ArmProfile]) -> list[list[str]]:
         if one.bytes >= MIN_SHARE * memory.measured_bytes
     ]
     rows = [
-        row(", ".join(filter(None, (kind, dtype))), partial(_bytes_of, kind=kind, dtype=dtype))
+        row_of_memory(", ".join(filter(None, (kind, dtype))), partial(_bytes_of, kind=kind, dtype=dtype))
         for kind, dtype in dict.fromkeys(held)
     ]
-    rows.append(row("workspace and others", lambda one: one.rest_bytes))
-    rows.append(row("peak", lambda one: one.measured_bytes))
+    rows.append(row_of_memory("workspace and others", lambda one: one.rest_bytes))
+    rows.append(row_of_memory("peak", lambda one: one.measured_bytes))
     if any(memory.reserved_bytes is not None for memory in known):
-        rows.append(row("reserved by the allocator", lambda one: one.reserved_bytes))
+        rows.append(row_of_memory("reserved by the allocator", lambda one: one.reserved_bytes))
     return rows
 
 
@@ -128,9 +130,9 @@ def _kept_rows(arms: Sequence[ArmProfile]) -> list[list[str]]:
     names = list(dict.fromkeys(one.kind for held in layers for one in held))[:MAX_ROWS]
     return [
         [
-            _module(name),
+            _module_text(name),
             *(
-                ", ".join(f"{_mib(one.bytes)} {one.dtype}" for one in held if one.kind == name) or "-"
+                ", ".join(f"{_mib_text(one.bytes)} {one.dtype}" for one in held if one.kind == name) or "-"
                 for held in layers
             ),
         ]
@@ -173,11 +175,13 @@ def profile_document(profile: Profile) -> Document:
     sections = [
         Section("headline", [Text([sentence]) for sentence in profile.headline]),
         Section("reasons", [*reasons]),
-        Section("tables", _tables(profile)),
-        Section("notes", [Items([f"note: {note}" for note in notes])] if (notes := _notes(profile)) else []),
+        Section("tables", _profile_tables(profile)),
+        Section(
+            "notes", [Items([f"note: {note}" for note in notes])] if (notes := _notes_with_open_points(profile)) else []
+        ),
         Section("further", [Text([sentence]) for sentence in rest]),
         Section("step", lambda: _step_bars("One step by phase", arms, PHASES, ArmProfile.phase_seconds)),
-        Section("work", lambda: _step_bars("One step by kind of work", arms, KINDS, ArmProfile.of_kind)),
+        Section("work", lambda: _step_bars("One step by kind of work", arms, KINDS, ArmProfile.seconds_of_kind)),
         Section("memory", lambda: _memory_bars(arms)),
     ]
     return Document(
@@ -190,7 +194,7 @@ def profile_document(profile: Profile) -> Document:
     )
 
 
-def _notes(profile: Profile) -> list[str]:
+def _notes_with_open_points(profile: Profile) -> list[str]:
     """Return the notes of a profile, with what its figures leave open."""
     notes = list(profile.notes)
     for arm in profile.arms:
@@ -211,7 +215,7 @@ def _step_bars(
     title: str, arms: Sequence[ArmProfile], names: Mapping[Any, str], value: Callable[[ArmProfile, str], float]
 ) -> list[Block]:
     rows = [(arm.arm, arm.seconds, [value(arm, key) for key in names]) for arm in arms]
-    return _figure(title, rows, list(names.values()), lambda seconds: f"{_milliseconds(seconds)} ms")
+    return _bar_figure(title, rows, list(names.values()), lambda seconds: f"{_milliseconds_text(seconds)} ms")
 
 
 def _memory_bars(arms: Sequence[ArmProfile]) -> list[Block]:
@@ -221,10 +225,10 @@ def _memory_bars(arms: Sequence[ArmProfile]) -> list[Block]:
         (arm, memory.measured_bytes, [*(_bytes_of(memory, kind) or 0 for kind in kinds), max(0, memory.rest_bytes)])
         for arm, memory in known
     ]
-    return _figure("Peak of memory", rows, [*kinds, "workspace and others"], lambda size: f"{_mib(size)} MiB")
+    return _bar_figure("Peak of memory", rows, [*kinds, "workspace and others"], lambda size: f"{_mib_text(size)} MiB")
 
 
-def _figure(
+def _bar_figure(
     title: str,
     rows: Iterable[tuple[str, float, Sequence[float]]],
     names: Sequence[str],

@@ -21,8 +21,8 @@ LEGEND = (
 def replay_document(judgments: Sequence[ReplayJudgment]) -> Document:
     """Return the report of replays of one step."""
     sentences = [one.sentence for one in judgments]
-    blocks: list[Block] = [Text(sentences), *_findings(judgments)]
-    sections = [Section("answer", blocks), Section("modules", _modules(judgments))]
+    blocks: list[Block] = [Text(sentences), *_finding_blocks(judgments)]
+    sections = [Section("answer", blocks), Section("modules", _module_blocks(judgments))]
     notes = [note for one in judgments for note in one.notes]
     notes += [f"{name} is not judged: {why}" for one in judgments for name, why in one.unjudged.items()]
     if notes:
@@ -30,14 +30,14 @@ def replay_document(judgments: Sequence[ReplayJudgment]) -> Document:
     return Document("replay", sections, judgments, title="; ".join(sentences))
 
 
-def _findings(judgments: Sequence[ReplayJudgment]) -> list[Block]:
+def _finding_blocks(judgments: Sequence[ReplayJudgment]) -> list[Block]:
     rows = []
     for judgment in judgments:
         for one in judgment.findings[:MAX_FINDINGS]:
             side = "input" if one.part == "dgrad" else "output"
             tensor = f"{side} {one.tensor}" if one.tensor.isdecimal() else one.tensor
             where = f"{printable(one.module, 44, keep_end=16)}, {PARTS[one.part]} ({tensor})"
-            rows.append([judgment.change, where, f"{one.answer}: {one.words}"])
+            rows.append([judgment.change, where, f"{one.answer}: {one.in_words}"])
         if (more := len(judgment.findings) - MAX_FINDINGS) > 0:
             rows.append([judgment.change, f"and {more} more", ""])
     if not rows:
@@ -47,22 +47,22 @@ def _findings(judgments: Sequence[ReplayJudgment]) -> list[Block]:
     return [Table.of(heads[first:], [row[first:] for row in rows], "What differs, the lowest modules")]
 
 
-def _modules(judgments: Sequence[ReplayJudgment]) -> list[Block]:
+def _module_blocks(judgments: Sequence[ReplayJudgment]) -> list[Block]:
     judged = [one for one in judgments if one.errors]
     names = list(dict.fromkeys((one.module, one.kind) for each in judged for one in each.errors))
-    found = [_largest(one.errors) for one in judged]
+    found = [_largest_errors_by_module(one.errors) for one in judged]
     rows: list[Sequence[str | Cell]] = []
     for name, kind in names:
         here = [one.get(name) for one in found]
         before = max((one[0] for one in here if one), default=0.0)
         cells = [_change_cell(one) for one in here]
-        bar = _bar(before, max((one[1] for one in here if one), default=0.0))
-        rows.append([printable(name, 44, keep_end=16), kind, _units(before), *cells, bar])
+        bar = _error_bar_text(before, max((one[1] for one in here if one), default=0.0))
+        rows.append([printable(name, 44, keep_end=16), kind, _units_text(before), *cells, bar])
     heads = ["module", "class", "as it is", *(one.change for one in judged), ""]
     return [Table.of(heads, rows, "Errors of modules", LEGEND)] if rows else []
 
 
-def _largest(errors: Sequence[ModuleErrors]) -> dict[str, tuple[float, float, bool]]:
+def _largest_errors_by_module(errors: Sequence[ModuleErrors]) -> dict[str, tuple[float, float, bool]]:
     """Return of each module the largest error as it is and changed, and whether it differs."""
     found: dict[str, tuple[float, float, bool]] = {}
     for one in errors:
@@ -76,19 +76,19 @@ def _change_cell(error: tuple[float, float, bool] | None) -> Cell:
     if error is None:
         return Cell("-")
     _, value, is_bad = error
-    return Cell(_units(value), "bad" if is_bad else "")
+    return Cell(_units_text(value), "bad" if is_bad else "")
 
 
-def _units(value: float) -> str:
+def _units_text(value: float) -> str:
     return f"{value:.3g}" if math.isfinite(value) else "-"
 
 
-def _bar(before: float, now: float) -> str:
-    first, second = _length(before), _length(now)
+def _error_bar_text(before: float, now: float) -> str:
+    first, second = _bar_length(before), _bar_length(now)
     return "=" * first + "#" * max(0, second - first)
 
 
-def _length(value: float) -> int:
+def _bar_length(value: float) -> int:
     if value <= 0:
         return 0
     decades = math.log10(value) if math.isfinite(value) else MOST_DECADES

@@ -23,7 +23,7 @@ def stack_table(comparison: Comparison) -> Table | None:
     arms: dict[str, list[str]] = {}
     for record in comparison.records:
         if record.status != "failed" or "recorder_run" in record.environment:  # else they are those of the command
-            name = _name(record)
+            name = _stack_name(record)
             found.setdefault(name, {}).update(_stack_facts(record))
             arms.setdefault(name, [])
             arms[name] += [record.arm] if record.arm not in arms[name] else []
@@ -40,7 +40,7 @@ def stack_table(comparison: Comparison) -> Table | None:
     return Table([Column("environment"), *map(Column, found)], rows, caption="Environments", legend=legend)
 
 
-def _name(record: RunRecord) -> str:
+def _stack_name(record: RunRecord) -> str:
     return HERE if record.config.stack is None else record.config.stack.name
 
 

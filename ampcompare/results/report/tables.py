@@ -26,7 +26,7 @@ def grid_table(rows: Sequence[Sequence[str]], headers: Iterable[str], width: int
     """
     names = list(headers)
     if width is None or not rows:
-        return _simple(rows, names)
+        return _simple_table(rows, names)
     widths = [max(len(name) + GAP, *(len(row[index]) for row in rows)) for index, name in enumerate(names)]
     parts: list[list[int]] = [[0]]
     used = widths[0]
@@ -39,7 +39,7 @@ def grid_table(rows: Sequence[Sequence[str]], headers: Iterable[str], width: int
     tables: list[str] = []
     for part in parts:
         cells = [[row[index] for index in part] for row in rows]
-        tables.append(_simple(cells, [names[index] for index in part]))
+        tables.append(_simple_table(cells, [names[index] for index in part]))
     return "\n\n".join(tables)
 
 
@@ -55,18 +55,18 @@ def listing_table(rows: Sequence[Sequence[str]], headers: Iterable[str], width: 
     """
     names = list(headers)
     if width is None or not rows:
-        return _simple(rows, names)
+        return _simple_table(rows, names)
     before = sum(
         GAP + max(len(name) + GAP, *(len(row[index]) for row in rows)) for index, name in enumerate(names[:-1])
     )
     left = width - before
     if left < MIN_WIDTH:
-        return "\n".join(line for row in rows for line in _paragraph(row, names, width))
+        return "\n".join(line for row in rows for line in _row_as_paragraph(row, names, width))
     wrapped = [[*row[:-1], textwrap.fill(row[-1], left, break_on_hyphens=False)] for row in rows]
-    return _simple(wrapped, names)
+    return _simple_table(wrapped, names)
 
 
-def _paragraph(row: Sequence[str], names: Sequence[str], width: int) -> list[str]:
+def _row_as_paragraph(row: Sequence[str], names: Sequence[str], width: int) -> list[str]:
     """Return the lines of a row: its first column, the others that have a value with their heads, and its text."""
     facts = "; ".join(f"{name} {text}" for name, text in zip(names[1:-1], row[1:-1], strict=True) if text != "-")
     indent = " " * GAP
@@ -78,6 +78,6 @@ def _paragraph(row: Sequence[str], names: Sequence[str], width: int) -> list[str
     return [row[0], *lines]
 
 
-def _simple(rows: Sequence[Sequence[str]], names: Sequence[str]) -> str:
+def _simple_table(rows: Sequence[Sequence[str]], names: Sequence[str]) -> str:
     text: str = tabulate(rows, headers=names, tablefmt="simple", disable_numparse=True)
     return text

@@ -33,9 +33,9 @@ class EventFiles(Exporter):
         for record in comparison.records:
             steps = folder / file_of_cell(record.cell, CellFile.STEPS)
             if steps.exists():
-                self._write(record, folder, steps.stat())
+                self._write_event_file(record, folder, steps.stat())
 
-    def _write(self, record: RunRecord, run: Path, steps: os.stat_result) -> None:
+    def _write_event_file(self, record: RunRecord, run: Path, steps: os.stat_result) -> None:
         folder = self._folder / run_name(record.arm, record.config.recipe.seed)
         # TensorBoard reads on where it was in a file of a known name: a cell that ran again needs a new one.
         path = folder / f"events.out.tfevents.{steps.st_mtime_ns}.{record.cell}{SUFFIX}"

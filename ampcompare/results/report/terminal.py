@@ -44,67 +44,69 @@ class Terminal(Reporter):
     def write(self, document: Document) -> str:
         """Return the text: sections with an empty line between them, the first one strong."""
         shown = document.sections_in("details" if self.details else "table")
-        texts = [self._section(section, "strong" if place == 0 else "") for place, section in enumerate(shown)]
+        texts = [self._section_text(section, "strong" if place == 0 else "") for place, section in enumerate(shown)]
         return "\n\n".join(filter(None, texts)) + "\n"
 
-    def _section(self, section: Section, tone: Tone) -> str:
+    def _section_text(self, section: Section, tone: Tone) -> str:
         """Return the blocks of a section, with an empty line around tables and before what has a title."""
         text = ""
         after: Block | None = None
         for block in section.blocks:
             is_apart = isinstance(block, Table) or bool(getattr(block, "title", ""))
             between = "\n\n" if is_apart or isinstance(after, Table) else "\n"
-            text += (between if text else "") + self._block(block, tone)
+            text += (between if text else "") + self._block_text(block, tone)
             after = block
         return text
 
-    def _block(self, block: Block, tone: Tone) -> str:
+    def _block_text(self, block: Block, tone: Tone) -> str:
         match block:
             case Text(sentences):
-                return self._lines(sentences, tone)
+                return self._lines_text(sentences, tone)
             case Items():
-                return self._items(block, tone)
+                return self._items_text(block, tone)
             case Table():
-                return self._table(block)
+                return self._table_text(block)
             case Step(why, command):
-                commands = (f"  {self._paint(line, 'strong')}" for line in command_lines(command, self.width))
-                return "\n".join([paragraph(f"Next: {why}", self.width), *commands])
+                commands = (f"  {self._paint_text(line, 'strong')}" for line in command_lines(command, self.width))
+                return "\n".join([fold_paragraph(f"Next: {why}", self.width), *commands])
             case Code(text, title):
                 lines = (printable(line.expandtabs(4), MAX_LINE, keep_spaces=True) for line in text.splitlines())
                 return "\n".join([*filter(None, [title]), *(f"    {line}" for line in lines)])
             case Facts():
-                return self._facts(block)
+                return self._facts_text(block)
             case Figure():
                 return ""
 
-    def _lines(self, texts: Iterable[str], tone: Tone = "") -> str:
-        lines = (line for text in texts for line in paragraph(text, self.width).splitlines())
-        return "\n".join(self._paint(line, tone) for line in lines)
+    def _lines_text(self, texts: Iterable[str], tone: Tone = "") -> str:
+        lines = (line for text in texts for line in fold_paragraph(text, self.width).splitlines())
+        return "\n".join(self._paint_text(line, tone) for line in lines)
 
-    def _items(self, items: Items, tone: Tone) -> str:
+    def _items_text(self, items: Items, tone: Tone) -> str:
         """Return a list: lines, or below a title points, each with what supports it below it."""
         if not items.title:
-            return self._lines((item for item, _ in items), tone)
+            return self._lines_text((item for item, _ in items), tone)
         start = "  - " if len(items.items) > 1 else "  "
-        texts = [self._lines([items.title])]
+        texts = [self._lines_text([items.title])]
         for item, further in items:
-            texts += [paragraph(item, self.width, start, " " * len(start))]
-            texts += [paragraph(text, self.width, " " * 6) for text in further]
+            texts += [fold_paragraph(item, self.width, start, " " * len(start))]
+            texts += [fold_paragraph(text, self.width, " " * 6) for text in further]
         return "\n".join(texts)
 
-    def _facts(self, facts: Facts) -> str:
+    def _facts_text(self, facts: Facts) -> str:
         """Return a line for each name; below a title the values stand below each other."""
         if not facts.title:
-            return self._lines(f"{name}: {value}" for name, value in facts.pairs)
+            return self._lines_text(f"{name}: {value}" for name, value in facts.pairs)
         names = [f"{GAP}{printable(name)}" for name, _ in facts.pairs]
         room = max(map(len, names)) + len(GAP)
         starts = [(name.ljust(room), value) for name, (_, value) in zip(names, facts.pairs, strict=True)]
-        return "\n".join([facts.title, *(paragraph(value, self.width, start, " " * room) for start, value in starts)])
+        return "\n".join(
+            [facts.title, *(fold_paragraph(value, self.width, start, " " * room) for start, value in starts)]
+        )
 
-    def _table(self, table: Table) -> str:
+    def _table_text(self, table: Table) -> str:
         legend = list(table.legend)
         if table.narrows:
-            found = _lay_out(table, self.width, self._paint)
+            found = _lay_out(table, self.width, self._paint_text)
             text = "\n".join(found.lines)
             legend = [*found.below, *legend]
             if self.width is not None and not self.details:
@@ -112,10 +114,10 @@ class Terminal(Reporter):
         else:
             text = grid_table(table.texts, table.heads, self.width)
         named = f"{table.title}\n{text}" if table.title else text
-        return "\n\n".join(filter(None, [named, self._lines(legend)]))
+        return "\n\n".join(filter(None, [named, self._lines_text(legend)]))
 
-    def _paint(self, text: str, tone: Tone) -> str:
-        return paint(text, tone) if self.color else text
+    def _paint_text(self, text: str, tone: Tone) -> str:
+        return color_text(text, tone) if self.color else text
 
 
 def _hidden_columns_line(hidden: Sequence[str]) -> str:
@@ -124,7 +126,7 @@ def _hidden_columns_line(hidden: Sequence[str]) -> str:
     return "All measurements and conclusions: --details."
 
 
-def paragraph(text: str, width: int | None, first: str = "", rest: str | None = None) -> str:
+def fold_paragraph(text: str, width: int | None, first: str = "", rest: str | None = None) -> str:
     """Return text as lines of at most 100 characters, the first and the others with what stands before them."""
     room = min(width or WIDTH, WIDTH)
     joined = printable(text, MAX_LINE).replace(" %", "\u00a0%")  # no line begins with a percent sign
@@ -152,7 +154,7 @@ Paint = Callable[[str, Tone], str]
 
 
 @dataclass(frozen=True)
-class _LaidOut:
+class _TableText:
     """A table as text.
 
     Attributes:
@@ -167,7 +169,7 @@ class _LaidOut:
 
 
 @dataclass(frozen=True)
-class _Choice:
+class _NarrowingChoice:
     """A way to make the table narrower."""
 
     step: int = 0
@@ -176,23 +178,23 @@ class _Choice:
     notes_column: bool = True
 
 
-def _lay_out(table: Table, width: int | None, paint: Paint) -> _LaidOut:
+def _lay_out(table: Table, width: int | None, paint: Paint) -> _TableText:
     """Return the table for a width, in characters; None for any width.
 
     The first of these that fits is taken, each with a column of notes or with the notes below: short words for
     verdicts, step times without their intervals, fewer columns; each also with heads of two lines and folded names.
     """
     if width is None:
-        return _lay_out_by_choice(table, _Choice(), None, paint) or _LaidOut([], [], [])
+        return _lay_out_by_choice(table, _NarrowingChoice(), None, paint) or _TableText([], [], [])
     for choice in _narrowing_choices(table):
         found = _lay_out_by_choice(table, choice, width, paint)
         if found is not None:
             return found
-    smallest = _Choice(LAST_STEP, stacked=True, fold=FOLDS[-1], notes_column=False)
-    return _lay_out_by_choice(table, smallest, None, paint) or _LaidOut([], [], [])
+    smallest = _NarrowingChoice(LAST_STEP, stacked=True, fold=FOLDS[-1], notes_column=False)
+    return _lay_out_by_choice(table, smallest, None, paint) or _TableText([], [], [])
 
 
-def _align(texts: Sequence[str]) -> list[str]:
+def _align_numbers(texts: Sequence[str]) -> list[str]:
     """Return texts of one width, whose numbers stand below each other, the first on its decimal point."""
     parts = [NUMBER.split(text) for text in texts]
     numbers = [part[1::2] if not part[0] else [] for part in parts]  # none in a text such as "emulated"
@@ -217,7 +219,7 @@ def _align(texts: Sequence[str]) -> list[str]:
     ]
 
 
-def fold(name: str, width: int) -> list[str]:
+def fold_name(name: str, width: int) -> list[str]:
     """Return a name on several lines of a width, cut after punctuation where there is some."""
     lines = [""]
     for piece in re.findall(r"[^,:=+ ]*[,:=+ ]|[^,:=+ ]+", name):
@@ -230,7 +232,7 @@ def fold(name: str, width: int) -> list[str]:
     return [line.rstrip() for line in lines]
 
 
-def _narrowing_choices(table: Table) -> Iterator[_Choice]:
+def _narrowing_choices(table: Table) -> Iterator[_NarrowingChoice]:
     longest = max((len(row[0].text) for row in table.rows), default=0)
     for step in range(LAST_STEP + 1):
         for folded in FOLDS:
@@ -238,10 +240,10 @@ def _narrowing_choices(table: Table) -> Iterator[_Choice]:
                 continue
             for stacked in (False, True):
                 for notes_column in (True, False):
-                    yield _Choice(step, stacked, folded, notes_column)
+                    yield _NarrowingChoice(step, stacked, folded, notes_column)
 
 
-class _Columns(NamedTuple):
+class _ShownColumns(NamedTuple):
     """The columns of a table that a choice shows.
 
     Attributes:
@@ -257,15 +259,17 @@ class _Columns(NamedTuple):
     rights: list[bool]
 
     def widths(self) -> list[int]:
-        return [max(_widest(head), *map(_widest, text)) for head, text in zip(self.heads, self.texts, strict=True)]
+        return [
+            max(_widest_line(head), *map(_widest_line, text)) for head, text in zip(self.heads, self.texts, strict=True)
+        ]
 
-    def with_notes(self, notes: list[list[str]]) -> _Columns:
+    def with_notes(self, notes: list[list[str]]) -> _ShownColumns:
         """Return these columns with one for the notes of each row, in lines, at the end."""
         blank: list[Tone] = ["" for _ in notes]
-        return _Columns([*self.heads, [NOTES]], [*self.texts, notes], [*self.tones, blank], [*self.rights, False])
+        return _ShownColumns([*self.heads, [NOTES]], [*self.texts, notes], [*self.tones, blank], [*self.rights, False])
 
 
-def _lay_out_by_choice(table: Table, choice: _Choice, width: int | None, paint: Paint) -> _LaidOut | None:
+def _lay_out_by_choice(table: Table, choice: _NarrowingChoice, width: int | None, paint: Paint) -> _TableText | None:
     """Return the table made by a choice; None where it is too wide."""
     columns, notes = _choose_columns(table, choice)
     everywhere, notes = _shared_notes(table, notes)
@@ -278,11 +282,11 @@ def _lay_out_by_choice(table: Table, choice: _Choice, width: int | None, paint: 
     widths = columns.widths()
     if width is not None and sum(widths) + len(GAP) * (len(widths) - 1) > width:
         return None
-    drawn = _draw(columns, widths, len(table.rows), paint)
-    return _LaidOut(drawn, [*everywhere, *_group_note_lines(table, notes)], _hidden_columns(table, choice))
+    drawn = _draw_table_lines(columns, widths, len(table.rows), paint)
+    return _TableText(drawn, [*everywhere, *_group_note_lines(table, notes)], _hidden_columns(table, choice))
 
 
-def _choose_columns(table: Table, choice: _Choice) -> tuple[_Columns, list[list[str]]]:
+def _choose_columns(table: Table, choice: _NarrowingChoice) -> tuple[_ShownColumns, list[list[str]]]:
     """Return the columns that a choice shows, and the notes of each row: its own, and those of shortened cells."""
     columns = table.columns
     shown = [index for index, column in enumerate(columns) if not 0 < column.drop <= choice.step]
@@ -297,16 +301,16 @@ def _choose_columns(table: Table, choice: _Choice) -> tuple[_Columns, list[list[
         cells = [row[index] for row in table.rows]
         column = [(cell.short if index in short else None) or cell.text for cell in cells]
         if columns[index].numeric:
-            texts.append([[line] for line in _align(column)])
+            texts.append([[line] for line in _align_numbers(column)])
         elif index == shown[0] and choice.fold is not None:
-            texts.append([fold(text, choice.fold) for text in column])
+            texts.append([fold_name(text, choice.fold) for text in column])
         else:
             texts.append([[text] for text in column])
 
     heads = [columns[index].head.rsplit(" ", 1 if choice.stacked else 0) for index in shown]
     tones: list[list[Tone]] = [[row[index].tone for row in table.rows] for index in shown]
     rights = [columns[index].numeric for index in shown]
-    return _Columns(heads, texts, tones, rights), notes
+    return _ShownColumns(heads, texts, tones, rights), notes
 
 
 def _wrap_notes(notes: Sequence[Sequence[str]], room: int | None) -> list[list[str]] | None:
@@ -320,7 +324,7 @@ def _wrap_notes(notes: Sequence[Sequence[str]], room: int | None) -> list[list[s
     return None if any(len(each) > MAX_NOTE_LINES for each in lines) else lines
 
 
-def _draw(columns: _Columns, widths: Sequence[int], count: int, paint: Paint) -> list[str]:
+def _draw_table_lines(columns: _ShownColumns, widths: Sequence[int], count: int, paint: Paint) -> list[str]:
     """Return the lines of the head, a rule, and so many rows."""
     height = max(map(len, columns.heads))
     heads = [[*[""] * (height - len(head)), *head] for head in columns.heads]
@@ -333,7 +337,7 @@ def _draw(columns: _Columns, widths: Sequence[int], count: int, paint: Paint) ->
     return lines
 
 
-def _widest(lines: Sequence[str]) -> int:
+def _widest_line(lines: Sequence[str]) -> int:
     return max(map(len, lines), default=0)
 
 
@@ -378,7 +382,7 @@ def _shared_notes(table: Table, notes: list[list[str]]) -> tuple[list[str], list
     return lines, [[note for note in its if note not in shared] for its in notes]
 
 
-def _hidden_columns(table: Table, choice: _Choice) -> list[str]:
+def _hidden_columns(table: Table, choice: _NarrowingChoice) -> list[str]:
     dropped = [column for column in table.columns if 0 < column.drop <= choice.step]
     shortened = [column for column in table.columns if 0 < column.shorten <= choice.step and column not in dropped]
     return [*(one.dropped for one in dropped), *(one.shortened for one in shortened if one.shortened)]
@@ -398,6 +402,6 @@ def has_color(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def paint(text: str, tone: Tone) -> str:
+def color_text(text: str, tone: Tone) -> str:
     """Return text between the codes of a tone."""
     return f"\x1b[{CODES[tone]}m{text}\x1b[0m" if tone and text.strip() else text

@@ -19,11 +19,11 @@ class WandbRuns(Exporter):
     def write(self, comparison: Comparison, folder: Path) -> None:
         for record in comparison.records:
             try:
-                self._write(record, folder)
+                self._write_run(record, folder)
             except RecordError as error:
                 self._note(f"no run of {record.arm}, seed {record.config.recipe.seed}: {error}")
 
-    def _write(self, record: RunRecord, folder: Path) -> None:
+    def _write_run(self, record: RunRecord, folder: Path) -> None:
         import wandb
 
         name = f"{record.arm}, seed {record.config.recipe.seed}"

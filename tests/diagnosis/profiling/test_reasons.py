@@ -8,12 +8,12 @@ from ampcompare.diagnosis.profiling.reasons import find_reasons, headline_of, pr
 from ampcompare.results.records.profile import (
     ArmProfile,
     HeldMemory,
+    HostRead,
     Limits,
     Memory,
-    Part,
     Product,
-    Repeated,
-    Sync,
+    RepeatedCast,
+    StepPart,
     TimedChange,
 )
 
@@ -21,7 +21,7 @@ from ampcompare.results.records.profile import (
 def _arm(arm: str = "native:bf16", **parts: float) -> ArmProfile:
     """Return a profile of one second: `forward_product=0.5` and so on; products of the forward pass fill it up."""
     given = [
-        Part(phase=phase, kind=kind, seconds=seconds)  # type: ignore[arg-type]
+        StepPart(phase=phase, kind=kind, seconds=seconds)  # type: ignore[arg-type]
         for (phase, kind), seconds in ((name.split("_"), seconds) for name, seconds in parts.items())
     ]
     left = 1.0 - sum(part.seconds for part in given)
@@ -31,7 +31,7 @@ def _arm(arm: str = "native:bf16", **parts: float) -> ArmProfile:
         seconds=1.0,
         half_dtype=half,
         optimizer="Adam (for-loop)",
-        parts=[*given, Part(phase="forward", kind="product", seconds=left)],
+        parts=[*given, StepPart(phase="forward", kind="product", seconds=left)],
         limits=Limits(flops=1e9, bytes=1e6),
         memory=Memory(measured_bytes=1000, held=[HeldMemory(kind="weights", dtype="fp32", bytes=1000)], rest_bytes=0),
     )
@@ -47,12 +47,12 @@ TWICE = Memory(measured_bytes=1000, held=[], rest_bytes=0, kept_twice_bytes=200,
 FP32 = {"arm": "fp32", "half_dtype": ""}
 
 
-def _read(calls: float, steps: int, seconds: float = 0.0, where: str = "a.py:3") -> Sync:
-    return Sync(where=where, what="item", calls=calls, seconds=seconds, steps=steps, watched=5)
+def _read(calls: float, steps: int, seconds: float = 0.0, where: str = "a.py:3") -> HostRead:
+    return HostRead(where=where, what="item", calls=calls, seconds=seconds, steps=steps, watched=5)
 
 
 FUSED = {"trials": _tried("--optimizer-implementation fused", 0.88)}
-AGAIN = Repeated(where="a.py:7", module="", casts=24, bytes=500_000)
+AGAIN = RepeatedCast(where="a.py:7", module="", casts=24, bytes=500_000)
 SMALL = {"trials": _tried("--batch-size 8", 0.4), "batch_size": 2}
 CASES: list[tuple[str, dict[str, float], dict[str, Any], str]] = [
     ("data", {"data_host": 0.3}, {}, "30 % of the step waits for the next batch"),
@@ -63,7 +63,12 @@ CASES: list[tuple[str, dict[str, float], dict[str, Any], str]] = [
     ("synchronization", {}, {"syncs": [_read(9, 2, 0.2)]}, "9 times in 2 of 5 steps, at a.py:3"),
     ("synchronization", {}, {"syncs": [_read(1, 5)]}, "the host reads 1 value of tensors in each step, at a.py:3"),
     ("synchronization", {}, {"syncs": [_read(8, 1, 0, "b.py:1"), _read(1, 5)]}, "1 value of tensors in each step"),
-    ("synchronization", {}, {"syncs": [Sync(where="a.py:3", what="item", calls=1)]}, "in the step that was watched"),
+    (
+        "synchronization",
+        {},
+        {"syncs": [HostRead(where="a.py:3", what="item", calls=1)]},
+        "in the step that was watched",
+    ),
     ("dimensions", {}, {"products": [HEAD]}, "head (out 30)"),
     ("fp32 operations", {}, {"fp32_seconds": 0.5}, "50 % of the step computes in fp32"),
     ("casts", {"forward_cast": 0.2}, {}, "casts take 20 % of the step"),

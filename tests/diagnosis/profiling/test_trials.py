@@ -6,7 +6,7 @@ import pytest
 
 from ampcompare.base.errors import ConfigError, UnsupportedCombination
 from ampcompare.diagnosis.profiling.profile_recipe import run_trials, variants_to_time
-from ampcompare.results.records.profile import ArmProfile, Part
+from ampcompare.results.records.profile import ArmProfile, StepPart
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.validation import validate
 
@@ -15,8 +15,8 @@ CONFIG = validate(RunConfig, {"arm": "fp32", "recipe": {"batch_size": 64, "optim
 
 def _found(phase: Any, kind: Any, optimizer: str = "SGD (for-loop)") -> ArmProfile:
     parts = [
-        Part(phase=phase, kind=kind, seconds=0.2),
-        Part(phase="forward", kind="product", seconds=0.8),
+        StepPart(phase=phase, kind=kind, seconds=0.2),
+        StepPart(phase="forward", kind="product", seconds=0.8),
     ]
     return ArmProfile(arm="fp32", seconds=1.0, parts=parts, optimizer=optimizer)
 

@@ -24,7 +24,7 @@ from ampcompare.experiment.plan import Plan
 from ampcompare.experiment.reload_report import reload_comparison
 from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.experiment.run_plan import run_plan
-from ampcompare.results.records.document import sealed_json
+from ampcompare.results.records.document import json_with_checksum
 from ampcompare.results.records.run import RunRecord, read_record
 from ampcompare.results.report.base import write_reports
 from ampcompare.settings.config import RunConfig
@@ -264,7 +264,7 @@ def test_cells_of_ray(ray: Ray, tmp_path: Path) -> None:
         return ray.tasks[str(cells.path(number))]
 
     def answers(number: int) -> None:
-        task(number).answer = {"record.json": sealed_json(cells.record(number)).encode(), "steps.jsonl": b""}
+        task(number).answer = {"record.json": json_with_checksum(cells.record(number)).encode(), "steps.jsonl": b""}
 
     ray.turns = [
         lambda: cells.reports(1, "node near", 1),
@@ -324,7 +324,7 @@ def test_a_cell_of_ray_that_ended_while_the_command_stops(ray: Ray, tmp_path: Pa
     launcher = RayLauncher()
 
     def stop() -> None:
-        ray.tasks[str(cells.path(4))].answer = {"record.json": sealed_json(cells.record(4)).encode()}
+        ray.tasks[str(cells.path(4))].answer = {"record.json": json_with_checksum(cells.record(4)).encode()}
         assert launcher.terminate()
 
     ray.turns = [stop]

@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from ampcompare.results.analysis.inference.effect import bounds, margin_test_interval, p_values
+from ampcompare.results.analysis.inference.effect import margin_test_interval, p_values, t_interval
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def quick_verdicts(monkeypatch: pytest.MonkeyPatch) -> None:
 
     verdict = "ampcompare.results.analysis.inference.verdict"
     monkeypatch.setattr(f"{verdict}.pairs_to_settle", lambda *_, **__: None)
-    for test in (p_values, bounds, margin_test_interval):
+    for test in (p_values, t_interval, margin_test_interval):
         monkeypatch.setattr(f"{verdict}.{test.__name__}", cache(test))
     monkeypatch.setattr("statistics.variance", variance)
     monkeypatch.setattr("statistics.stdev", lambda values: math.sqrt(variance(values)))

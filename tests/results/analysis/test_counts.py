@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from ampcompare.results.analysis.inference.effect import Effect, min_resolvable_spread, p_values, paired_effect
-from ampcompare.results.analysis.inference.terms import margin_error
-from ampcompare.results.analysis.inference.verdict import Margin, decide
+from ampcompare.results.analysis.inference.terms import standard_error_to_margin
+from ampcompare.results.analysis.inference.verdict import Margin, decide_verdicts
 from tests.covering import covering
 
 IMAGES = 360
@@ -30,21 +30,21 @@ def _effect_of(differences: tuple[int, ...]) -> Effect:
     reference = [324 / IMAGES] * len(differences)
     arm = [one + difference / IMAGES for one, difference in zip(reference, differences, strict=True)]
     effect = paired_effect(arm, reference, min_resolvable_spread(IMAGES), rounded=True)
-    return replace(effect, margin_error=margin_error(arm, reference, 0.0), step=1 / IMAGES)
+    return replace(effect, margin_error=standard_error_to_margin(arm, reference, 0.0), step=1 / IMAGES)
 
 
 def test_eight_arms_with_equal_counts_are_equivalent() -> None:
     """At three seeds, which the spread that rounding may have never allowed."""
     equal = [_effect([0, 0, 0])] * 8
-    verdicts = decide(equal, MARGIN)
+    verdicts = decide_verdicts(equal, MARGIN)
     assert {str(verdict) for verdict in verdicts} == {"equivalent (±0.5)"}
     floored = [replace(effect, margin_error=None, step=None) for effect in equal]
-    assert all(str(verdict).startswith("inconclusive") for verdict in decide(floored, MARGIN))
+    assert all(str(verdict).startswith("inconclusive") for verdict in decide_verdicts(floored, MARGIN))
 
 
 def test_the_interval_of_equal_counts_is_that_of_no_event() -> None:
     """No image was lost in three runs of 360: at most 3.00 in all, by the rule of three, on either side."""
-    (verdict,) = decide([_effect([0, 0, 0])], MARGIN)
+    (verdict,) = decide_verdicts([_effect([0, 0, 0])], MARGIN)
     bound = stats.chi2.ppf(0.95, 2) / 2 / 3 / IMAGES
     assert (verdict.low, verdict.high) == (pytest.approx(-bound), pytest.approx(bound))
 
@@ -57,7 +57,7 @@ def test_an_open_interval_suggests_no_word() -> None:
     for _ in range(400):
         arms, pairs = generator.integers(1, 10), generator.integers(3, 8)
         differences = np.round(generator.normal(2, 1.2, (arms, pairs)))
-        for verdict in decide([_effect(row) for row in differences], margin, 0.005):
+        for verdict in decide_verdicts([_effect(row) for row in differences], margin, 0.005):
             if str(verdict).startswith("inconclusive"):
                 is_open += 1
                 assert verdict.low is not None
@@ -95,7 +95,8 @@ def test_counts_at_the_margin_keep_the_level(model: str, pairs: int, arms: int) 
     wrong = 0
     for _ in range(600):
         words = [
-            str(verdict) for verdict in decide([_effect(MODELS[model](chance, pairs)) for _ in range(arms)], MARGIN)
+            str(verdict)
+            for verdict in decide_verdicts([_effect(MODELS[model](chance, pairs)) for _ in range(arms)], MARGIN)
         ]
         wrong += any(word.startswith(("equivalent", "non-inferior", "better")) for word in words)
     assert wrong / 600 <= 0.08  # the 99.9 % point of a rate of 5 %
@@ -118,6 +119,6 @@ def test_counts_name_no_more_winners_than_one_in_twenty(arms: int, pairs: int, s
     for _ in range(families):
         start = generator.uniform(324, 325)
         counts = np.round(start + spread / 2**0.5 * generator.standard_normal((arms + 1, pairs)))
-        verdicts = decide([_effect(row - counts[0]) for row in counts[1:]], Margin(1e-6, "0"))
+        verdicts = decide_verdicts([_effect(row - counts[0]) for row in counts[1:]], Margin(1e-6, "0"))
         winners += any(str(verdict) in ("better", "worse") for verdict in verdicts)
     assert winners <= 0.05 * families

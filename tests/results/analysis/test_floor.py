@@ -78,7 +78,7 @@ def test_other_numbers_of_steps_tell_nothing(envelope: Envelope) -> None:
 
 def test_files(envelope: Envelope, tmp_path: Path) -> None:
     path = tmp_path / "floor.json"
-    path.write_text(envelope.text())
+    path.write_text(envelope.to_json())
     assert is_envelope(path)
     assert read_envelope(path) == envelope
     rows = tmp_path / "steps.jsonl"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ampcompare.results.analysis.results_table import judge, read_table
+from ampcompare.results.analysis.results_table import judge_arms, read_table
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import ArmSummary, Comparison
 from ampcompare.results.records.run import RunRecord
@@ -70,7 +70,7 @@ def test_a_judged_table_of_the_figures_of_runs_says_the_same() -> None:
             records.append(make_record(arm, seed, top1=value, seconds=seconds, status=status))
             lines.append(f"{arm},{seed},{'NaN' if diverged else f'{100 * value:.1f}'},{seconds:.6f}")
     of_runs = make_comparison(records, arms=list(values))
-    of_table = judge(read_table("\n".join(lines)))
+    of_table = judge_arms(read_table("\n".join(lines)))
     for run, line in zip(of_runs.arms, of_table.arms, strict=True):
         assert (line.arm, str(line.quality)) == (run.arm, str(run.quality))
         if run.arm == "half":

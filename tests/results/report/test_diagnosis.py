@@ -3,16 +3,16 @@
 import pytest
 
 from ampcompare.results.records.diagnosis import (
+    CandidateTrial,
     Cure,
     Diagnosis,
     Fault,
     Headroom,
     LostUpdates,
+    MagnitudeRange,
     ModuleStep,
-    Place,
+    OperationPlace,
     PlaceReport,
-    Range,
-    Trial,
 )
 from ampcompare.results.report.base import FORMATS
 from ampcompare.results.report.diagnosis import worst_places
@@ -20,9 +20,9 @@ from ampcompare.results.report.terminal import Terminal
 
 
 def _report(module: str, error: float, **counts: int) -> PlaceReport:
-    values = Range(elements=8, smallest=0.5, largest=3.0, exponents={-1: 4, 1: 4}, **counts)
+    values = MagnitudeRange(elements=8, smallest=0.5, largest=3.0, exponents={-1: 4, 1: 4}, **counts)
     return PlaceReport(
-        place=Place(module=module, operation="addmm", where="net.py:3"), range=values, error=error, made=0.0
+        place=OperationPlace(module=module, operation="addmm", where="net.py:3"), range=values, error=error, made=0.0
     )
 
 
@@ -44,7 +44,7 @@ def diagnosis() -> Diagnosis:
         faults=[
             Fault(kind="overflow", place=places[-1].place, step=0, text="head addmm is the first", chain=["a", "b"])
         ],
-        trials=[Trial(name="head", cures=True)],
+        trials=[CandidateTrial(name="head", cures=True)],
         cure=Cure(keeps=["head"], arm="apex:O2,keep_fp32=head", code="model.head.float()"),
     )
 

@@ -21,7 +21,7 @@ from ampcompare.results.records.comparison import (
 )
 from ampcompare.results.records.run import EngineInfo, ProcessFacts, RunRecord, SystemReadings
 from ampcompare.results.report.base import FORMATS, MAX_LINE, write_reports
-from ampcompare.results.report.columns import columns, table_of_columns, verdict_columns
+from ampcompare.results.report.columns import columns_with_values, table_of_columns, verdict_columns
 from ampcompare.results.report.comparison import published_legend, published_table
 from ampcompare.results.report.overview import make_overview
 from ampcompare.results.report.terminal import Terminal
@@ -60,7 +60,13 @@ def _row(**values: Any) -> ArmSummary:
 def test_a_table_shows_what_was_measured(make_comparison: MakeComparison) -> None:
     """Every arm is a line with accuracy, time, memory, loss scale, skipped steps and engine in agreed units."""
     comparison = make_comparison(["fp32", "half"])
-    shown = dict(zip(columns(comparison), table_of_columns(columns(comparison), comparison).texts[1], strict=True))
+    shown = dict(
+        zip(
+            columns_with_values(comparison),
+            table_of_columns(columns_with_values(comparison), comparison).texts[1],
+            strict=True,
+        )
+    )
     assert shown["arm"] == "half"
     assert shown["top-1 %"] == "51.00 ± 0.00"
     assert shown["epoch (s)"] == "1.1 ± 0.1"
@@ -93,31 +99,36 @@ def test_the_legend_names_the_error_rate_or_that_nothing_was_tested(name: str, m
 def test_columns_of_some_comparisons(make_comparison: MakeComparison) -> None:
     """Start times stand where ways to start are compared, the exchange where ranks trained, losses where kept."""
     comparison = make_comparison(["fp32", "half"])
-    assert not {"data (ms)", "start (s)", "first batch (s)", "all-reduce %", "tail loss"} & set(columns(comparison))
+    assert not {"data (ms)", "start (s)", "first batch (s)", "all-reduce %", "tail loss"} & set(
+        columns_with_values(comparison)
+    )
     first = comparison.records[0]
     readings = SystemReadings(timed_steps=30, joules_per_unit=0.0025)
     counted = [first.model_copy(update={"readings": readings}), *comparison.records[1:]]
     with_energy = comparison.model_copy(update={"records": counted})
-    assert list(columns(with_energy)).index("J/1000 samples") == list(columns(with_energy)).index("samples/s") + 1
-    place = list(columns(with_energy)).index("J/1000 samples")
-    assert [row[place] for row in table_of_columns(columns(with_energy), with_energy).texts] == ["2.5", "-"]
+    assert (
+        list(columns_with_values(with_energy)).index("J/1000 samples")
+        == list(columns_with_values(with_energy)).index("samples/s") + 1
+    )
+    place = list(columns_with_values(with_energy)).index("J/1000 samples")
+    assert [row[place] for row in table_of_columns(columns_with_values(with_energy), with_energy).texts] == ["2.5", "-"]
     waits = first.summary.model_copy(update={"step_seconds_median": 0.1, "data_seconds_median": 0.006})
     used = SystemReadings(timed_steps=30, device_bytes=3 * 2**20)
     waiting = first.model_copy(update={"summary": waits, "readings": used})
     shown = comparison.model_copy(update={"records": [waiting, *comparison.records[1:]]})
-    heads = list(columns(shown))
-    values = dict(zip(heads, table_of_columns(columns(shown), shown).texts[0], strict=True))
+    heads = list(columns_with_values(shown))
+    values = dict(zip(heads, table_of_columns(columns_with_values(shown), shown).texts[0], strict=True))
     assert heads.index("data (ms)") == heads.index("step (ms)") + 1
     assert values["data (ms)"] == "6.00"
     (line,) = _csv(FORMATS["csv"].reporter().render(comparison.model_copy(update={"records": [waiting]})))
     assert (line["data_seconds_median"], line["device_bytes"]) == ("0.006", str(3 * 2**20))
     quick = waiting.model_copy(update={"summary": waits.model_copy(update={"data_seconds_median": 0.004})})
-    assert "data (ms)" not in columns(comparison.model_copy(update={"records": [quick]}))
+    assert "data (ms)" not in columns_with_values(comparison.model_copy(update={"records": [quick]}))
     other = first.model_copy(update={"config": first.config.model_copy(update={"workers": 2})})
     row = comparison.arms[0].model_copy(update={"start_seconds": 1.25, "loader_start_seconds": 0.5})
     started = comparison.model_copy(update={"records": [other, *comparison.records], "arms": [row, comparison.arms[1]]})
-    assert table_of_columns(columns(started), started).texts[0][-2:] == ["1.25", "0.5"]
-    assert table_of_columns(columns(started), started).texts[1][-2:] == ["-", "-"]
+    assert table_of_columns(columns_with_values(started), started).texts[0][-2:] == ["1.25", "0.5"]
+    assert table_of_columns(columns_with_values(started), started).texts[1][-2:] == ["-", "-"]
     facts = ProcessFacts(
         world_size=2, nodes=1, global_batch_size=32, backend="gloo", wrapper="x.DDP", launcher="spawn",
         allreduce_share=0.25,
@@ -152,7 +163,7 @@ def test_csv_has_a_line_per_cell_in_full_precision(make_comparison: MakeComparis
 def test_a_script_has_no_learning_rate_of_ours(make_comparison: MakeComparison) -> None:
     """The setting of ampcompare's loop has no part in it."""
     comparison = make_comparison(["fp32", "half"])
-    assert "lr" in columns(comparison)
+    assert "lr" in columns_with_values(comparison)
     script = ScriptConfig(name="train.py")
     records = [
         one.model_copy(update={"config": one.config.model_copy(update={"script": script})})
@@ -160,7 +171,7 @@ def test_a_script_has_no_learning_rate_of_ours(make_comparison: MakeComparison) 
     ]
     rows = [row.model_copy(update={"lr": math.nan}) for row in comparison.arms]
     comparison = comparison.model_copy(update={"records": records, "arms": rows})
-    assert "lr" not in columns(comparison)
+    assert "lr" not in columns_with_values(comparison)
     assert {row["lr"] for row in _csv(FORMATS["csv"].reporter().render(comparison))} == {""}
 
 
@@ -263,7 +274,7 @@ def test_hostile_text_is_harmless(hostile: Comparison, form: str) -> None:
         table = _md_table(text)
         assert len(table) == 2 + len(hostile.arms)
         assert all(len(row) == len(overview.columns) + 1 for row in table)  # with notes
-        assert all(len(row) == len(columns(hostile)) for row in _md_table(text, "Measurements"))
+        assert all(len(row) == len(columns_with_values(hostile)) for row in _md_table(text, "Measurements"))
         outside = re.sub(r"^```\n.*\n```$", "", text, flags=re.MULTILINE)
         assert not re.search(r"(?<!\\)[<>`]|(?<!\\)\]\(", outside)
         assert re.findall(r"^#.*", text, re.MULTILINE) == [
@@ -276,7 +287,7 @@ def test_hostile_text_is_harmless(hostile: Comparison, form: str) -> None:
         assert not re.search(r"[%$#_~^<>|\"]", body)
         assert {line.count(" & ") for line in body.splitlines() if line.endswith(r" \\")} <= {
             len(make_overview(hostile).columns) - 1,
-            len(columns(hostile)) - 1,
+            len(columns_with_values(hostile)) - 1,
             len(verdict_columns(hostile)) - 1,
         }
         assert body.count("{") == body.count("}")

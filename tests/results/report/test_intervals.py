@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from ampcompare.results.analysis.effects.step_time import time_ratio_of_log
 from ampcompare.results.analysis.inference.effect import Effect
-from ampcompare.results.analysis.inference.verdict import Margin, decide
+from ampcompare.results.analysis.inference.verdict import Margin, decide_verdicts
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import ArmSummary, Comparison
 from ampcompare.results.records.verdict import Verdict
 from ampcompare.results.report.columns import format_interval
-from ampcompare.results.report.terminal import Terminal, has_color, paint
+from ampcompare.results.report.terminal import Terminal, color_text, has_color
 from ampcompare.testing import make_comparison, make_record
 
 NUMBER = r"([+-]?[\d.]+)"
@@ -92,7 +92,9 @@ def _random_comparison(seed: int, points: float = 0.28, families: int = 1) -> Co
         effects = _random_effects(draw, margin.size)
         times = _random_effects(draw, time_margin.size)[: len(effects)]
         times += times[:1] * (len(effects) - len(times))
-        verdicts += zip(effects, decide(effects, margin), times, decide(times, time_margin), strict=True)
+        verdicts += zip(
+            effects, decide_verdicts(effects, margin), times, decide_verdicts(times, time_margin), strict=True
+        )
     rows = [_row(f"arm{n}", verdict, e.mean, speed, t.mean) for n, (e, verdict, t, speed) in enumerate(verdicts)]
     reference = _row("fp32", Verdict(), 0.0, Verdict(), 0.0)
     return Comparison(
@@ -206,4 +208,4 @@ def test_color_changes_no_text() -> None:
     colored = Terminal(100, color=True).render(comparison)
     assert "\x1b[" in colored
     assert re.sub(r"\x1b\[\d+m", "", colored) == Terminal(100).render(comparison)
-    assert paint("text", "") == "text"
+    assert color_text("text", "") == "text"

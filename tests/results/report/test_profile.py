@@ -5,13 +5,13 @@ import pytest
 from ampcompare.results.records.profile import (
     ArmProfile,
     HeldMemory,
-    Layer,
     Limits,
     Memory,
+    ModuleTime,
     Operation,
-    Part,
     Profile,
     Reason,
+    StepPart,
     TimedChange,
 )
 from ampcompare.results.report.base import FORMATS
@@ -24,11 +24,11 @@ def _arm(name: str, seconds: float, dtype: str) -> ArmProfile:
         arm=name,
         seconds=seconds,
         parts=[
-            Part(phase="forward", kind="product", seconds=0.6 * seconds),
-            Part(phase="backward", kind="cast", seconds=0.4 * seconds),
+            StepPart(phase="forward", kind="product", seconds=0.6 * seconds),
+            StepPart(phase="backward", kind="cast", seconds=0.4 * seconds),
         ],
         operations=[Operation(name="aten::addmm", phase="forward", kind="product", dtype=dtype, seconds=0.001)],
-        layers=[Layer(module="head", seconds=0.001)],
+        layers=[ModuleTime(module="head", seconds=0.001)],
         memory=Memory(
             measured_bytes=3 * 2**20,
             held=[HeldMemory(kind="weights", dtype=dtype, bytes=2 * 2**20)],
@@ -88,7 +88,7 @@ def test_the_page_draws_bars(profile: Profile) -> None:
 
 def test_a_profile_without_counts_has_a_page(profile: Profile) -> None:
     """A compiled model has neither memory nor FLOPs, and a name with a tag stays text."""
-    bare = ArmProfile(arm="<b>", seconds=0.1, parts=[Part(phase="forward", kind="host", seconds=0.1)])
+    bare = ArmProfile(arm="<b>", seconds=0.1, parts=[StepPart(phase="forward", kind="host", seconds=0.1)])
     shown = profile.model_copy(update={"arms": [bare], "headline": ["<b> takes 100 ms a step"]})
     page = FORMATS["html"].reporter().render(shown)
     assert "<b> takes" not in page

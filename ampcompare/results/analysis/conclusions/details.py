@@ -35,7 +35,7 @@ CPU_LISTS = (
 )
 
 
-def details(comparison: Comparison) -> Iterable[str]:
+def detail_sentences(comparison: Comparison) -> Iterable[str]:
     """Yield what neither the headline nor the tables show of the runs of a comparison."""
     rows = comparison.arms
     records = comparison.records
@@ -82,25 +82,26 @@ def look_sentences(comparison: Comparison, next_error_rate: float) -> Iterable[s
         return
     if not comparison.error_rate:
         yield (
-            f"Nothing was tested: earlier looks have spent the error rate of {_percent(ERROR_RATE)}. Other seeds in "
+            "Nothing was tested: earlier looks have spent the error rate of "
+            f"{_percent_text(ERROR_RATE)}. Other seeds in "
             "another run directory are a new comparison."
         )
         return
-    level = f"Look {number} at these arms, tested at an error rate of {_percent(comparison.error_rate)}"
+    level = f"Look {number} at these arms, tested at an error rate of {_percent_text(comparison.error_rate)}"
     before = [
-        f"look {other.number} at {_percent(other.error_rate)} with {len(other.seeds)} seeds"
+        f"look {other.number} at {_percent_text(other.error_rate)} with {len(other.seeds)} seeds"
         for other in comparison.looks
         if other.number and other.number != number
     ]
     if before:
-        yield f"{level}; {', '.join(before)}. Together they spend at most {_percent(ERROR_RATE)}."
+        yield f"{level}; {', '.join(before)}. Together they spend at most {_percent_text(ERROR_RATE)}."
     elif next_error_rate > 0:
-        yield f"{level}; the rest of {_percent(ERROR_RATE)} is kept for further looks."
+        yield f"{level}; the rest of {_percent_text(ERROR_RATE)} is kept for further looks."
     else:
         yield f"{level}, the only one that was planned."
 
 
-def _percent(share: float) -> str:
+def _percent_text(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from ampcompare.base.formatting import printable
-from ampcompare.results.analysis.conclusions.phrases import ArmNames, names_of, number_word
+from ampcompare.results.analysis.conclusions.phrases import ArmNaming, names_of, number_word
 from ampcompare.results.analysis.conclusions.recommendation import (
     MIN_SAVING,
     device_phrase,
@@ -24,7 +24,7 @@ from ampcompare.results.analysis.pairing.learning import (
     partly_idle_sentences,
     why_margin_too_wide,
 )
-from ampcompare.results.analysis.pairing.seeding import why_alike
+from ampcompare.results.analysis.pairing.seeding import why_seeds_are_one_run
 from ampcompare.results.records.comparison import SEEDS_ITSELF, ArmSummary, Comparison
 from ampcompare.results.records.metric import Metric
 from ampcompare.results.records.run import RunRecord
@@ -64,7 +64,7 @@ def _warning_sentences(comparison: Comparison) -> Iterable[str]:
     if comparison.only_copies:
         of_script = next((record for record in comparison.records if record.script is not None), None)
         script = None if of_script is None else of_script.config.script
-        why = SEEDS_ITSELF if of_script is None or script is None else why_alike(script, of_script.script)
+        why = SEEDS_ITSELF if of_script is None or script is None else why_seeds_are_one_run(script, of_script.script)
         yield f"{count} of the runs {'are copies' if count > 1 else 'is a copy'} of another seed's: {why}."
     elif count and comparison.judged:
         yield f"{count} row{'s are copies' if count > 1 else ' is a copy'} of other runs, and not used."
@@ -93,7 +93,7 @@ def _answer_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[RunR
         yield wide
     else:
         yield from (use_sentence(row, comparison) for row in chosen)
-        yield from _quality_sentences(comparison, rest, ArmNames(everyone, {row.arm for row in chosen}))
+        yield from _quality_sentences(comparison, rest, ArmNaming(everyone, {row.arm for row in chosen}))
     yield from outcomes
     yield from _speed_sentences(
         comparison, [row for row in rows if row not in chosen or row.time.kind != "better"], everyone
@@ -163,7 +163,7 @@ def _engine_sentence(comparison: Comparison, by_arm: Mapping[str, Sequence[RunRe
     return f"Two engines of apex.amp ran: {'; '.join(parts)}. Results of compat are not results of NVIDIA's Apex."
 
 
-def _quality_sentences(comparison: Comparison, rows: Sequence[ArmSummary], names: ArmNames) -> Iterable[str]:
+def _quality_sentences(comparison: Comparison, rows: Sequence[ArmSummary], names: ArmNaming) -> Iterable[str]:
     """Yield the decided results of these rows, then the open ones, then what could not be compared.
 
     Args:
@@ -171,34 +171,37 @@ def _quality_sentences(comparison: Comparison, rows: Sequence[ArmSummary], names
     """
     reference = comparison.reference
 
-    def those(*kinds: Kind) -> list[ArmSummary]:
+    def rows_of_kind(*kinds: Kind) -> list[ArmSummary]:
         return [row for row in rows if row.arm not in names.said and row.quality.kind in kinds]
 
-    tried = [row for row in those("identical") if row.pairs >= MIN_PAIRS]
-    if tested := those("equivalent", "non-inferior"):
+    tried = [row for row in rows_of_kind("identical") if row.pairs >= MIN_PAIRS]
+    if tested := rows_of_kind("equivalent", "non-inferior"):
         yield _sentence_on_kept_quality([row for row in rows if row in tried or row in tested], comparison, names)
-    if same := [row.arm for row in those("identical")]:
-        yield f"{names.begin(same, 'is', 'are')} identical to {reference}, every loss and all weights to the last bit."
+    if same := [row.arm for row in rows_of_kind("identical")]:
+        yield (
+            f"{names.begin_sentence(same, 'is', 'are')} identical to {reference}, every loss and all "
+            "weights to the last bit."
+        )
     for kind in ("better", "worse"):
-        if different := those(kind):
+        if different := rows_of_kind(kind):
             yield _sentence_on_difference(kind, different, comparison)
             names.said.update(row.arm for row in different)
-    yield from _sentences_on_open(those(*OPEN), comparison, names)
-    for row in those("conditional"):
+    yield from _sentences_on_open(rows_of_kind(*OPEN), comparison, names)
+    for row in rows_of_kind("conditional"):
         some, total = row.quality.survivors or (0, 0)
         yield (
             f"{row.arm} is {row.quality.on_survivors} only on the {some} of {total} seeds that both it and "
             f"{reference} completed, so it is not recommended."
         )
         names.said.add(row.arm)
-    if apart := those("not comparable"):
+    if apart := rows_of_kind("not comparable"):
         why = _example_of_reasons(row.quality.detail for row in apart)
         yield f"Not compared with {reference}: {names.name([row.arm for row in apart])} ({why})."
-    for row in those("not as declared"):
+    for row in rows_of_kind("not as declared"):
         yield f"No verdict on {row.arm}: it is {row.quality}."
         names.said.add(row.arm)
-    for word, arms in _group_arms_by_reason((str(row.quality), row) for row in those("learned nothing")).items():
-        yield f"{names.begin(arms, word, word)}."
+    for word, arms in _group_arms_by_reason((str(row.quality), row) for row in rows_of_kind("learned nothing")).items():
+        yield f"{names.begin_sentence(arms, word, word)}."
     for reason, arms in _group_arms_by_reason(_rows_without_pairs(comparison, rows)).items():
         yield f"No verdict on {names.name(arms)}: {reason}."
 
@@ -232,16 +235,21 @@ def _rows_without_pairs(comparison: Comparison, rows: Sequence[ArmSummary]) -> I
             yield "no seed was completed by both sides" if is_measured else f"no {quality} was measured", row
 
 
-def _sentence_on_kept_quality(rows: Sequence[ArmSummary], comparison: Comparison, names: ArmNames) -> str:
+def _sentence_on_kept_quality(rows: Sequence[ArmSummary], comparison: Comparison, names: ArmNaming) -> str:
     """Return that these rows keep the accuracy, and which of them are identical."""
     metric = comparison.metric
     tested = [row for row in rows if row.quality.kind != "identical"]
     same = [row.arm for row in rows if row not in tested]
     sides = "within ±" if all(row.quality.kind == "equivalent" for row in tested) else "margin "
     shown = f"{_differences_text(rows, metric)}, {sides}{metric.margin_text(comparison.margin)}"
-    shown = "; ".join([shown, *(f"{row.arm} after {row.quality.after}" for row in tested if row.quality.after)])
+    shown = "; ".join(
+        [
+            shown,
+            *(f"{row.arm} after {row.quality.update_counts_text}" for row in tested if row.quality.update_counts_text),
+        ]
+    )
     identical = f"; {names_of(same)} {'is' if len(same) == 1 else 'are'} identical to the last bit" if same else ""
-    keep = names.begin([row.arm for row in rows], "keeps", "keep")
+    keep = names.begin_sentence([row.arm for row in rows], "keeps", "keep")
     what = f"{comparison.reference}'s {metric.quality}{sample_caveat(tested, comparison)}"
     return f"{keep} {what} ({shown}){identical}."
 
@@ -267,7 +275,7 @@ def _sentence_on_difference(kind: Kind, rows: Sequence[ArmSummary], comparison: 
     return f"{names_of(parts)} {verb} {how} {comparison.reference}{sample_caveat(rows, comparison)}."
 
 
-def _sentences_on_open(rows: Sequence[ArmSummary], comparison: Comparison, names: ArmNames) -> Iterable[str]:
+def _sentences_on_open(rows: Sequence[ArmSummary], comparison: Comparison, names: ArmNaming) -> Iterable[str]:
     """Yield which arms are undecided: too few seeds for any test, or intervals that are too wide."""
     metric = comparison.metric
     few = [row for row in rows if row.quality.kind == "few seeds"]
@@ -316,7 +324,7 @@ def _outcome_sentences(comparison: Comparison, by_arm: Mapping[str, Sequence[Run
         for (share, why), arms in groups.items():
             first = first_divergence_phrase([record for arm in arms for record in by_arm.get(arm, [])])
             where = first if status == "diverged" else ""
-            yield f"{ArmNames(names).begin(arms, one, several)} in {share}{where}{f': {why}' if why else ''}."
+            yield f"{ArmNaming(names).begin_sentence(arms, one, several)} in {share}{where}{f': {why}' if why else ''}."
 
 
 def _speed_sentences(comparison: Comparison, rows: Sequence[ArmSummary], everyone: Sequence[str]) -> Iterable[str]:
@@ -339,7 +347,7 @@ def _speed_sentences(comparison: Comparison, rows: Sequence[ArmSummary], everyon
     if len(unknown) == 1 and not known:
         yield f"Speed is not known: {unknown[0][1]}."
     elif unknown:
-        (names, why), *rest = [(ArmNames(everyone).name(arms), why) for arms, why in unknown]
+        (names, why), *rest = [(ArmNaming(everyone).name(arms), why) for arms, why in unknown]
         yield f"Speed of {names} is not known: {why}{''.join(f'; of {others}: {its}' for others, its in rest)}."
 
 

@@ -121,13 +121,17 @@ def _step_for_reference(
     if all(record.status == "diverged" for record in records):
         lr = f"{min(recipe.optimizer.lr / 10, MAX_LR):g}"
         return NextStep(
-            command=str(typed.with_option("--lr", lr).elsewhere(f"lr-{lr}")),
+            command=str(typed.with_option("--lr", lr).with_own_run_directory(f"lr-{lr}")),
             why=f"{name} itself diverged; try a lower learning rate",
         )
     if not idle_verdict(records):
         return None
     epochs = str(max(10, 3 * recipe.epochs))
-    longer = typed.with_option("--max-steps", None).with_option("--epochs", epochs).elsewhere(f"epochs-{epochs}")
+    longer = (
+        typed.with_option("--max-steps", None)
+        .with_option("--epochs", epochs)
+        .with_own_run_directory(f"epochs-{epochs}")
+    )
     why = f"train until {name} has learned something; if it has not by then, try another --lr"
     return NextStep(command=str(longer), why=why)
 
@@ -155,7 +159,9 @@ def _steps_for_more_seeds(
     elif comparison.look and not next_error_rate and any(row.quality.kind in OPEN for row in rows):
         fresh = range(max(seeds) + 1, max(seeds) + 1 + max(FIRST_SEEDS, 2 * len(seeds)))
         yield NextStep(
-            command=str(typed.with_option("--seeds", format_ranges(fresh)).elsewhere("again", same_recipe=True)),
+            command=str(
+                typed.with_option("--seeds", format_ranges(fresh)).with_own_run_directory("again", same_recipe=True)
+            ),
             why="no look is left at these runs; other seeds in another run directory are a new comparison",
         )
         return
@@ -172,7 +178,7 @@ def _steps_after_divergence(
     by_eps = [arm for arm in arms if EPS in divergence_cause(by_arm[arm])]
     if by_eps and typed is not None:
         yield NextStep(
-            command=str(typed.with_option("--eps", SAFE_EPS).elsewhere(f"eps-{SAFE_EPS}")),
+            command=str(typed.with_option("--eps", SAFE_EPS).with_own_run_directory(f"eps-{SAFE_EPS}")),
             why=f"an eps that fp16 can hold, for {names_of(by_eps)}",
         )
     for arm in [arm for arm in arms if arm not in by_eps and arm != comparison.reference][:1]:
@@ -182,10 +188,10 @@ def _steps_after_divergence(
 def _steps_for_timing(rows: Sequence[ArmSummary], typed: TypedCommand) -> Iterator[NextStep]:
     kinds = [row.time.kind for row in rows]
     if "emulated" in kinds:
-        on_gpu = typed.with_option("--device", "cuda").elsewhere("gpu", same_recipe=True)
+        on_gpu = typed.with_option("--device", "cuda").with_own_run_directory("gpu", same_recipe=True)
         yield NextStep(command=str(on_gpu), why="on a machine with a GPU: measure step time and memory")
     elif "invalid" in kinds:
-        timed = typed.with_option("--timing-rounds", "3").elsewhere("timed", same_recipe=True)
+        timed = typed.with_option("--timing-rounds", "3").with_own_run_directory("timed", same_recipe=True)
         yield NextStep(command=str(timed), why="on an idle machine: time all arms in turns")
 
 
@@ -213,24 +219,24 @@ class TypedCommand:
     def __str__(self) -> str:
         return shlex.join([*self.words, *self.script])
 
-    def _places(self, names: Sequence[str]) -> list[int]:
+    def _positions_of_option(self, names: Sequence[str]) -> list[int]:
         return [at for at, word in enumerate(self.words[:-1]) if word in names]
 
     def value(self, *names: str) -> str | None:
         """Return what an option was given last, under any of its names; None if it was not."""
-        places = self._places(names)
+        places = self._positions_of_option(names)
         return self.words[places[-1] + 1] if places else None
 
     def with_option(self, name: str, value: str | None, *other_names: str) -> TypedCommand:
         """Return the command with an option at another value, in its place, or at the end; without it for None."""
-        places, words = self._places((name, *other_names)), list(self.words)
+        places, words = self._positions_of_option((name, *other_names)), list(self.words)
         first = places[0] if places else len(words)
         for at in reversed(places):
             del words[at : at + 2]
         words[first:first] = [] if value is None else [name, value]
         return TypedCommand(tuple(words), self.script)
 
-    def elsewhere(self, suffix: str, *, same_recipe: bool = False) -> TypedCommand:
+    def with_own_run_directory(self, suffix: str, *, same_recipe: bool = False) -> TypedCommand:
         """Return the command with its own run directory; the default one is named by the recipe, or needs a tag."""
         folder = self.value("-o", "--output-dir")
         if folder is not None:

@@ -9,7 +9,7 @@ NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight",
 
 
 @dataclass
-class ArmNames:
+class ArmNaming:
     """The arms besides the reference, and those that a sentence has named: `all but a` would deny it of these."""
 
     everyone: Sequence[str]
@@ -21,7 +21,7 @@ class ArmNames:
         self.said.update(arms)
         return text
 
-    def begin(self, arms: Sequence[str], one: str, several: str) -> str:
+    def begin_sentence(self, arms: Sequence[str], one: str, several: str) -> str:
         """Return arms with a verb in the right number, as the beginning of a sentence."""
         group = _words_for_many(arms, self.everyone, self.said)
         subject = f"{group[0].upper()}{group[1:]}" if group else names_of(arms)

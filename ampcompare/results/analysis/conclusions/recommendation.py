@@ -61,7 +61,7 @@ def use_sentence(row: ArmSummary, comparison: Comparison) -> str:
         change = metric.difference_with_unit(row.quality.effect or 0)
         kept = (
             f"{metric.quality} of {reference} kept (Δ {change}, {side}{metric.margin_text(comparison.margin)}"
-            f"{'; ' * bool(row.quality.after)}{row.quality.after}){samples}"
+            f"{'; ' * bool(row.quality.update_counts_text)}{row.quality.update_counts_text}){samples}"
         )
     gains = []
     if row.time.kind == "better":
@@ -86,7 +86,7 @@ def difference_interval_text(row: ArmSummary, metric: Metric) -> str:
     shown = f"Δ {metric.difference_with_unit(its.effect or 0)}"
     if its.low is not None and its.high is not None:
         shown += f", {metric.difference_text(its.low)} to {metric.difference_text(its.high)}"
-    return "; ".join(filter(None, [shown, its.after]))
+    return "; ".join(filter(None, [shown, its.update_counts_text]))
 
 
 def step_time_ratio_text(row: ArmSummary, doubt: str = "") -> str:

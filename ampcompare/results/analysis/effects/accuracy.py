@@ -10,12 +10,12 @@ from ampcompare.results.analysis.inference.effect import (
     ERROR_RATE,
     FLOAT32_STEP,
     Effect,
-    interval,
+    interval_if_testable,
     paired_effect,
     two_stage_effect,
     unpaired_effect,
 )
-from ampcompare.results.analysis.inference.terms import AccuracyMargin, Terms, margin_error, resolve_margin
+from ampcompare.results.analysis.inference.terms import AccuracyMargin, Terms, resolve_margin, standard_error_to_margin
 from ampcompare.results.analysis.inference.verdict import Evidence
 from ampcompare.results.analysis.pairing.comparability import start_difference_reason
 from ampcompare.results.analysis.pairing.learning import (
@@ -114,7 +114,7 @@ def accuracy_effect(pairs: Sequence[Pair], error_share: float = 0.0, pilot: Coll
     if not metric.counts:
         return effect_in_steps(effect, step)
     ours, theirs = ([value for value, first in zip(side, early, strict=True) if first] for side in (arm, reference))
-    moved = margin_error(ours, theirs, error_share) * sqrt(sum(early) / len(early))
+    moved = standard_error_to_margin(ours, theirs, error_share) * sqrt(sum(early) / len(early))
     return replace(effect, margin_error=moved, step=step)
 
 
@@ -194,12 +194,12 @@ def _precision_row(arm: str, evaluated: Sequence[tuple[RunRecord, PrecisionResul
             "difference": statistics.fmean(differences),
             "low": low,
             "high": high,
-            "disagreement": _mean_of_finite(
+            "disagreement": _mean_if_finite(
                 result.differing / result.answers
                 for *_, result in measured
                 if result.answers and result.differing is not None
             ),
-            "sample_difference": _mean_of_finite(result.sample_difference for *_, result in measured),
+            "sample_difference": _mean_if_finite(result.sample_difference for *_, result in measured),
         }
     )
 
@@ -212,7 +212,7 @@ def _difference_interval(
         return [None, None]
     here, there = ([metric.score(value) for value in side] for side in (values, owns))
     effect = paired_effect(here, there, spread_floor(metric, samples, [*here, *there]), rounded=metric.counts)
-    bounds = interval(effect, 1 - ERROR_RATE)
+    bounds = interval_if_testable(effect, 1 - ERROR_RATE)
     return [None, None] if bounds is None else [*sorted(map(metric.difference_of_scores, bounds))]
 
 
@@ -223,6 +223,6 @@ def _value_in_own_precision(record: RunRecord, *, averaged: bool) -> float | Non
     return last.ema_value if averaged else last.value
 
 
-def _mean_of_finite(values: Iterable[float | None]) -> float | None:
+def _mean_if_finite(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None and math.isfinite(value)]
     return statistics.fmean(known) if known else None

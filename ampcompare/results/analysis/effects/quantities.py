@@ -43,7 +43,7 @@ class QuantityTest:
         low, high = bounds if bounds else (None, None)
         return verdict.model_copy(update={"effect": effect, "low": low, "high": high})
 
-    def conditional(
+    def as_conditional(
         self, verdict: Verdict, survivors: tuple[int, int] | None, updates: tuple[float, float] | None
     ) -> Verdict:
         """Return a verdict as one on the seeds that survived and after the updates that were made, if it rests on them.

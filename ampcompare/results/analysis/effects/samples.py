@@ -22,7 +22,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ampcompare.base.errors import RecordError
-from ampcompare.results.analysis.inference.effect import ERROR_RATE, MIN_PAIRS, Effect, interval, min_resolvable_spread
+from ampcompare.results.analysis.inference.effect import (
+    ERROR_RATE,
+    MIN_PAIRS,
+    Effect,
+    interval_if_testable,
+    min_resolvable_spread,
+)
 from ampcompare.results.analysis.inference.sample_size import POWER, round_to_two_digits
 from ampcompare.results.analysis.inference.verdict import Margin
 from ampcompare.results.analysis.pairing.pairs import Pair
@@ -84,7 +90,7 @@ def compare_samples(
 
 def _wider_interval(one: Effect, other: Effect, confidence: float) -> tuple[float, float]:
     """Return the wider interval: more is not known of new samples than of these, whatever the degrees of freedom."""
-    intervals = [bounds for effect in (one, other) if (bounds := interval(effect, confidence)) is not None]
+    intervals = [bounds for effect in (one, other) if (bounds := interval_if_testable(effect, confidence)) is not None]
     return max(intervals, key=lambda bounds: bounds[1] - bounds[0])
 
 

@@ -32,7 +32,7 @@ MAX_CLOCK_SPREAD = {"cpu": 0.15, "cuda": 0.05}
 NORMAL = frozenset({"power limit"})
 
 
-def invalid_reason(record: RunRecord) -> str:
+def invalid_time_reason(record: RunRecord) -> str:
     """Return what invalidates the step times of a run, with the value read; "" if nothing does.
 
     The reasons follow mudler/vllm.cpp#2005: enough samples, a steady clock, no throttling, no other process on the
@@ -81,9 +81,9 @@ def _unsteady_clock_reason(record: RunRecord, readings: SystemReadings) -> str:
     return ""
 
 
-def invalid_reason_of_arm(records: Sequence[RunRecord]) -> str:
+def invalid_time_reason_of_arm(records: Sequence[RunRecord]) -> str:
     """Return the most frequent reason for invalid step times of an arm if fewer than three runs (or all) are valid."""
-    reasons = [reason for record in records if (reason := invalid_reason(record))]
+    reasons = [reason for record in records if (reason := invalid_time_reason(record))]
     is_valid = len(records) - len(reasons) >= min(MIN_PAIRS, len(records))
     return "" if is_valid else statistics.mode(reasons)
 
@@ -113,26 +113,26 @@ def time_evidence(pairing: Pairing) -> Evidence:
     untested = incomparable_time_verdict(pairing)
     rounds = [_rounds_of_pair(pair) for pair in pairs]
     seeds = rounds if all(rounds) else [[pair] for pair in pairs]
-    timed = _useful_pairs(seeds, lambda pair: all(record.summary.step_seconds_median for record in pair))
+    timed = _pairs_of_use_by_seed(seeds, lambda pair: all(record.summary.step_seconds_median for record in pair))
     mean = _time_effect(timed).mean if timed else None
     if untested:
         return Evidence(None, untested, mean)
-    valid = _useful_pairs(seeds, lambda pair: not _invalid_reason_of_pair(pair))
+    valid = _pairs_of_use_by_seed(seeds, lambda pair: not _invalid_time_reason_of_pair(pair))
     if not pairs:
         return Evidence(untested=divergence_verdict(pairing.arm))
     if len(valid) < min(MIN_PAIRS, len(seeds)):
-        reasons = [_invalid_reason_of_pair(pair) for seed in seeds for pair in seed]
+        reasons = [_invalid_time_reason_of_pair(pair) for seed in seeds for pair in seed]
         return Evidence(None, Verdict(kind="invalid", why=statistics.mode(filter(None, reasons))), mean)
     effect = _time_effect(valid)
     return Evidence(effect, mean=effect.mean)
 
 
-def _invalid_reason_of_pair(pair: Pair) -> str:
+def _invalid_time_reason_of_pair(pair: Pair) -> str:
     arm, reference = pair
-    return invalid_reason(arm) or invalid_reason(reference)
+    return invalid_time_reason(arm) or invalid_time_reason(reference)
 
 
-def _useful_pairs(seeds: Sequence[Sequence[Pair]], use: Callable[[Pair], bool]) -> list[list[Pair]]:
+def _pairs_of_use_by_seed(seeds: Sequence[Sequence[Pair]], use: Callable[[Pair], bool]) -> list[list[Pair]]:
     """Return the measurements of each seed that are of use, without seeds that have none."""
     return [kept for seed in seeds if (kept := [pair for pair in seed if use(pair)])]
 
@@ -179,9 +179,11 @@ def time_ratio_of_log(logarithm: float) -> float:
 
 def _time_effect(seeds: Sequence[Sequence[Pair]]) -> Effect:
     """Return the effect on the logarithm of the step time over the means of seeds, positive where the arm is faster."""
-    logs = [[statistics.fmean(map(_log_time, side)) for side in zip(*seed, strict=True)] for seed in seeds]
+    logs = [
+        [statistics.fmean(map(_logarithm_of_step_time, side)) for side in zip(*seed, strict=True)] for seed in seeds
+    ]
     return paired_effect([there for _, there in logs], [here for here, _ in logs], TIME_FLOOR)
 
 
-def _log_time(record: RunRecord) -> float:
+def _logarithm_of_step_time(record: RunRecord) -> float:
     return math.log(record.summary.step_seconds_median or 1)

@@ -112,22 +112,22 @@ def unpaired_effect(arm: Sequence[float], reference: Sequence[float], floor: flo
     counts = len(arm), len(reference)
     shown = [statistics.variance(values) if len(values) > 1 else 0.0 for values in (arm, reference)]
     variances = [floor**2 / 2 + each if rounded else max(floor**2 / 2, each) for each in shown]
-    return welch(statistics.fmean(arm) - statistics.fmean(reference), variances, counts)
+    return welch_effect(statistics.fmean(arm) - statistics.fmean(reference), variances, counts)
 
 
-def welch(mean: float, variances: Sequence[float], counts: Sequence[int]) -> Effect:
+def welch_effect(mean: float, variances: Sequence[float], counts: Sequence[int]) -> Effect:
     """Return the effect of a difference of two means, by the variance of each sample and the number of its runs."""
     shares = [variance / count for variance, count in zip(variances, counts, strict=True)]
     below = sum(share**2 / max(1, count - 1) for share, count in zip(shares, counts, strict=True))
     return Effect(mean, math.sqrt(sum(variances)), math.sqrt(sum(shares)), sum(shares) ** 2 / below, min(counts))
 
 
-def interval(effect: Effect, confidence: float = 1 - ERROR_RATE) -> tuple[float, float] | None:
+def interval_if_testable(effect: Effect, confidence: float = 1 - ERROR_RATE) -> tuple[float, float] | None:
     """Return the two-sided t interval of an effect, or None where too few pairs show too little of the spread."""
-    return bounds(effect, confidence) if effect.testable else None
+    return t_interval(effect, confidence) if effect.testable else None
 
 
-def bounds(effect: Effect, confidence: float) -> tuple[float, float]:
+def t_interval(effect: Effect, confidence: float) -> tuple[float, float]:
     """Return the two-sided t interval of an effect, whether or not it is testable."""
     from scipy.special import stdtrit
 
@@ -143,16 +143,16 @@ def p_values(effect: Effect, margin: float) -> PValues:
     """
     from scipy.special import stdtr
 
-    def above(bound: float, error: float) -> float:
+    def p_of_above(bound: float, error: float) -> float:
         return float(stdtr(effect.freedom, (bound - effect.mean) / error))
 
-    def below(bound: float, error: float) -> float:
+    def p_of_below(bound: float, error: float) -> float:
         return float(stdtr(effect.freedom, (effect.mean - bound) / error))
 
     error = effect.error if effect.margin_error is None else effect.margin_error
-    different = min(1.0, 2 * min(above(0, effect.error), below(0, effect.error)))
-    non_inferior = max(above(-margin, error), _probability_of_few_counts(effect, margin, -effect.net_counts))
-    not_superior = max(below(margin, error), _probability_of_few_counts(effect, margin, effect.net_counts))
+    different = min(1.0, 2 * min(p_of_above(0, effect.error), p_of_below(0, effect.error)))
+    non_inferior = max(p_of_above(-margin, error), _probability_of_few_counts(effect, margin, -effect.net_counts))
+    not_superior = max(p_of_below(margin, error), _probability_of_few_counts(effect, margin, effect.net_counts))
     return PValues(different, non_inferior, max(non_inferior, not_superior))
 
 
@@ -176,7 +176,7 @@ def margin_test_interval(effect: Effect, confidence: float) -> tuple[float, floa
 
     if effect.margin_error is not None:
         effect = replace(effect, error=effect.margin_error)
-    low, high = bounds(effect, confidence)
+    low, high = t_interval(effect, confidence)
     if effect.step is None:
         return low, high
     each = effect.step / effect.pairs
@@ -188,7 +188,7 @@ def margin_test_interval(effect: Effect, confidence: float) -> tuple[float, floa
     )
 
 
-def wilson(events: int, runs: int) -> tuple[float, float]:
+def wilson_interval(events: int, runs: int) -> tuple[float, float]:
     """Return Wilson's 95 % interval of a rate."""
     from scipy.stats import binomtest
 

@@ -16,15 +16,15 @@ def pairs_needed(spread: float, distance: float, alpha: float) -> int:
     """
     from scipy.special import nctdtr, stdtrit
 
-    def enough(count: int) -> bool:
+    def is_enough(count: int) -> bool:
         shift = distance * math.sqrt(count) / spread
         # Far out the noncentral t is not defined in floating point, and the power is 1.
         return shift > 30 or 1 - float(nctdtr(count - 1, shift, float(stdtrit(count - 1, 1 - alpha)))) >= POWER
 
-    return _least_sufficient_pairs(enough)
+    return _least_sufficient_pairs(is_enough)
 
 
-def spread_limit(spread: float, freedom: float) -> float:
+def upper_limit_of_spread(spread: float, freedom: float) -> float:
     """Return the upper limit of a standard deviation that was estimated, at a confidence of 80 %.
 
     Source: the chi-square distribution of the variance of normal samples.
@@ -48,7 +48,7 @@ def pairs_to_settle(
     """
     from scipy.special import stdtrit
 
-    limit = spread_limit(spread, freedom)
+    limit = upper_limit_of_spread(spread, freedom)
     off = float(stdtrit(freedom, POWER)) * error
     ways = [] if practical else [_pairs_for_any_mean(limit, margin, alpha)]
     if abs(mean) - off > (margin if practical else 0):
@@ -69,14 +69,14 @@ def _pairs_for_any_mean(spread: float, margin: float, alpha: float) -> int:
 
     missed = 2 * float(ndtri(1 - POWER / 2))
 
-    def enough(count: int) -> bool:
+    def is_enough(count: int) -> bool:
         widths = float(stdtrit(count - 1, 1 - alpha)) + float(stdtrit(count - 1, 1 - alpha / 2))
         return (widths - missed) * spread / math.sqrt(count) <= margin
 
-    return _least_sufficient_pairs(enough)
+    return _least_sufficient_pairs(is_enough)
 
 
-def stein_pairs(spread: float, freedom: float, distance: float, alpha: float) -> int:
+def pairs_needed_by_stein(spread: float, freedom: float, distance: float, alpha: float) -> int:
     """Return how many pairs a one-sided test of Stein's needs to see a distance with a power of 80 %.
 
     Args:

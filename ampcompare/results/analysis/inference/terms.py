@@ -3,7 +3,7 @@
 The margin of the metric is a rule: a number, a share of the reference's errors, or standard deviations over seeds. What
 a rule computes from runs is itself uncertain, and the tests must still err in 5 % at most where the difference is
 exactly the margin. A margin in standard deviations therefore uses a lower limit of the spread, and one that is a share
-of the errors is tested with the error of both (`margin_error`).
+of the errors is tested with the error of both (`standard_error_to_margin`).
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ def resolve_margin(
         ConfigError: the rule does not fit the metric.
     """
     check_margin(rule, metric)
-    in_units = [_in_margin_unit(value, metric) for value in values]
+    in_units = [_value_in_margin_unit(value, metric) for value in values]
     usual = _usual_margin(metric, values)
     if rule.kind == "errors" and not metric.has_errors:
         rule = MarginRule("points", rule.amount)  # what ratios are compared by is a percentage
@@ -219,7 +219,7 @@ def resolve_margin(
     if rule.kind == "sd":
         if sd is None and len(values) < MIN_PAIRS:
             return usual_margin(f"{rule.value}, until {reference} has completed {MIN_PAIRS} runs that show a spread")
-        surely = _least_sd(in_units) if sd is None else sd
+        surely = _lower_limit_of_sd(in_units) if sd is None else sd
         how = "known" if sd is not None else f"at least, by {len(values)} runs of {reference}"
         return compute_margin(rule.amount * surely, f"{rule.amount:g} sd over seeds of {surely:.2g}, {how}")
     errors = max(0.0, 100 - statistics.fmean(values) - (_half_width_of_mean(values) if least else 0.0))
@@ -241,14 +241,14 @@ def _usual_margin(metric: Metric, values: Sequence[float]) -> float:
     return _round_to_two_digits(UNKNOWN / 100 * abs(statistics.fmean(values)), math.floor) if any(values) else UNKNOWN
 
 
-def _in_margin_unit(value: float, metric: Metric) -> float:
+def _value_in_margin_unit(value: float, metric: Metric) -> float:
     """Return a shown value on a scale whose differences are in the unit of margins."""
     if metric.difference == "points":
         return value
     return 100 * math.log(value / metric.factor) if value > 0 else math.nan
 
 
-def margin_error(arm: Sequence[float], reference: Sequence[float], error_share: float) -> float:
+def standard_error_to_margin(arm: Sequence[float], reference: Sequence[float], error_share: float) -> float:
     """Return the standard error of paired differences to a margin that may be a share of the reference's errors.
 
     With accuracies a and r and a share f of the errors, "non-inferior" is a - r > -f (1 - r): the mean of
@@ -261,7 +261,7 @@ def margin_error(arm: Sequence[float], reference: Sequence[float], error_share: 
     return max(paired_effect(arm, other, NO_FLOOR).error for other in moved)
 
 
-def _least_sd(values: Sequence[float]) -> float:
+def _lower_limit_of_sd(values: Sequence[float]) -> float:
     """Return the lower 95 % limit of the standard deviation: as margin it errs to the narrow side."""
     from scipy.special import chdtri
 

@@ -10,9 +10,9 @@ from ampcompare.results.analysis.inference.effect import (
     MIN_PAIRS,
     Effect,
     PValues,
-    bounds,
     margin_test_interval,
     p_values,
+    t_interval,
 )
 from ampcompare.results.analysis.inference.sample_size import pairs_to_settle, round_to_two_digits
 from ampcompare.results.records.comparison import Look
@@ -79,7 +79,7 @@ def verdicts_on(evidence: Mapping[Key, Evidence], margin: Margin, design: Sequen
     One that needs no test takes no share of the error rate.
     """
     tested = {key: its.effect for key, its in evidence.items() if not its.untested}
-    decided = decide(list(tested.values()), margin, design.error_rate, design.next_error_rate)
+    decided = decide_verdicts(list(tested.values()), margin, design.error_rate, design.next_error_rate)
     verdicts = {key: its.untested for key, its in evidence.items()} | dict(zip(tested, decided, strict=True))
     return {key: _verdict_with_effect(its, verdicts[key]) for key, its in evidence.items()}
 
@@ -110,7 +110,7 @@ def arms_in_opposite_directions(
     return [key for _, (_, key) in held]
 
 
-def decide(
+def decide_verdicts(
     effects: Sequence[Effect | None],
     margin: Margin,
     alpha: float = ERROR_RATE,
@@ -148,7 +148,7 @@ def decide(
 
 
 @dataclass(frozen=True)
-class _Claim:
+class _TestedClaim:
     """What a test can show of an effect: that its interval lies in a region, by p value, sides and (bounds, margin).
 
     A one-sided test at 5 % has an interval of 90 %.
@@ -169,14 +169,14 @@ class _HolmStep:
     confidence: float
 
 
-DIFFERENT = _Claim(lambda p: p.different, 2, lambda low, high, margin: low > 0 or high < 0)
-NON_INFERIOR = _Claim(lambda p: p.non_inferior, 1, lambda low, high, margin: low > -margin)
-EQUIVALENT = _Claim(lambda p: p.equivalent, 1, lambda low, high, margin: low > -margin and high < margin)
+DIFFERENT = _TestedClaim(lambda p: p.different, 2, lambda low, high, margin: low > 0 or high < 0)
+NON_INFERIOR = _TestedClaim(lambda p: p.non_inferior, 1, lambda low, high, margin: low > -margin)
+EQUIVALENT = _TestedClaim(lambda p: p.equivalent, 1, lambda low, high, margin: low > -margin and high < margin)
 CLAIMS = (DIFFERENT, NON_INFERIOR, EQUIVALENT)
 
 
 def _test_claim_by_holm(
-    effects: Sequence[Effect], p: Sequence[float], claim: _Claim, margin: float, alpha: float
+    effects: Sequence[Effect], p: Sequence[float], claim: _TestedClaim, margin: float, alpha: float
 ) -> list[_HolmStep]:
     """Test one claim for all effects by Holm's step-down method.
 
@@ -190,7 +190,7 @@ def _test_claim_by_holm(
         if holding:
             level = alpha / (len(effects) - rank)
         confidence = 1 - level * 2 / claim.sides
-        of_claim = bounds if claim is DIFFERENT else margin_test_interval
+        of_claim = t_interval if claim is DIFFERENT else margin_test_interval
         low, high = of_claim(effects[number], confidence)
         holding = holding and claim.holds(low, high, margin)
         steps[number] = _HolmStep(holding, low, high, confidence)
@@ -219,14 +219,14 @@ def _combine_claims(
         return _verdict_of_step("non-inferior", non_inferior, why=f"margin {margin.shown}")
     if matters:
         return _verdict_of_step("worse", different)
-    return _verdict_of_step("inconclusive", hull, more_seeds=_more_seeds(effect, margin, alpha))
+    return _verdict_of_step("inconclusive", hull, more_seeds=_more_seeds_to_settle(effect, margin, alpha))
 
 
 def _verdict_of_step(kind: Kind, step: _HolmStep, why: str = "", more_seeds: int | None = None) -> Verdict:
     return Verdict(kind=kind, why=why, more_seeds=more_seeds, low=step.low, high=step.high, confidence=step.confidence)
 
 
-def _more_seeds(effect: Effect, margin: Margin, alpha: float) -> int | None:
+def _more_seeds_to_settle(effect: Effect, margin: Margin, alpha: float) -> int | None:
     """Return an upper limit of the seeds that settle an open result at the level of the next look; None if unknown."""
     if alpha <= 0:
         return None

@@ -46,7 +46,7 @@ FROM_THE_START = "Remove the file and run with --force to train from the start"
 SEED_IT = "Seed what the script draws, or pass the seed on with --seed-arg"
 
 
-def settings(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def iter_settings(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield every setting by its path, such as `recipe.optimizer.lr`; an empty group has none."""
     return ((path, value) for path, value in flatten(values) if value != {})
 
@@ -57,7 +57,7 @@ def changed_settings(one: RunConfig, other: RunConfig) -> list[str]:
     Args:
         one, other: configurations; their arms, their seeds, and how they were saved do not count.
     """
-    first, second = _settings_of(one), _settings_of(other)
+    first, second = _settings_that_change_numbers(one), _settings_that_change_numbers(other)
     if first == second:
         return []
     return [path for path in {**first, **second} if first.get(path) != second.get(path)]
@@ -72,20 +72,20 @@ def incomparable_time_verdict(pairing: Pairing) -> Verdict:
     """Return the verdict where the step times of pairs cannot be compared; an empty one if they can."""
     pairs, same = pairing.pairs, pairing.same_software
     return (
-        Verdict.because("not comparable", _first_mixture_reason(pairs))
-        or next(filter(None, (_incomparable_times(*pair, same_software=same) for pair in pairs)), Verdict())
+        Verdict.because("not comparable", _mixed_runs_of_side_reason(pairs))
+        or next(filter(None, (_incomparable_times_verdict(*pair, same_software=same) for pair in pairs)), Verdict())
         or Verdict.because("not comparable", _unlike_gpus_reason(pairs) or _confounded_host_reason(pairs))
     )
 
 
 def incomparable_memory_verdict(pairing: Pairing) -> Verdict:
     """Return the verdict where the peaks of memory of pairs cannot be compared; an empty one if they can."""
-    return _incomparable_verdict(pairing, accuracy_incomparable_reason, _machine_reason)
+    return _incomparable_verdict(pairing, accuracy_incomparable_reason, _unlike_machines_reason)
 
 
 def _incomparable_verdict(pairing: Pairing, *reasons: Callable[..., str]) -> Verdict:
     found = (reason(*pair, same_software=pairing.same_software) for pair in pairing.pairs for reason in reasons)
-    return Verdict.because("not comparable", _first_mixture_reason(pairing.pairs) or next(filter(None, found), ""))
+    return Verdict.because("not comparable", _mixed_runs_of_side_reason(pairing.pairs) or next(filter(None, found), ""))
 
 
 def accuracy_incomparable_reason(arm: RunRecord, reference: RunRecord, *, same_software: bool = True) -> str:
@@ -95,18 +95,18 @@ def accuracy_incomparable_reason(arm: RunRecord, reference: RunRecord, *, same_s
         other_metric_reason(arm, reference)
         or foreign_steps_text(arm)
         or foreign_steps_text(reference)
-        or _recipe_reason(arm, reference)
-        or _script_reason(arm, reference)
+        or _unlike_recipes_reason(arm, reference)
+        or _unlike_scripts_reason(arm, reference)
         or _undeclared_reference_reason(reference)
-        or _switch_reason(arm, reference)
-        or (code_reason(arm, reference) if same_software else "")
+        or _unlike_variables_reason(arm, reference)
+        or (unlike_code_reason(arm, reference) if same_software else "")
         or _unnamed_difference_reason(POLICY, arm, reference)
-        or _outcome_reason(arm.summary, reference.summary)
-        or (_environment_reason(SOFTWARE[:1], arm, reference) if same_software else "")
+        or _unlike_outcomes_reason(arm.summary, reference.summary)
+        or (_unlike_environments_reason(SOFTWARE[:1], arm, reference) if same_software else "")
     )
 
 
-def _incomparable_times(arm: RunRecord, reference: RunRecord, *, same_software: bool) -> Verdict:
+def _incomparable_times_verdict(arm: RunRecord, reference: RunRecord, *, same_software: bool) -> Verdict:
     jobs = max(arm.jobs, reference.jobs)
     emulated = emulated_type(arm.half) or emulated_type(reference.half)
     work = accuracy_incomparable_reason(arm, reference, same_software=same_software)
@@ -115,7 +115,7 @@ def _incomparable_times(arm: RunRecord, reference: RunRecord, *, same_software: 
     conditions = (
         _skipped_steps_reason(arm.summary)
         or _skipped_steps_reason(reference.summary)
-        or _machine_reason(arm, reference, same_software=same_software)
+        or _unlike_machines_reason(arm, reference, same_software=same_software)
     )
     return (
         Verdict.because("not comparable", work)
@@ -143,14 +143,14 @@ def _skipped_steps_reason(summary: RunSummary) -> str:
     return f"{summary.skipped_steps} of {summary.num_steps} steps skipped"
 
 
-def _machine_reason(arm: RunRecord, reference: RunRecord, *, same_software: bool) -> str:
+def _unlike_machines_reason(arm: RunRecord, reference: RunRecord, *, same_software: bool) -> str:
     """Return how the conditions of two runs of the same work differ, as time and memory need them equal."""
     here, there = device_kind(arm), device_kind(reference)
     same_software = same_software and arm.config.stack == reference.config.stack
     return (
         (f"on {here}, not {there}" if here != there else "")
-        or _environment_reason(HARDWARE, arm, reference)
-        or (_environment_reason(SOFTWARE, arm, reference) if same_software else "")
+        or _unlike_environments_reason(HARDWARE, arm, reference)
+        or (_unlike_environments_reason(SOFTWARE, arm, reference) if same_software else "")
         or _unnamed_difference_reason(SPEED, arm, reference)
         or resume_changes_text(arm)
         or resume_changes_text(reference)
@@ -187,12 +187,12 @@ def named_settings(record: RunRecord) -> set[str]:
     return {name for name, equals, _ in (word.partition("=") for word in words) if equals}
 
 
-def _first_mixture_reason(pairs: Sequence[Pair]) -> str:
+def _mixed_runs_of_side_reason(pairs: Sequence[Pair]) -> str:
     """Return in what the runs of a side differ, so that it is not one arm; "" if both sides are uniform."""
-    return next(filter(None, map(_mixture_reason, zip(*pairs, strict=True))), "")
+    return next(filter(None, map(_mixed_runs_reason, zip(*pairs, strict=True))), "")
 
 
-def _mixture_reason(records: Sequence[RunRecord]) -> str:
+def _mixed_runs_reason(records: Sequence[RunRecord]) -> str:
     """Return in what the runs of one row differ, apart from their seeds, so that they are not one arm."""
     engines = {f"{record.engine.name} {record.engine.version}" for record in records if record.engine}
     libraries = {record.library for record in records}
@@ -203,9 +203,9 @@ def _mixture_reason(records: Sequence[RunRecord]) -> str:
     first = records[0]
     for record in records[1:]:
         reason = (
-            _recipe_reason(record, first)
-            or _switch_reason(record, first)
-            or code_reason(record, first)
+            _unlike_recipes_reason(record, first)
+            or _unlike_variables_reason(record, first)
+            or unlike_code_reason(record, first)
             or _setting_differences(POLICY, record, first)
         )
         if reason:
@@ -213,7 +213,7 @@ def _mixture_reason(records: Sequence[RunRecord]) -> str:
     return ""
 
 
-def _recipe_reason(arm: RunRecord, reference: RunRecord) -> str:
+def _unlike_recipes_reason(arm: RunRecord, reference: RunRecord) -> str:
     """Return how the recipes of two runs differ, the samples of an update being counted over all processes."""
     paths = [path for path in changed_settings(arm.config, reference.config) if path.startswith("recipe.")]
     here, there = arm.config.total_batch_size, reference.config.total_batch_size
@@ -222,7 +222,7 @@ def _recipe_reason(arm: RunRecord, reference: RunRecord) -> str:
     return _join_words(words)
 
 
-def _script_reason(arm: RunRecord, reference: RunRecord) -> str:
+def _unlike_scripts_reason(arm: RunRecord, reference: RunRecord) -> str:
     """Return that two runs are not of the same script, or that it did not evaluate as often in both."""
     here, there = arm.config.script, reference.config.script
     if here != there:
@@ -234,7 +234,7 @@ def _script_reason(arm: RunRecord, reference: RunRecord) -> str:
     return "" if unlike is None else f"{unlike} was evaluated {seen[unlike]} times, not {seen_there[unlike]}"
 
 
-def _switch_reason(arm: RunRecord, reference: RunRecord) -> str:
+def _unlike_variables_reason(arm: RunRecord, reference: RunRecord) -> str:
     """Return which variable of the environment that changes numbers two runs did not share; "" if they shared all."""
     for name in SWITCHES:
         here, there = arm.environment.get(name) or "", reference.environment.get(name) or ""
@@ -243,7 +243,7 @@ def _switch_reason(arm: RunRecord, reference: RunRecord) -> str:
     return ""
 
 
-def code_reason(arm: RunRecord, reference: RunRecord) -> str:
+def unlike_code_reason(arm: RunRecord, reference: RunRecord) -> str:
     """Return in which of the user's files, or of the packages that these import, two runs differ; "" if in none."""
     files = differing_files(arm.code or {}, reference.code or {})
     variables, files = ([name for name in files if name.startswith("$") == is_one] for is_one in (True, False))
@@ -260,7 +260,7 @@ def _undeclared_reference_reason(reference: RunRecord) -> str:
     return f"{reference.arm}, the reference, is not as declared: {why}" if why else ""
 
 
-def _outcome_reason(arm: RunSummary, reference: RunSummary) -> str:
+def _unlike_outcomes_reason(arm: RunSummary, reference: RunSummary) -> str:
     """Return how validation differs, and updates, unless a run ended early or went back as its recipe allows."""
     free = any(summary.ended or summary.rollbacks or summary.diverged_step is not None for summary in (arm, reference))
     if arm.num_steps != reference.num_steps and arm.num_steps and reference.num_steps and not free:
@@ -275,7 +275,7 @@ def _outcome_reason(arm: RunSummary, reference: RunSummary) -> str:
     return "validated on samples with other labels" if differ else ""
 
 
-def _environment_reason(names: Sequence[str], arm: RunRecord, reference: RunRecord) -> str:
+def _unlike_environments_reason(names: Sequence[str], arm: RunRecord, reference: RunRecord) -> str:
     for name in names:
         here, there = arm.environment.get(name), reference.environment.get(name)
         if here != there:
@@ -305,12 +305,12 @@ def _confounded_host_reason(pairs: Sequence[Pair]) -> str:
     return f"on host {', '.join(sorted(here))}, not {', '.join(sorted(there))}"
 
 
-def _settings_of(config: RunConfig) -> Mapping[str, Any]:
+def _settings_that_change_numbers(config: RunConfig) -> Mapping[str, Any]:
     """Return the settings that can change a number, but arm and seed; kept while `config` lives."""
     key = id(config)
     known = _known.get(key)
     if known is None or known[0]() is not config:
-        given = settings(config.model_dump(exclude=set(NON_NUMERIC_SETTINGS)))
+        given = iter_settings(config.model_dump(exclude=set(NON_NUMERIC_SETTINGS)))
         values = {path: value for path, value in given if path not in APART_BY_DESIGN}
         known = _known[key] = (weakref.ref(config, lambda _: _known.pop(key, None)), values)
     return known[1]
@@ -320,7 +320,7 @@ _known: dict[int, tuple[weakref.ref[RunConfig], Mapping[str, Any]]] = {}
 
 
 def _setting_difference_words(paths: Sequence[str], arm: RunConfig, reference: RunConfig) -> list[str]:
-    here, there = _settings_of(arm), _settings_of(reference)
+    here, there = _settings_that_change_numbers(arm), _settings_that_change_numbers(reference)
     return [f"{path.rpartition('.')[2]} {here.get(path)}, not {there.get(path)}" for path in paths]
 
 

@@ -113,7 +113,8 @@ def own_type_sentences(roles: Roles | None, ledger: Ledger) -> list[str]:
     for name, part in (("forward products", ledger.forward), ("backward products", ledger.backward)):
         if roles is not None and name in found and found[name].departs:
             own = ", ".join(
-                f"{_percent_text(100 * part[one])} %" + f" of {name} in {one}" for one in _other_half_types(roles, part)
+                f"{_share_percent_text(100 * part[one])} %" + f" of {name} in {one}"
+                for one in _other_half_types(roles, part)
             )
             notes.append(f"{own}: frozen weights")
     if roles is not None and found["state"].departs:
@@ -222,9 +223,9 @@ def _observed_parts(ledger: Ledger) -> list[tuple[str, str, str]]:
         ("state", observed_text(ledger.of_groups("state")), no_state or by.get("state", "")),
         ("rounding", ledger.update, "" if ledger.update else skipped),
         ("loss scale", *(("", "") if scale is None else (f"{scale:g}", by.get("loss scale", "")))),
-        ("update lost", "" if ledger.lost is None else f"{_percent_text(100 * ledger.lost)} %", ""),
+        ("update lost", "" if ledger.lost is None else f"{_share_percent_text(100 * ledger.lost)} %", ""),
         ("largest gradient", *_largest_gradient(ledger)),
-        ("zero denominators", f"{_percent_text(100 * zero)} %" if (zero := ledger.zero_denominators) else "", ""),
+        ("zero denominators", f"{_share_percent_text(100 * zero)} %" if (zero := ledger.zero_denominators) else "", ""),
     ]
 
 
@@ -256,7 +257,7 @@ def _linear_parts(ledger: Ledger) -> list[tuple[str, str, str]]:
         for one in found:
             if one.error is not None:
                 shares = (one.cut_off or 0, one.zeroed or 0, one.scales_at_end or 0, one.error)
-                cut_off, zeroed, at_end, error = (_percent_text(100 * share) for share in shares)
+                cut_off, zeroed, at_end, error = (_share_percent_text(100 * share) for share in shares)
                 remarks.append(
                     f"{cut_off} % cut off, {zeroed} % became 0, {at_end} % of scales at an end, error {error} %"
                 )
@@ -278,10 +279,10 @@ def observed_text(types: Mapping[str, float]) -> str:
     if len(types) < 2:
         return next(iter(types), "")
     shown = sorted(types.items(), key=lambda item: -item[1])
-    return ", ".join(f"{name} {_percent_text(100 * share)} %" for name, share in shown)
+    return ", ".join(f"{name} {_share_percent_text(100 * share)} %" for name, share in shown)
 
 
-def _percent_text(value: float) -> str:
+def _share_percent_text(value: float) -> str:
     if 0 < value < NOTICEABLE:
         return "<1"
     if 100 - NOTICEABLE < value < 100:

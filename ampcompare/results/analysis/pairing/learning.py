@@ -36,10 +36,10 @@ def why_idle(record: RunRecord) -> str:
     It learned nothing if all steps were skipped, no parameter changed, its metric is no number or no better than a
     constant guess (for counts: within three binomial standard deviations of it), or the training loss did not fall.
     """
-    return _idle_rule(record)[1]
+    return _rule_that_shows_idle(record)[1]
 
 
-def _idle_rule(record: RunRecord) -> tuple[str, str]:
+def _rule_that_shows_idle(record: RunRecord) -> tuple[str, str]:
     """Return which rule shows that a run learned nothing, and why in words; both "" if none does."""
     summary = record.summary
     if summary.num_steps and summary.skipped_steps == summary.num_steps:
@@ -79,15 +79,15 @@ def _why_no_better_than_chance(metric: Metric, last: EpochResult) -> str:
 def idle_verdict(records: Sequence[RunRecord]) -> Verdict:
     """Return the verdict on an arm of which no completed run learned anything, with the numbers of the best one."""
     runs = [record for record in records if record.status == "completed"]
-    runs.sort(key=_final_score, reverse=True)
-    reasons = [_idle_rule(record) for record in runs]
+    runs.sort(key=_final_score_of, reverse=True)
+    reasons = [_rule_that_shows_idle(record) for record in runs]
     if not reasons or not all(rule for rule, _ in reasons):
         return Verdict()
     usual = statistics.mode(rule for rule, _ in reasons)
     return Verdict(kind="learned nothing", why=next(why for rule, why in reasons if rule == usual))
 
 
-def _final_score(record: RunRecord) -> float:
+def _final_score_of(record: RunRecord) -> float:
     value = record.summary.metric_final
     return record.metric.score(value) if has_score(value, record.metric) else -math.inf
 
@@ -185,8 +185,8 @@ def _has_fallen(losses: Sequence[float]) -> bool:
         return True
     half = losses[len(losses) // 2 :]
     return (
-        _rank_deviate(first, later) > FELL
-        or _rank_deviate(losses[:3], half) > FELL
+        _deviate_of_rank_test(first, later) > FELL
+        or _deviate_of_rank_test(losses[:3], half) > FELL
         or _nan_as_largest(losses[0]) > max(map(_nan_as_largest, half))
     )
 
@@ -201,7 +201,7 @@ def _nan_as_largest(loss: float) -> float:
     return math.inf if math.isnan(loss) else loss
 
 
-def _rank_deviate(early: Sequence[float], late: Sequence[float]) -> float:
+def _deviate_of_rank_test(early: Sequence[float], late: Sequence[float]) -> float:
     """Return the normal deviate of Mann and Whitney's U, large where early losses are above late ones.
 
     Ranks, because one spike of a loss would hide a fall from a test of means.

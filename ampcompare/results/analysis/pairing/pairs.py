@@ -131,11 +131,11 @@ def _have_same_losses(arm: RunRecord, reference: RunRecord) -> bool:
         here.losses_sha256 is not None
         and here.losses_sha256 == there.losses_sha256
         and here.skipped_steps == there.skipped_steps
-        and _evaluations(arm) == _evaluations(reference)
+        and _evaluations_of(arm) == _evaluations_of(reference)
     )
 
 
-def _evaluations(record: RunRecord) -> list[Any]:
+def _evaluations_of(record: RunRecord) -> list[Any]:
     return [(epoch.loss, epoch.values, epoch.counts) for epoch in record.summary.epochs]
 
 

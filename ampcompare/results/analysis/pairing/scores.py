@@ -86,7 +86,7 @@ def value_spacing(records: Sequence[RunRecord]) -> float:
     if all(run.script is None for run, _ in runs):
         return 1 / samples if samples > 1 and are_multiples(values, 1 / samples) else 0.0
     steps = [_printed_step(run, value, metric.name) for run, value in runs]
-    return grid_step(values, min(filter(None, steps), default=0.0))
+    return largest_common_step(values, min(filter(None, steps), default=0.0))
 
 
 def _printed_step(record: RunRecord, value: float, name: str) -> float:
@@ -94,7 +94,7 @@ def _printed_step(record: RunRecord, value: float, name: str) -> float:
     known = record.script.printed.get(name) if record.script is not None else None
     if known is not None:
         return known
-    return last_digit_step(value) if value else 0.0
+    return step_of_last_digit(value) if value else 0.0
 
 
 def score_spacing(step: float, metric: Metric, values: Iterable[float]) -> float:
@@ -112,13 +112,13 @@ def spread_floor(metric: Metric, samples: int, scores: Sequence[float], step: fl
     return math.hypot(min_float_spread(scores if metric.difference == "points" else [1.0]), rounding_spread(step, step))
 
 
-def last_digit_step(value: float) -> float:
+def step_of_last_digit(value: float) -> float:
     """Return the step of the last digit of a finite number as Python prints it: 0.01 of 76.25, 1 of 76.0."""
     exponent = Decimal(repr(value)).normalize().as_tuple().exponent
     return 10.0 ** min(0, int(exponent))
 
 
-def grid_step(values: Sequence[float], printed: float) -> float:
+def largest_common_step(values: Sequence[float], printed: float) -> float:
     """Return the largest step of which all values are multiples, up to rounding; at least the printed one.
 
     Tried are multiples of the printed step, and 100 / N: shares of N samples, in percent or of 1. Values that scatter

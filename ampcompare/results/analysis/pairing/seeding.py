@@ -8,7 +8,7 @@ from ampcompare.results.records.run import RunRecord, ScriptFacts, SeedCall
 from ampcompare.settings.script import SEED_STRIDE, ScriptConfig
 
 
-def start_key(facts: ScriptFacts) -> tuple[object, ...]:
+def key_of_start(facts: ScriptFacts) -> tuple[object, ...]:
     """Return what two runs have in common that began alike: first weights, batches, and what dropout drew there.
 
     Later draws are left out: how many numbers a layer draws may depend on its type.
@@ -16,7 +16,7 @@ def start_key(facts: ScriptFacts) -> tuple[object, ...]:
     return tuple(facts.weights), tuple(facts.batches), tuple(facts.draws[:1])
 
 
-def why_alike(script: ScriptConfig, facts: ScriptFacts | None, seed_option: str = "") -> str:
+def why_seeds_are_one_run(script: ScriptConfig, facts: ScriptFacts | None, seed_option: str = "") -> str:
     """Return why runs of several seeds are one run, and what helps.
 
     Args:
@@ -31,9 +31,10 @@ def why_alike(script: ScriptConfig, facts: ScriptFacts | None, seed_option: str 
             return SEEDS_ITSELF
         if not fixed:
             others = "generators of its own, which --shift-seeds all shifts"
-            sources = [*_states(calls), "files", "fixed numbers", others]
+            sources = [*_states_not_shifted(calls), "files", "fixed numbers", others]
             return (
-                f"the script seeds no global generator, so its first weights and batches come from {_any_of(sources)}; "
+                "the script seeds no global generator, so its first weights and batches come from "
+                f"{_any_of_text(sources)}; "
                 f"or {pass_on}"
             )
         return (
@@ -50,10 +51,13 @@ def why_alike(script: ScriptConfig, facts: ScriptFacts | None, seed_option: str 
     said = f"{few_names(seed_line_texts(shifted))} decides" if shifted else "the script seeds no generator that decides"
     files = f"files ({few_names(loaded)})" if loaded else "files"
     neither = "neither first weights nor batches" if shifted else "first weights or batches"
-    return f"{said} {neither}, which come from {_any_of([*_states(calls), files, 'fixed numbers in a fixed order'])}"
+    return (
+        f"{said} {neither}, which come from "
+        f"{_any_of_text([*_states_not_shifted(calls), files, 'fixed numbers in a fixed order'])}"
+    )
 
 
-def _states(calls: Sequence[SeedCall]) -> list[str]:
+def _states_not_shifted(calls: Sequence[SeedCall]) -> list[str]:
     """Return generators whose seed is decided by what cannot be shifted."""
     setters = [f"{call.function} in {call.place}" for call in calls if call.kind == "state" and call.place]
     sources = [f"a generator whose state is set ({few_names(setters)})"] if setters else []
@@ -65,7 +69,7 @@ def _states(calls: Sequence[SeedCall]) -> list[str]:
     return sources
 
 
-def _any_of(sources: Sequence[str]) -> str:
+def _any_of_text(sources: Sequence[str]) -> str:
     return f"{', '.join(sources[:-1])} or {sources[-1]}"
 
 

@@ -18,13 +18,13 @@ from typing import Any
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.report.document import Table
 from ampcompare.results.report.html.runs import ArmRuns, round_digits
-from ampcompare.results.report.html.tracks import Scale, make_scale
+from ampcompare.results.report.html.tracks import PlotScale, make_scale
 
 Series = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class View:
+class ChartView:
     """One way to show a chart.
 
     Attributes:
@@ -68,14 +68,14 @@ class Chart:
     title: str
     caption: str
     x_label: str
-    views: list[View]
+    views: list[ChartView]
     table: Table | None = None
     sentence: str = ""
     mark: str = ""
     whole_x: bool = True
 
     @property
-    def filled_views(self) -> list[View]:
+    def filled_views(self) -> list[ChartView]:
         """The views that have something to show."""
         return [] if self.sentence else [view for view in self.views if view.series]
 
@@ -146,7 +146,7 @@ def chart_data(charts: Iterable[Chart]) -> dict[str, Any]:
     """Return the values of charts for the script; positions on the horizontal axis that curves share are there once."""
     positions: dict[tuple[float, ...], int] = {}
 
-    def share_positions(series: Series) -> Series:
+    def share_positions_of(series: Series) -> Series:
         values: Series = {name: series[name] for name in ("a", "y", "lo", "hi") if name in series}
         return {**values, "x": positions.setdefault(tuple(series["x"]), len(positions))}
 
@@ -156,7 +156,7 @@ def chart_data(charts: Iterable[Chart]) -> dict[str, Any]:
             "x": chart.x_label,
             "views": [
                 {
-                    "series": [share_positions(series) for series in view.series],
+                    "series": [share_positions_of(series) for series in view.series],
                     "signed": view.signed,
                     "decimals": view.decimals,
                     "unit": view.unit,
@@ -177,7 +177,7 @@ class Curve:
     x: Sequence[float]
     y: Sequence[float]
 
-    def at(self, position: float, *, hold: bool) -> float | None:
+    def value_at(self, position: float, *, hold: bool) -> float | None:
         """Return the value at a position, held from the point before or on the line between two; None outside."""
         if not self.x or not self.x[0] <= position <= self.x[-1]:
             return None
@@ -205,9 +205,9 @@ def make_curve(points: Iterable[tuple[float, float | None]]) -> Curve:
     return Curve([x for x, _ in kept], [y for _, y in kept])
 
 
-def differences(curve: Curve, reference: Curve) -> Curve:
+def curve_of_differences(curve: Curve, reference: Curve) -> Curve:
     """Return a curve minus another, at its own positions inside the other."""
-    others = reference.y if curve.x == reference.x else [reference.at(x, hold=False) for x in curve.x]
+    others = reference.y if curve.x == reference.x else [reference.value_at(x, hold=False) for x in curve.x]
     points = zip(curve.x, curve.y, others, strict=True)
     return make_curve((x, None if other is None else y - other) for x, y, other in points)
 
@@ -219,7 +219,7 @@ def _thin_indices(count: int, most: int) -> Sequence[int]:
     return [round(number * (count - 1) / (most - 1)) for number in range(most)]
 
 
-def over_seeds(
+def band_over_seeds(
     curves: Iterable[Curve],
     most: int,
     *,
@@ -242,7 +242,7 @@ def over_seeds(
         if curve.x == furthest.x:
             columns.append([curve.y[place] for place in places])
         else:
-            columns.append([curve.at(x, hold=hold) for x in positions])
+            columns.append([curve.value_at(x, hold=hold) for x in positions])
     values = [[y for y in ys if y is not None] for ys in zip(*columns, strict=True)]
     return Band(positions, [mean(ys) for ys in values], [min(ys) for ys in values], [max(ys) for ys in values])
 
@@ -254,7 +254,7 @@ Point = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class _Drawn:
+class _DrawnSeries:
     """A curve or a point of an arm.
 
     Attributes:
@@ -286,13 +286,13 @@ class Picture:
     x_ends: tuple[float, float]
     x_ticks: Sequence[tuple[float, str]]
     y_ticks: Sequence[tuple[float, str]]
-    drawn: Sequence[_Drawn]
+    drawn: Sequence[_DrawnSeries]
     stops: Sequence[tuple[Point, int, str]]
     rules: Sequence[float]
     zero: float | None
 
 
-def _draw_view(view: View, *, whole_x: bool) -> Picture:
+def _draw_view(view: ChartView, *, whole_x: bool) -> Picture:
     fitted = [one for one in view.series if not one.get("out")] or view.series
     across = [x for one in view.series for x in itertools.chain(one["x"], *one.get("xr", ()))]
     up = [y for one in fitted for name in ("y", "lo", "hi") for y in one.get(name, ())]
@@ -303,38 +303,44 @@ def _draw_view(view: View, *, whole_x: bool) -> Picture:
     return Picture(
         view.label,
         (x.low, x.high),
-        [(x.at(tick), _text(tick)) for tick in x.ticks(MOST_TICKS, whole=whole_x)],
-        [(_from_top(y, tick), _text(tick, view)) for tick in y.ticks(MOST_TICKS, whole=view.whole)],
+        [(x.position_of(tick), _axis_mark_text(tick)) for tick in x.ticks(MOST_TICKS, whole=whole_x)],
+        [(_percent_from_top(y, tick), _axis_mark_text(tick, view)) for tick in y.ticks(MOST_TICKS, whole=view.whole)],
         [_draw_series(one, x, y) for one in view.series],
         [
-            ((x.at(across), min(100.0, max(0.0, _from_top(y, up)))), stop["a"], text)
+            ((x.position_of(across), min(100.0, max(0.0, _percent_from_top(y, up)))), stop["a"], text)
             for stop in view.stops
             for across, up, text in zip(stop["x"], stop["y"], stop["text"], strict=True)
         ],
-        [_from_top(y, rule) for rule in view.rules],
-        _from_top(y, 0) if view.signed else None,
+        [_percent_from_top(y, rule) for rule in view.rules],
+        _percent_from_top(y, 0) if view.signed else None,
     )
 
 
-def _from_top(scale: Scale, value: float) -> float:
+def _percent_from_top(scale: PlotScale, value: float) -> float:
     """Return the position of a value in percent from the top; what lies outside is a little beyond the frame."""
-    return round(100 - scale.at(value, beyond=0.1), 2)
+    return round(100 - scale.position_of(value, beyond=0.1), 2)
 
 
-def _draw_series(series: Series, x: Scale, y: Scale) -> _Drawn:
-    def along(values: Sequence[float]) -> list[Point]:
-        points = [(x.at(across), _from_top(y, up)) for across, up in zip(series["x"], values, strict=True)]
+def _draw_series(series: Series, x: PlotScale, y: PlotScale) -> _DrawnSeries:
+    def points_along(values: Sequence[float]) -> list[Point]:
+        points = [
+            (x.position_of(across), _percent_from_top(y, up)) for across, up in zip(series["x"], values, strict=True)
+        ]
         return _stair_points(points) if series.get("step") else points
 
-    points = along(series["y"])
+    points = points_along(series["y"])
     if len(points) == 1:
         (at,) = points
-        ranges = [(x.at(left), at[1], x.at(right), at[1]) for left, right in series.get("xr", ())]
-        ranges += [(at[0], _from_top(y, low), at[0], _from_top(y, high)) for low, high in series.get("yr", ())]
-        return _Drawn(series["a"], at=at, ranges=ranges)
-    band = f"{_path([*along(series['hi']), *reversed(along(series['lo']))])}z" if "lo" in series else ""
-    dots = f"{_path(points, 'h0m')}h0" if series.get("dots") else ""  # lines of no length, with round ends
-    return _Drawn(series["a"], _path(points), band, dots)
+        ranges = [(x.position_of(left), at[1], x.position_of(right), at[1]) for left, right in series.get("xr", ())]
+        ranges += [
+            (at[0], _percent_from_top(y, low), at[0], _percent_from_top(y, high)) for low, high in series.get("yr", ())
+        ]
+        return _DrawnSeries(series["a"], at=at, ranges=ranges)
+    band = (
+        f"{_svg_path([*points_along(series['hi']), *reversed(points_along(series['lo']))])}z" if "lo" in series else ""
+    )
+    dots = f"{_svg_path(points, 'h0m')}h0" if series.get("dots") else ""  # lines of no length, with round ends
+    return _DrawnSeries(series["a"], _svg_path(points), band, dots)
 
 
 def _stair_points(points: Sequence[Point]) -> list[Point]:
@@ -343,14 +349,14 @@ def _stair_points(points: Sequence[Point]) -> list[Point]:
     return [*points[:1], *(point for pair in steps for point in pair)]
 
 
-def _path(points: Sequence[Point], between: str = " ") -> str:
+def _svg_path(points: Sequence[Point], between: str = " ") -> str:
     """Return a path through points, in whole units of the frame and relative, which is a third shorter."""
     whole = [(round(WIDE * across / 100), round(HIGH * up / 100)) for across, up in points]
     moves = (f"{after[0] - before[0]} {after[1] - before[1]}" for before, after in itertools.pairwise(whole))
     return f"M{whole[0][0]} {whole[0][1]}{'l' if between == ' ' else between}{between.join(moves)}"
 
 
-def _text(value: float, view: View | None = None) -> str:
+def _axis_mark_text(value: float, view: ChartView | None = None) -> str:
     """Return a mark of an axis: a power of two as such, and a difference with its sign."""
     if view is not None and view.log == 2:
         return "2" + f"{round(math.log2(value))}".translate(SUPERSCRIPT)

@@ -14,12 +14,12 @@ from ampcompare.results.report.document import Cell, Table
 from ampcompare.results.report.html.charts import (
     Band,
     Chart,
+    ChartView,
     Series,
-    View,
+    band_over_seeds,
     band_series,
     make_curve,
     mean_point,
-    over_seeds,
 )
 from ampcompare.results.report.html.learning_curves import metric_by_epoch, metric_of_arms
 from ampcompare.results.report.html.runs import ArmRuns, round_digits, undrawn_sentences, untimed_sentence
@@ -40,11 +40,11 @@ def memory_plot(arms: Sequence[ArmRuns]) -> TrackPlot:
         "Maximum over seeds. On CUDA allocated memory; on a CPU the growth of resident memory.",
         ["arm", "MiB", "peak MiB"],
         [
-            Track(arm.index, arm.name, [Cell(f"{peaks[arm.index]:,.1f}")], bar=scale.at(peaks[arm.index]))
+            Track(arm.index, arm.name, [Cell(f"{peaks[arm.index]:,.1f}")], bar=scale.position_of(peaks[arm.index]))
             for arm in arms
             if arm.index in peaks
         ],
-        [(scale.at(tick), f"{tick:,g}") for tick in scale.ticks(5)],
+        [(scale.position_of(tick), f"{tick:,g}") for tick in scale.ticks(5)],
         sentence="" if peaks else "No run measured its memory.",
     )
 
@@ -70,41 +70,43 @@ def step_time_plot(arms: Sequence[ArmRuns]) -> TrackPlot:
                     Cell(f"{times[arm.index][2]:.3g}"),
                     Cell(f"{times[arm.index][0]:.3g} to {times[arm.index][4]:.3g}"),
                 ],
-                box=[scale.at(value) for value in times[arm.index]],
+                box=[scale.position_of(value) for value in times[arm.index]],
                 mark=arm.time_fault,
             )
             for arm in arms
             if arm.index in times
         ],
-        [(scale.at(tick), f"{tick:,g}") for tick in scale.ticks(5)],
-        sentence="" if times else _why_none(arms) or NO_STEP_TIMES,
-        mark=untimed_sentence([arm for arm in arms if arm.ran]),
+        [(scale.position_of(tick), f"{tick:,g}") for tick in scale.ticks(5)],
+        sentence="" if times else _why_no_times(arms) or NO_STEP_TIMES,
+        mark=untimed_sentence([arm for arm in arms if arm.records_that_ran]),
     )
 
 
 def time_charts(arms: Sequence[ArmRuns], reference: str, most: int) -> list[Chart]:
     """Return the metric over the time of training, and its final value against that time."""
-    return [_time_to_accuracy(arms, reference, most), _accuracy_against_time(arms)]
+    return [_time_to_accuracy_chart(arms, reference, most), _accuracy_against_time_chart(arms)]
 
 
-def _why_none(arms: Sequence[ArmRuns]) -> str:
+def _why_no_times(arms: Sequence[ArmRuns]) -> str:
     """Return why a figure of times is empty if the times of all arms that ran are invalid; else ""."""
-    ran = [arm for arm in arms if arm.ran]
+    ran = [arm for arm in arms if arm.records_that_ran]
     return untimed_sentence(ran) if ran and not any(arm.timed_runs for arm in ran) else ""
 
 
-def _seconds(record: RunRecord) -> list[float]:
+def _seconds_by_epoch(record: RunRecord) -> list[float]:
     """Return the time trained up to the end of each epoch."""
     return list(accumulate(epoch.train_seconds for epoch in record.summary.epochs))
 
 
-def _time_to_accuracy(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
+def _time_to_accuracy_chart(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
     series: list[Series] = []
     metric = metric_of_arms(arms)
-    target, meaning = _target(arms, reference)
+    target, meaning = _target_value(arms, reference)
     by_epoch = metric_by_epoch(arms, most)
     for arm in arms:
-        spent = over_seeds((make_curve(enumerate(_seconds(record), 1)) for record in arm.timed_runs), most)
+        spent = band_over_seeds(
+            (make_curve(enumerate(_seconds_by_epoch(record), 1)) for record in arm.timed_runs), most
+        )
         reached = by_epoch[arm.index]
         if len(spent.mean) == len(reached.mean):  # a value that is not finite leaves a gap in one of them
             band = Band(spent.mean, reached.mean, reached.low, reached.high)
@@ -115,23 +117,23 @@ def _time_to_accuracy(arms: Sequence[ArmRuns], reference: str, most: int) -> Cha
         f"{capitalize_sentence(printable(metric.name))} over seconds of training, evaluation left out.{meaning}",
         "seconds of training",
         [
-            View(
+            ChartView(
                 "",
                 printable(metric.head),
                 series,
                 rules=[] if target is None else [target],
                 decimals=metric.decimals,
-                unit=_unit(metric),
+                unit=_unit_suffix(metric),
             )
         ],
-        None if target is None else _time_to(arms, target),
-        sentence="" if series else _why_none(arms) or "No epoch was evaluated.",
-        mark=untimed_sentence([arm for arm in arms if arm.ran]),
+        None if target is None else _time_to_target_table(arms, target),
+        sentence="" if series else _why_no_times(arms) or "No epoch was evaluated.",
+        mark=untimed_sentence([arm for arm in arms if arm.records_that_ran]),
         whole_x=False,
     )
 
 
-def _target(arms: Sequence[ArmRuns], reference: str) -> tuple[float | None, str]:
+def _target_value(arms: Sequence[ArmRuns], reference: str) -> tuple[float | None, str]:
     """Return the value, as it is shown, that arms are timed to, and a sentence on where it comes from."""
     known = [arm for arm in arms if arm.row.metric_mean is not None and math.isfinite(arm.row.metric_mean)]
     chosen = next((arm for arm in known if arm.row.arm == reference), known[0] if known else None)
@@ -140,27 +142,30 @@ def _target(arms: Sequence[ArmRuns], reference: str) -> tuple[float | None, str]
     metric = metric_of_arms(arms)
     share = NEAR_FINAL if metric.better == "higher" else 2 - NEAR_FINAL
     target = round_digits(metric.factor * share * chosen.row.metric_mean, 4)
-    return target, f" The dotted line is {target:g}{_unit(metric)}: {100 * share:g} % of what {chosen.name} ends with."
+    return (
+        target,
+        f" The dotted line is {target:g}{_unit_suffix(metric)}: {100 * share:g} % of what {chosen.name} ends with.",
+    )
 
 
 def _time_to_reach(record: RunRecord, target: float) -> tuple[int, float] | None:
     """Return epochs and seconds until a run first has a value, as it is shown."""
     metric = record.metric
-    for epoch, seconds in zip(record.summary.epochs, _seconds(record), strict=True):
+    for epoch, seconds in zip(record.summary.epochs, _seconds_by_epoch(record), strict=True):
         if metric.factor * epoch.value == target or metric.is_better(metric.factor * epoch.value, target):
             return epoch.epoch + 1, seconds
     return None
 
 
-def _unit(metric: Metric) -> str:
+def _unit_suffix(metric: Metric) -> str:
     """Return the unit of a shown value, with its space."""
     return f" {printable(metric.unit)}" if metric.unit else ""
 
 
-def _time_to(arms: Sequence[ArmRuns], target: float) -> Table:
+def _time_to_target_table(arms: Sequence[ArmRuns], target: float) -> Table:
     rows: list[list[str | Cell]] = []
     for arm in arms:
-        reached = [found for record in arm.ran if (found := _time_to_reach(record, target)) is not None]
+        reached = [found for record in arm.records_that_ran if (found := _time_to_reach(record, target)) is not None]
         spent = [found[1] for record in arm.timed_runs if (found := _time_to_reach(record, target)) is not None]
         epochs = f"{statistics.fmean(epoch for epoch, _ in reached):.3g}" if reached else "-"
         sd = statistics.stdev(spent) if len(spent) > 1 else None
@@ -168,8 +173,8 @@ def _time_to(arms: Sequence[ArmRuns], target: float) -> Table:
         if spent:
             seconds = format_seconds(statistics.fmean(spent), sd)
         fault = Cell(arm.time_fault or "-", "muted", badge=bool(arm.time_fault))
-        rows.append([arm.name, f"{len(reached)} of {len(arm.ran)}", epochs, seconds, fault])
-    reach = f"runs that reach {target:g}{_unit(metric_of_arms(arms))}"
+        rows.append([arm.name, f"{len(reached)} of {len(arm.records_that_ran)}", epochs, seconds, fault])
+    reach = f"runs that reach {target:g}{_unit_suffix(metric_of_arms(arms))}"
     return Table.of(["arm", reach, "epochs", "seconds", "why times do not count"], rows)
 
 
@@ -179,7 +184,7 @@ def _why_not_drawn(arm: ArmRuns) -> str:
     return "a value is not finite" if arm.timed_runs else "its times are invalid"
 
 
-def _accuracy_against_time(arms: Sequence[ArmRuns]) -> Chart:
+def _accuracy_against_time_chart(arms: Sequence[ArmRuns]) -> Chart:
     series: list[Series] = []
     metric = metric_of_arms(arms)
     head = f"final {printable(metric.head)}"
@@ -198,8 +203,8 @@ def _accuracy_against_time(arms: Sequence[ArmRuns]) -> Chart:
         f"Final {printable(metric.name)} and seconds of training: mean, and range over seeds."
         f"{undrawn_sentences(arms, drawn, _why_not_drawn)}",
         "seconds of training",
-        [View("", head, series, decimals=metric.decimals, unit=_unit(metric))],
-        sentence="" if series else _why_none(arms) or "No run was completed.",
+        [ChartView("", head, series, decimals=metric.decimals, unit=_unit_suffix(metric))],
+        sentence="" if series else _why_no_times(arms) or "No run was completed.",
         mark=untimed_sentence([arm for arm in arms if arm.completed_runs]),
         whole_x=False,
     )

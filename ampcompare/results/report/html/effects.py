@@ -13,7 +13,7 @@ from ampcompare.results.records.verdict import UNJUDGED, Verdict
 from ampcompare.results.report.columns import effect_format, effect_text, verdict_cell
 from ampcompare.results.report.document import Cell
 from ampcompare.results.report.html.runs import ArmRuns, join_names
-from ampcompare.results.report.html.tracks import Scale, Track, TrackPlot, make_scale
+from ampcompare.results.report.html.tracks import PlotScale, Track, TrackPlot, make_scale
 
 Gaps = Mapping[int, Sequence[tuple[float, int]]]  # of arms by their index: differences with their seeds
 
@@ -23,14 +23,14 @@ def accuracy_effect_plot(comparison: Comparison, arms: Sequence[ArmRuns]) -> Tra
     metric, unit = comparison.metric, comparison.metric.difference_unit
     form = effect_format("quality", comparison)
     rows = [arm for arm in arms if arm.row.arm != comparison.reference]
-    gaps = _gaps(rows, arms, comparison, _difference)
-    bounds = [form.of_shown(end) for arm in rows for end in _ends(arm.row.quality)]
-    axis = make_scale([*bounds, *_values(gaps)], margin=comparison.margin)
+    gaps = _gaps_of_pairs(rows, arms, comparison, _metric_difference)
+    bounds = [form.of_shown(end) for arm in rows for end in _interval_ends(arm.row.quality)]
+    axis = make_scale([*bounds, *_gap_values(gaps)], margin=comparison.margin)
 
-    def text(gap: float) -> str:
+    def gap_text(gap: float) -> str:
         return f"{format_decimal(gap, metric.difference_decimals, '+')} {unit}".rstrip().replace("-", "\u2212")
 
-    tracks = [_track(arm, "quality", comparison, axis, gaps, text) for arm in rows]
+    tracks = [_effect_track(arm, "quality", comparison, axis, gaps, gap_text) for arm in rows]
     levels = {f"{100 * arm.row.quality.confidence:.3g}" for arm in rows if arm.row.quality.confidence}
     confidence = f" ({join_names(sorted(levels))} %)" if levels else ""
     bend = " Beyond the labels next to 0 the axis is logarithmic." if axis.kind == "asinh" else ""
@@ -39,14 +39,15 @@ def accuracy_effect_plot(comparison: Comparison, arms: Sequence[ArmRuns]) -> Tra
     return TrackPlot(
         "differences",
         f"{capitalize_sentence(printable(metric.quality))} against {printable(comparison.reference, 40)}",
-        f"Difference of {printable(metric.name)}{_in_units(metric)}, paired by seed: a dot per seed, a diamond at the "
+        f"Difference of {printable(metric.name)}{_units_text(metric)}, paired by seed: a dot per "
+        "seed, a diamond at the "
         f"mean, and the interval of the test that decided the verdict{confidence}. The band is the margin of "
         f"±{comparison.margin:g}{f' {unit}' if unit else ''}.{bend}{better}",
         ["arm", printable(metric.difference_head), "\u0394 (interval)", "verdict"],
         tracks,
-        [(axis.at(tick), _tick_text(tick)) for tick in axis.ticks()],
-        (axis.at(form.limits[0]), axis.at(form.limits[-1])),
-        axis.at(0),
+        [(axis.position_of(tick), _tick_text(tick)) for tick in axis.ticks()],
+        (axis.position_of(form.limits[0]), axis.position_of(form.limits[-1])),
+        axis.position_of(0),
         sentence="" if drawn else "There is no second arm with a run that pairs with one of the reference.",
     )
 
@@ -55,10 +56,10 @@ def time_effect_plot(comparison: Comparison, arms: Sequence[ArmRuns]) -> TrackPl
     """Return ratios of step times, paired by seed; arms whose times do not count are named with the reason."""
     rows = [arm for arm in arms if arm.row.arm != comparison.reference and arm.row.time.effect is not None]
     valid = [arm for arm in rows if arm.row.time.kind not in UNJUDGED]
-    gaps, edge = _gaps(valid, arms, comparison, _ratio), 1 + comparison.time_margin
-    bounds = [end for arm in valid for end in _ends(arm.row.time)]
-    axis = make_scale([*bounds, 1 / edge, edge, *_values(gaps)], kind="log")
-    tracks = [_track(arm, "time", comparison, axis, gaps, "{:.3f}".format) for arm in valid]
+    gaps, edge = _gaps_of_pairs(valid, arms, comparison, _step_time_ratio), 1 + comparison.time_margin
+    bounds = [end for arm in valid for end in _interval_ends(arm.row.time)]
+    axis = make_scale([*bounds, 1 / edge, edge, *_gap_values(gaps)], kind="log")
+    tracks = [_effect_track(arm, "time", comparison, axis, gaps, "{:.3f}".format) for arm in valid]
     reasons: dict[str, list[str]] = {}
     for arm in rows:
         if arm not in valid:
@@ -70,15 +71,15 @@ def time_effect_plot(comparison: Comparison, arms: Sequence[ArmRuns]) -> TrackPl
         f"{100 * comparison.time_margin:g} %.",
         ["arm", "relative step time", "ratio (interval)", "verdict"],
         tracks,
-        [(axis.at(tick), f"{tick:.3g}") for tick in axis.ticks()],
-        (axis.at(1 / edge), axis.at(edge)),
-        axis.at(1),
+        [(axis.position_of(tick), f"{tick:.3g}") for tick in axis.ticks()],
+        (axis.position_of(1 / edge), axis.position_of(edge)),
+        axis.position_of(1),
         sentence="" if tracks else "No step time is compared with the reference's.",
         mark="; ".join(f"{join_names(names)}: {reason}" for reason, names in reasons.items()),
     )
 
 
-def _gaps(
+def _gaps_of_pairs(
     rows: Sequence[ArmRuns],
     arms: Sequence[ArmRuns],
     comparison: Comparison,
@@ -96,7 +97,7 @@ def _gaps(
     }
 
 
-def _difference(arm: RunRecord, reference: RunRecord) -> float | None:
+def _metric_difference(arm: RunRecord, reference: RunRecord) -> float | None:
     metric = arm.metric
     here = arm.summary.metric_final
     there = reference.summary.metric_final
@@ -105,39 +106,39 @@ def _difference(arm: RunRecord, reference: RunRecord) -> float | None:
     return None
 
 
-def _ratio(arm: RunRecord, reference: RunRecord) -> float | None:
+def _step_time_ratio(arm: RunRecord, reference: RunRecord) -> float | None:
     here, there = arm.summary.step_seconds_median, reference.summary.step_seconds_median
     return here / there if here and there else None
 
 
-def _values(gaps: Gaps) -> list[float]:
+def _gap_values(gaps: Gaps) -> list[float]:
     return [gap for its in gaps.values() for gap, _ in its]
 
 
-def _ends(verdict: Verdict) -> list[float]:
+def _interval_ends(verdict: Verdict) -> list[float]:
     return [end for end in (verdict.low, verdict.high) if end is not None]
 
 
-def _track(
-    arm: ArmRuns, quantity: Quantity, comparison: Comparison, axis: Scale, gaps: Gaps, text: Callable[[float], str]
+def _effect_track(
+    arm: ArmRuns, quantity: Quantity, comparison: Comparison, axis: PlotScale, gaps: Gaps, text: Callable[[float], str]
 ) -> Track:
     """Return the line of an arm: its mean, its interval as far as the axis goes, and a dot per seed."""
     verdict, form = arm.row.verdict(quantity), effect_format(quantity, comparison)
     ends = [
-        axis.at(at_edge if end is None else form.of_shown(end))
+        axis.position_of(at_edge if end is None else form.of_shown(end))
         for end, at_edge in ((verdict.low, axis.low), (verdict.high, axis.high))
     ]
     return Track(
         arm.index,
         arm.name,
         [Cell(effect_text(arm.row, quantity, comparison)), verdict_cell(verdict, 120)],
-        None if verdict.effect is None else axis.at(form.of_shown(verdict.effect)),
-        (ends[0], ends[1]) if _ends(verdict) else None,
-        [(axis.at(gap), f"seed {seed}: {text(gap)}") for gap, seed in gaps[arm.index]],
+        None if verdict.effect is None else axis.position_of(form.of_shown(verdict.effect)),
+        (ends[0], ends[1]) if _interval_ends(verdict) else None,
+        [(axis.position_of(gap), f"seed {seed}: {text(gap)}") for gap, seed in gaps[arm.index]],
     )
 
 
-def _in_units(metric: Metric) -> str:
+def _units_text(metric: Metric) -> str:
     """Return in what differences are counted, after the name of a metric."""
     unit = metric.difference_unit
     if metric.difference != "points":

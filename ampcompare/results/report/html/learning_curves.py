@@ -13,14 +13,14 @@ from ampcompare.results.report.document import Table
 from ampcompare.results.report.html.charts import (
     Band,
     Chart,
+    ChartView,
     Curve,
     Series,
-    View,
+    band_over_seeds,
     band_series,
-    differences,
+    curve_of_differences,
     divergence_marks,
     make_curve,
-    over_seeds,
 )
 from ampcompare.results.report.html.runs import ArmRuns, join_names, undrawn_sentences
 
@@ -30,7 +30,7 @@ MANY_DOTS = 30
 
 
 @dataclass(frozen=True)
-class _Quantity:
+class _ChartQuantity:
     """What a chart shows: the curve of a run, and how its values and its differences are written."""
 
     curve: Callable[[RunRecord], Curve]
@@ -52,14 +52,14 @@ def learning_charts(arms: Sequence[ArmRuns], reference: str, most: int) -> list[
     ]
 
 
-def epochs_of(record: RunRecord, value: Callable[[EpochResult], float | None]) -> Curve:
+def curve_by_epoch(record: RunRecord, value: Callable[[EpochResult], float | None]) -> Curve:
     """Return a value of each evaluation that has it over the number of epochs before it."""
     points = ((epoch.epoch + 1, value(epoch)) for epoch in record.summary.epochs)
     return make_curve((number, y) for number, y in points if y is not None)
 
 
 def _metric_curve(record: RunRecord) -> Curve:
-    return epochs_of(record, lambda epoch: record.metric.factor * epoch.value)
+    return curve_by_epoch(record, lambda epoch: record.metric.factor * epoch.value)
 
 
 def trace_curve(record: RunRecord, values: Sequence[float]) -> Curve:
@@ -77,7 +77,7 @@ def why_no_epoch(arm: ArmRuns) -> str:
 
 def metric_by_epoch(arms: Sequence[ArmRuns], most: int) -> dict[int, Band]:
     """Return the metric as it is shown after each epoch, over the seeds of each arm, by its index."""
-    return {arm.index: over_seeds(map(_metric_curve, arm.ran), most) for arm in arms}
+    return {arm.index: band_over_seeds(map(_metric_curve, arm.records_that_ran), most) for arm in arms}
 
 
 def metric_of_arms(arms: Sequence[ArmRuns]) -> Metric:
@@ -85,9 +85,16 @@ def metric_of_arms(arms: Sequence[ArmRuns]) -> Metric:
     return metric_of(record for arm in arms for record in arm.records)
 
 
-def _views(arms: Sequence[ArmRuns], reference: str, most: int, quantity: _Quantity) -> tuple[list[View], str]:
+def _views_of_quantity(
+    arms: Sequence[ArmRuns], reference: str, most: int, quantity: _ChartQuantity
+) -> tuple[list[ChartView], str]:
     """Return the view of differences and the absolute one, and what to say about arms without a difference."""
-    base = {r.config.recipe.seed: quantity.curve(r) for arm in arms if arm.row.arm == reference for r in arm.ran}
+    base = {
+        r.config.recipe.seed: quantity.curve(r)
+        for arm in arms
+        if arm.row.arm == reference
+        for r in arm.records_that_ran
+    }
     absolute: list[Series] = []
     relative: list[Series] = []
     stops: list[Series] = []
@@ -98,36 +105,38 @@ def _views(arms: Sequence[ArmRuns], reference: str, most: int, quantity: _Quanti
         return band_series(arm, band, dots=quantity.dots and len(band.x) <= MANY_DOTS)
 
     for arm in arms:
-        curves = [(record, quantity.curve(record)) for record in arm.ran]
-        absolute += series_of(arm, over_seeds((one for _, one in curves), most))
+        curves = [(record, quantity.curve(record)) for record in arm.records_that_ran]
+        absolute += series_of(arm, band_over_seeds((one for _, one in curves), most))
         stops += divergence_marks(arm, curves)
         if arm.row.arm == reference:
             continue
         paired = [
-            (run, differences(one, base[seed])) for run, one in curves if (seed := run.config.recipe.seed) in base
+            (run, curve_of_differences(one, base[seed]))
+            for run, one in curves
+            if (seed := run.config.recipe.seed) in base
         ]
-        gap = over_seeds((one for _, one in paired), most)
+        gap = band_over_seeds((one for _, one in paired), most)
         if gap.x and not any((*gap.low, *gap.high)):
             same.append(arm.name)
             continue
         relative += series_of(arm, gap)
         apart += divergence_marks(arm, paired)
     of, decimals = printable(reference, 40), quantity.decimals
-    gaps = View(
+    gaps = ChartView(
         "Difference", f"{quantity.gap_label} to {of}", relative, apart, signed=True, decimals=decimals,
         unit=quantity.gap_unit,
     )  # fmt: skip
-    values = View("Absolute", quantity.label, absolute, stops, decimals=decimals, unit=quantity.unit)
+    values = ChartView("Absolute", quantity.label, absolute, stops, decimals=decimals, unit=quantity.unit)
     log = [replace(values, name="Logarithmic", log=10)] if quantity.can_log else []
     equal = f" Equal to {of} at every point, and not drawn as a difference: {join_names(same)}." if same else ""
     return [gaps, values, *log], equal
 
 
-def _longest(views: Sequence[View]) -> int:
+def _longest_curve(views: Sequence[ChartView]) -> int:
     return max((len(series["x"]) for view in views for series in view.series), default=0)
 
 
-def _arms_in(views: Sequence[View]) -> set[int]:
+def _arms_in(views: Sequence[ChartView]) -> set[int]:
     return {series["a"] for view in views for series in view.series}
 
 
@@ -138,14 +147,14 @@ def _metric_chart(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
     # A curve's differences are those of the values that it shows, in their unit.
     gap_unit = " pp" if metric.factor == 100 else unit
     gap_head = f"\u0394 {name}{f' ({gap_unit.strip()})' if gap_unit and gap_unit.strip() not in name else ''}"
-    views, same = _views(
-        arms, reference, most, _Quantity(_metric_curve, head, gap_head, metric.decimals, unit, gap_unit)
+    views, same = _views_of_quantity(
+        arms, reference, most, _ChartQuantity(_metric_curve, head, gap_head, metric.decimals, unit, gap_unit)
     )
     bands = metric_by_epoch(arms, most)
     sentence = ""
-    if not _longest(views):
+    if not _longest_curve(views):
         sentence = NO_EPOCH
-    elif _longest(views) == 1:
+    elif _longest_curve(views) == 1:
         sentence = "Each run was evaluated once, at its end, so the differences above are all there is."
     return Chart(
         "accuracy",
@@ -182,22 +191,24 @@ def _epoch_table(bands: Sequence[tuple[ArmRuns, Band]], decimals: int) -> Table 
 
 
 def _validation_loss_chart(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
-    loss = _Quantity(lambda record: epochs_of(record, lambda epoch: epoch.loss), "loss", "\u0394 loss", can_log=True)
-    views, same = _views(arms, reference, most, loss)
-    few = "" if _longest(views) > 1 else "Each run was evaluated once; the table of runs has the losses."
+    loss = _ChartQuantity(
+        lambda record: curve_by_epoch(record, lambda epoch: epoch.loss), "loss", "\u0394 loss", can_log=True
+    )
+    views, same = _views_of_quantity(arms, reference, most, loss)
+    few = "" if _longest_curve(views) > 1 else "Each run was evaluated once; the table of runs has the losses."
     return Chart(
         "validation-loss",
         "Validation loss",
         f"Mean over the validation set after each epoch, paired by seed.{same}",
         "epoch",
         views,
-        sentence=few if _longest(views) else NO_EPOCH,
+        sentence=few if _longest_curve(views) else NO_EPOCH,
     )
 
 
 def _training_loss_chart(arms: Sequence[ArmRuns], reference: str, most: int) -> Chart:
-    loss = _Quantity(_before_divergence, "loss", "\u0394 loss", can_log=True, dots=False)
-    views, same = _views(arms, reference, most, loss)
+    loss = _ChartQuantity(_losses_before_divergence, "loss", "\u0394 loss", can_log=True, dots=False)
+    views, same = _views_of_quantity(arms, reference, most, loss)
     why = _reason_without_loss
     return Chart(
         "training-loss",
@@ -205,15 +216,15 @@ def _training_loss_chart(arms: Sequence[ArmRuns], reference: str, most: int) -> 
         f"Loss of single steps, evenly chosen, paired by seed.{undrawn_sentences(arms, _arms_in(views), why)}{same}",
         "step",
         views,
-        sentence="" if _longest(views) else NO_TRACE,
+        sentence="" if _longest_curve(views) else NO_TRACE,
     )
 
 
 def _reason_without_loss(arm: ArmRuns) -> str:
-    return "no finite loss" if any(record.trace for record in arm.ran) else "no trace"
+    return "no finite loss" if any(record.trace for record in arm.records_that_ran) else "no trace"
 
 
-def _before_divergence(record: RunRecord) -> Curve:
+def _losses_before_divergence(record: RunRecord) -> Curve:
     """Return the losses up to the step at which the run diverged; its end is where the cross is drawn."""
     curve = trace_curve(record, record.trace.losses if record.trace else [])
     end = record.summary.diverged_step

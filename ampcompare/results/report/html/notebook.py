@@ -9,7 +9,7 @@ from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.report.base import FORMATS, document_of
 from ampcompare.results.report.document import Code, Document, Figure, Section, Table
-from ampcompare.results.report.html.page import looks, packaged_text, template
+from ampcompare.results.report.html.page import load_template, read_packaged_text, row_appearances
 from ampcompare.results.report.outlines import LEAD
 from ampcompare.results.report.terminal import Terminal
 
@@ -37,7 +37,7 @@ VARIABLES = re.compile(
 @cache
 def scoped_style() -> str:
     """Return the style of the page for what is inside of one element: nested rules, and colors on that element."""
-    (_, light, dark, rest) = VARIABLES.split(packaged_text("report.css"))
+    (_, light, dark, rest) = VARIABLES.split(read_packaged_text("report.css"))
     rest = rest.replace("\nbody {", "\n& {").replace("\nhtml", "\n.html")
     here = ".ampcompare-view"
     return "\n".join(
@@ -47,7 +47,7 @@ def scoped_style() -> str:
             f":is({', '.join(LIGHT)}) {here} {{ {light} }}",
             f":is({', '.join(DARK)}) {here} {{ {dark} }}",
             # Twice, to win against the rules that JupyterLab has for all tables of outputs.
-            f"{here}{here} {{\n{rest}\n{packaged_text('notebook.css')}\n}}",
+            f"{here}{here} {{\n{rest}\n{read_packaged_text('notebook.css')}\n}}",
         ]
     )
 
@@ -58,11 +58,11 @@ def document_view(document: Document) -> str | None:
         return None
     sections = document.sections_in("notebook")
     blocks = [block for section in sections for block in section.blocks]
-    filled: str = template("notebook.html.j2").render(
+    filled: str = load_template("notebook.html.j2").render(
         document=document,
         first=document.sections_of(LEAD.get(document.kind, ())),
         sections=sections,
-        arms=looks(document),
+        arms=row_appearances(document),
         figures=any(isinstance(block, Figure) for block in blocks),
         css=scoped_style(),
     )

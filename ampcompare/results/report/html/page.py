@@ -44,14 +44,14 @@ class Html(Reporter):
         blocks = [block for _, sections in chapters for section in sections for block in section.blocks]
         drawn = [block.data for block in blocks if isinstance(block, Figure)]
         charts = [chart for data in drawn for chart in getattr(data, "charts", ())]
-        arms, script = looks(document), packaged_text("charts.js") if charts else ""
-        page: str = template("page.html.j2").render(
+        arms, script = row_appearances(document), read_packaged_text("charts.js") if charts else ""
+        page: str = load_template("page.html.j2").render(
             document=document,
             first=document.sections_of(LEAD.get(document.kind, ())),
             chapters=chapters,
             arms=arms,
             version=__version__,
-            css=packaged_text("report.css"),
+            css=read_packaged_text("report.css"),
             script=script,
             policy=_security_policy(script),
             data=_embed_json({"arms": arms, **chart_data(charts)}),
@@ -59,7 +59,7 @@ class Html(Reporter):
         return page
 
 
-def looks(document: Document) -> list[dict[str, Any]]:
+def row_appearances(document: Document) -> list[dict[str, Any]]:
     """Return how each row of a result looks everywhere on a page: color, and dashes if colors repeat."""
     return [
         {
@@ -74,20 +74,20 @@ def looks(document: Document) -> list[dict[str, Any]]:
 
 
 @cache
-def template(name: str) -> Any:
+def load_template(name: str) -> Any:
     """Return a template by its file name."""
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-    loader = FunctionLoader(packaged_text)
+    loader = FunctionLoader(read_packaged_text)
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         finalize=_template_value,
     )  # fmt: skip
     environment.filters["numeric"] = _are_columns_numeric
-    environment.filters["with_notes"] = _with_notes
+    environment.filters["with_notes"] = _columns_with_notes
     environment.filters["line"] = partial(printable, longest=MAX_LINE)
-    environment.filters["kind"] = _kind
-    environment.tests["of_kind"] = lambda block, kind: _kind(block) == kind
+    environment.filters["kind"] = _kind_of_block
+    environment.tests["of_kind"] = lambda block, kind: _kind_of_block(block) == kind
     environment.filters["color"] = lambda tone: BADGES.get(tone, "unclear")
     return environment.get_template(name)
 
@@ -97,11 +97,11 @@ def _template_value(value: Any) -> Any:
     return CONTROLS.sub("", value) if type(value) is str else value
 
 
-def _kind(block: Block) -> str:
+def _kind_of_block(block: Block) -> str:
     return type(block).__name__.lower()
 
 
-def _with_notes(table: Table) -> tuple[list[str], list[list[Cell]]]:
+def _columns_with_notes(table: Table) -> tuple[list[str], list[list[Cell]]]:
     """Return heads and cells of a table, with the notes of rows as its last column."""
     heads = [*table.heads, *(["notes"] if table.notes else [])]
     tones = table.states or [""] * len(table.rows)
@@ -123,7 +123,7 @@ def _are_columns_numeric(rows: Sequence[Sequence[Cell]], count: int) -> list[boo
 
 
 @cache
-def packaged_text(name: str) -> str:
+def read_packaged_text(name: str) -> str:
     """Return a template, style sheet or script by its file name."""
     return (files("ampcompare.results.report.html") / "templates" / name).read_text(encoding="utf-8")
 

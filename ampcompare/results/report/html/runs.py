@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ampcompare.base.formatting import printable
-from ampcompare.results.analysis.effects.step_time import invalid_reason
+from ampcompare.results.analysis.effects.step_time import invalid_time_reason
 from ampcompare.results.records.comparison import ArmSummary, Comparison
 from ampcompare.results.records.evaluation import emulated_type
 from ampcompare.results.records.run import RunRecord
@@ -29,7 +29,7 @@ class ArmRuns:
         return printable(self.row.arm, 60) or "(no name)"
 
     @property
-    def ran(self) -> list[RunRecord]:
+    def records_that_ran(self) -> list[RunRecord]:
         return [record for record in self.records if record.status in ("completed", "diverged")]
 
     @property
@@ -38,15 +38,19 @@ class ArmRuns:
 
     @property
     def timed_runs(self) -> list[RunRecord]:
-        """Those of `ran` whose times figures may draw: none if the times of the arm are invalid."""
-        return [] if self.row.invalid_time else [record for record in self.ran if not invalid_reason(record)]
+        """Those of `records_that_ran` whose times figures may draw: none if the times of the arm are invalid."""
+        return (
+            []
+            if self.row.invalid_time
+            else [record for record in self.records_that_ran if not invalid_time_reason(record)]
+        )
 
     @property
     def time_fault(self) -> str:
         """Why its times do not count, such as `invalid: load 9.0 on 2 cores`; "" if they do."""
         if self.row.invalid_time:
             return printable(f"invalid: {self.row.invalid_time}", 100)
-        half = next((record.half for record in self.ran if record.half), None) or self.row.half or ""
+        half = next((record.half for record in self.records_that_ran if record.half), None) or self.row.half or ""
         if emulated_type(half):
             return printable(half, 60)
         return printable(str(self.row.time), 100) if self.row.time.kind in UNJUDGED else ""
@@ -85,23 +89,23 @@ def round_digits(value: float, digits: int = 5) -> float:
 
 
 @dataclass(frozen=True)
-class Shared:
+class SharedFacts:
     """Facts by name: those equal in all runs, and for the others their values by arm."""
 
     equal: list[tuple[str, str]]
     differing: list[tuple[str, list[tuple[str, str]]]]
 
 
-def shared_settings(comparison: Comparison) -> Shared:
+def shared_settings(comparison: Comparison) -> SharedFacts:
     """Return the settings of all runs, by dotted names such as `recipe.optimizer.lr`."""
     facts = [record.config.by_path() for record in comparison.records]
     return _shared_facts(comparison.records, [{k: v for k, v in found.items() if k not in VARIED} for found in facts])
 
 
-def shared_nondefault_settings(comparison: Comparison, shared: Shared) -> list[list[str]]:
+def shared_nondefault_settings(comparison: Comparison, shared: SharedFacts) -> list[list[str]]:
     """Return the settings that all runs share and that differ from their defaults: name, value here, default."""
     known = comparison.records[0].config.defaults_by_path() if comparison.records else {}
-    defaults = {name: _value_text(value) for name, value in known.items()}
+    defaults = {name: _setting_text(value) for name, value in known.items()}
     return [
         [name.removeprefix("recipe."), value, defaults.get(name, "not set")]
         for name, value in shared.equal
@@ -109,40 +113,42 @@ def shared_nondefault_settings(comparison: Comparison, shared: Shared) -> list[l
     ]
 
 
-def shared_environment(comparison: Comparison) -> Shared:
+def shared_environment(comparison: Comparison) -> SharedFacts:
     """Return the environment of all runs that started; of the comparison if none started."""
     known = [record for record in comparison.records if record.environment]
     records = [record for record in known if record.status != "failed"] or known
     if not records:
-        return Shared([(_value_text(name), _value_text(value)) for name, value in comparison.environment.items()], [])
+        return SharedFacts(
+            [(_setting_text(name), _setting_text(value)) for name, value in comparison.environment.items()], []
+        )
     facts = [{k: v for k, v in record.environment.items() if k not in OF_A_FAILURE} for record in records]
     return _shared_facts(records, facts)
 
 
-def _value_text(value: Any) -> str:
+def _setting_text(value: Any) -> str:
     if value is None:
         return "not set"
     if isinstance(value, list | tuple):
-        return ", ".join(_value_text(item) for item in value)
+        return ", ".join(_setting_text(item) for item in value)
     if isinstance(value, Mapping) and not value:
         return "none"
     return printable(str(value).lower() if isinstance(value, bool) else str(value), 200)
 
 
-def _shared_facts(records: Sequence[RunRecord], facts: Sequence[Mapping[str, Any]]) -> Shared:
+def _shared_facts(records: Sequence[RunRecord], facts: Sequence[Mapping[str, Any]]) -> SharedFacts:
     names = list(dict.fromkeys(name for found in facts for name in found))
     equal: list[tuple[str, str]] = []
     differing: list[tuple[str, list[tuple[str, str]]]] = []
     for name in names:
-        seen = [_value_text(found.get(name)) for found in facts]
+        seen = [_setting_text(found.get(name)) for found in facts]
         if len(set(seen)) == 1:
-            equal.append((_value_text(name), seen[0]))
+            equal.append((_setting_text(name), seen[0]))
             continue
         by_value: dict[str, dict[str, None]] = {}
         for record, value in zip(records, seen, strict=True):
             by_value.setdefault(value, {})[printable(record.arm, 60)] = None
-        differing.append((_value_text(name), [(value, join_names(arms)) for value, arms in by_value.items()]))
-    return Shared(equal, differing)
+        differing.append((_setting_text(name), [(value, join_names(arms)) for value, arms in by_value.items()]))
+    return SharedFacts(equal, differing)
 
 
 def join_names(names: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ampcompare.base.formatting import format_count, printable
 from ampcompare.results.analysis.conclusions.headline import warnings_and_answer
-from ampcompare.results.analysis.effects.step_time import invalid_reason
+from ampcompare.results.analysis.effects.step_time import invalid_time_reason
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.run import RunRecord
 from ampcompare.results.report.base import MAX_LINE
@@ -18,20 +18,20 @@ from ampcompare.results.report.document import Block, Cell, Code, Facts, Figure,
 from ampcompare.results.report.html.charts import (
     Band,
     Chart,
+    ChartView,
     Curve,
     Series,
-    View,
+    band_over_seeds,
     band_series,
     divergence_marks,
     make_curve,
-    over_seeds,
 )
 from ampcompare.results.report.html.costs import memory_plot, step_time_plot, time_charts
 from ampcompare.results.report.html.effects import accuracy_effect_plot, time_effect_plot
 from ampcompare.results.report.html.learning_curves import NO_TRACE, learning_charts, trace_curve
 from ampcompare.results.report.html.runs import (
     ArmRuns,
-    Shared,
+    SharedFacts,
     arms_with_runs,
     join_names,
     round_digits,
@@ -50,7 +50,7 @@ MOST_ARMS = 24  # with pictures: a page draws as many as it likes, an output of 
 DEFAULTS = "Settings that differ from their defaults"
 
 
-class Charts(NamedTuple):
+class SwitchedCharts(NamedTuple):
     """Plots and charts, between whose arms a page switches.
 
     Attributes:
@@ -68,30 +68,32 @@ def page_sections(comparison: Comparison, logs: Mapping[str, str]) -> list[Secti
     reference = comparison.reference
     records = comparison.records
     most = max(12, min(MAX_POINTS, ALL_POINTS // max(1, len(arms))))
-    ran = [arm for arm in arms if arm.ran]
+    ran = [arm for arm in arms if arm.records_that_ran]
     fault = untimed_sentence(ran) if ran and all(arm.time_fault for arm in ran) else ""
     shared = cache(lambda: shared_settings(comparison))
 
-    def effects(draw: Callable[[Comparison, Sequence[ArmRuns]], TrackPlot]) -> list[Block]:
+    def effect_blocks(draw: Callable[[Comparison, Sequence[ArmRuns]], TrackPlot]) -> list[Block]:
         return [Figure("tracks", lambda: draw(comparison, arms))] if len(arms) > 1 else []
 
-    def curves() -> Charts:
+    def learning_curve_charts() -> SwitchedCharts:
         learning = learning_charts(arms, reference, most)
-        return Charts([*learning, _loss_scale(arms, most), _skipped_steps_chart(arms, most)])
+        return SwitchedCharts([*learning, _loss_scale_chart(arms, most), _skipped_steps_chart(arms, most)])
 
-    def costs() -> Charts:
+    def cost_charts() -> SwitchedCharts:
         timing = [] if fault else [*time_charts(arms, reference, most), drift_chart(arms)]
-        return Charts(timing, [memory_plot(arms), *([] if fault else [step_time_plot(arms)])], fault)
+        return SwitchedCharts(timing, [memory_plot(arms), *([] if fault else [step_time_plot(arms)])], fault)
 
-    def pictures() -> list[Block]:
+    def picture_blocks() -> list[Block]:
         charts = learning_charts(arms[:MOST_ARMS], reference, MOST_POINTS)
         made = [chart for chart in charts if chart.is_drawn]
         return [Figure("pictures", lambda: made, is_bare=True)] if made else []
 
-    def usage() -> Charts:
-        return Charts((), [plot for plot in (memory_plot(arms), step_time_plot(arms)) if not plot.sentence], fault)
+    def usage_charts() -> SwitchedCharts:
+        return SwitchedCharts(
+            (), [plot for plot in (memory_plot(arms), step_time_plot(arms)) if not plot.sentence], fault
+        )
 
-    def runs() -> list[Block]:
+    def run_blocks() -> list[Block]:
         best = "best %" if comparison.metric.unit == "%" else "best"
         heads = [
             "arm",
@@ -114,39 +116,39 @@ def page_sections(comparison: Comparison, logs: Mapping[str, str]) -> list[Secti
             return [Text(["All settings have their defaults."])]
         return [Table.of(["setting", "here", "default"], rows, caption=DEFAULTS, prose=True)]
 
-    def machine() -> list[Block]:
+    def machine_blocks() -> list[Block]:
         known = shared_environment(comparison)
-        differing = _differing(known, "What differs")
+        differing = _blocks_of_differing_facts(known, "What differs")
         return [*differing, Facts([("", known.equal)], "What is equal in all runs" if differing else "")]
 
     number = format_count(len(records), "run")
     return [
-        Section("differences", lambda: effects(accuracy_effect_plot)),
-        Section("ratios", lambda: effects(time_effect_plot)),
-        Section("curves", [Figure("curves", curves)], "Curves"),
-        Section("costs", [Figure("costs", costs)], "Memory and time"),
-        Section("pictures", pictures, "Curves"),
-        Section("usage", [Figure("costs", usage)], "Memory and time", "closed" if fault else "open"),
-        Section("runs", runs, f"{number}, one line each"),
-        Section("differing", lambda: _differing(shared(), "What differs between arms")),
+        Section("differences", lambda: effect_blocks(accuracy_effect_plot)),
+        Section("ratios", lambda: effect_blocks(time_effect_plot)),
+        Section("curves", [Figure("curves", learning_curve_charts)], "Curves"),
+        Section("costs", [Figure("costs", cost_charts)], "Memory and time"),
+        Section("pictures", picture_blocks, "Curves"),
+        Section("usage", [Figure("costs", usage_charts)], "Memory and time", "closed" if fault else "open"),
+        Section("runs", run_blocks, f"{number}, one line each"),
+        Section("differing", lambda: _blocks_of_differing_facts(shared(), "What differs between arms")),
         Section("settings", settings_blocks),
-        Section("machine", machine, "Environment"),
-        Section("again", _commands_again(comparison)),
+        Section("machine", machine_blocks, "Environment"),
+        Section("again", _blocks_of_commands(comparison)),
     ]
 
 
-def _differing(shared: Shared, title: str) -> list[Block]:
+def _blocks_of_differing_facts(shared: SharedFacts, title: str) -> list[Block]:
     return [Facts([("", shared.differing)], title)] if shared.differing else []
 
 
-def _commands_again(comparison: Comparison) -> list[Block]:
+def _blocks_of_commands(comparison: Comparison) -> list[Block]:
     if not comparison.command:
         return [Text(["These records do not say which command made them."])]
     again = "The same command resumes where it stopped; --force runs all cells again."
     return [Code(printable(comparison.command, MAX_LINE)), Text([again])]
 
 
-def subtitle(comparison: Comparison) -> list[str]:
+def page_subtitle(comparison: Comparison) -> list[str]:
     """Return what was trained, on what, and how far it is."""
     words = []
     if comparison.records:
@@ -197,28 +199,30 @@ def _run_cells(record: RunRecord) -> list[str | Cell]:
         state_cell(record.status),
         metric_text(metric, summary.metric_final),
         metric_text(metric, summary.metric_best),
-        _number(summary.loss_final, "{:.4g}"),
-        _time(summary.step_seconds_median, 1e3, record),
-        _time(train_seconds, 1, record),
-        _number(summary.peak_bytes, "{:,.1f}", 2**-20),
-        _number(summary.final_loss_scale, "{:g}"),
+        _number_text(summary.loss_final, "{:.4g}"),
+        _time_cell(summary.step_seconds_median, 1e3, record),
+        _time_cell(train_seconds, 1, record),
+        _number_text(summary.peak_bytes, "{:,.1f}", 2**-20),
+        _number_text(summary.final_loss_scale, "{:g}"),
         f"{summary.skipped_steps}/{summary.num_steps}" if summary.num_steps else "-",
         printable(note, 160) or "-",
     ]
 
 
-def _time(seconds: float | None, factor: float, record: RunRecord) -> str | Cell:
+def _time_cell(seconds: float | None, factor: float, record: RunRecord) -> str | Cell:
     """Return a time of a run in the unit of its column; a word if the times of the run are invalid."""
-    return INVALID if seconds is not None and invalid_reason(record) else _number(seconds, "{:.3g}", factor)
+    return INVALID if seconds is not None and invalid_time_reason(record) else _number_text(seconds, "{:.3g}", factor)
 
 
-def _number(value: float | None, form: str, factor: float = 1) -> str:
+def _number_text(value: float | None, form: str, factor: float = 1) -> str:
     return "-" if value is None else form.format(value * factor)
 
 
 def drift_chart(arms: Sequence[ArmRuns]) -> Chart:
     """Return the step times of runs and timing rounds over wall-clock time, in percent of the median of their arm."""
-    points = {arm.index: sorted(point for record in arm.ran for point in _timing_points(record)) for arm in arms}
+    points = {
+        arm.index: sorted(point for record in arm.records_that_ran for point in _timing_points(record)) for arm in arms
+    }
     first = min((moment for timed in points.values() for moment, _ in timed), default=None)
     series: list[Series] = []
     rows = []
@@ -239,7 +243,7 @@ def drift_chart(arms: Sequence[ArmRuns]) -> Chart:
         f"Medians of both halves of each run, and of timing rounds, over the minutes{since}. A drift of the machine "
         f"affects all arms alike.{undrawn_sentences(arms, drawn, lambda arm: 'no start is recorded')}",
         "minutes",
-        [View("", "% of the arm's median", series, rules=[100.0] if series else [], decimals=1, unit=" %")],
+        [ChartView("", "% of the arm's median", series, rules=[100.0] if series else [], decimals=1, unit=" %")],
         Table.of(["arm", "points", "lowest %", "highest %", "first %", "last %"], rows) if rows else None,
         sentence="" if series else "No record says when its run started.",
         whole_x=False,
@@ -250,19 +254,19 @@ def _timing_points(record: RunRecord) -> list[tuple[float, float]]:
     """Return when a cell was timed, in seconds since the epoch, and its median step times then."""
     points = []
     summary, readings = record.summary, record.readings
-    start, wall = _moment(record.started), summary.wall_seconds or 0.0
+    start, wall = _parse_moment(record.started), summary.wall_seconds or 0.0
     halves = (readings.first_half_seconds, readings.second_half_seconds) if readings else (None, None)
     if start is not None and halves[0] and halves[1]:
         points += [(start.timestamp() + wall * share, half) for share, half in zip((0.25, 0.75), halves, strict=True)]
     elif start is not None:
         points.append((start.timestamp() + wall / 2, summary.step_seconds_median))
     for timing in record.timing_rounds:
-        if (moment := _moment(timing.started)) is not None:
+        if (moment := _parse_moment(timing.started)) is not None:
             points.append((moment.timestamp(), timing.step_seconds_median))
     return [(moment, seconds) for moment, seconds in points if seconds]
 
 
-def _moment(text: str | None) -> datetime | None:
+def _parse_moment(text: str | None) -> datetime | None:
     return datetime.fromisoformat(text) if text else None
 
 
@@ -278,8 +282,8 @@ def _draw_stairs(
     stops: list[Series] = []
     plain: dict[float, list[str]] = {}
     for arm in arms:
-        curves = [(record, curve(record)) for record in arm.ran if record.trace]
-        band = over_seeds((one for _, one in curves), most, hold=True, mean=mean)
+        curves = [(record, curve(record)) for record in arm.records_that_ran if record.trace]
+        band = band_over_seeds((one for _, one in curves), most, hold=True, mean=mean)
         if band.x and is_plain(band):
             plain.setdefault(band.low[0], []).append(arm.name)
             continue
@@ -288,12 +292,17 @@ def _draw_stairs(
     return series, stops, plain
 
 
-def _loss_scale(arms: Sequence[ArmRuns], most: int) -> Chart:
+def _loss_scale_chart(arms: Sequence[ArmRuns], most: int) -> Chart:
     series, stops, constant = _draw_stairs(
-        arms, most, lambda record: make_curve(_positive(record)), lambda band: min(band.low) == max(band.high),
+        arms,
+        most,
+        lambda record: make_curve(_positive_loss_scales(record)),
+        lambda band: min(band.low) == max(band.high),
         statistics.geometric_mean,
     )  # fmt: skip
-    unscaled = [arm.name for arm in arms if any(run.trace and not run.trace.loss_scales for run in arm.ran)]
+    unscaled = [
+        arm.name for arm in arms if any(run.trace and not run.trace.loss_scales for run in arm.records_that_ran)
+    ]
     words = [f"{scale:,g} in {join_names(names)}" for scale, names in sorted(constant.items(), reverse=True)]
     said = f"Constant: {'; '.join(words)}." if words else ""
     none = f"Without loss scaling: {join_names(unscaled)}." if unscaled else ""
@@ -301,7 +310,7 @@ def _loss_scale(arms: Sequence[ArmRuns], most: int) -> Chart:
     if not series:
         if words:
             sentence = " ".join(filter(None, (said, none)))
-        elif any(record.trace for arm in arms for record in arm.ran):
+        elif any(record.trace for arm in arms for record in arm.records_that_ran):
             sentence = "No arm scales its loss."
         else:
             sentence = NO_TRACE
@@ -310,12 +319,12 @@ def _loss_scale(arms: Sequence[ArmRuns], most: int) -> Chart:
         "Loss scale",
         " ".join(filter(None, ("After each step; a drop is an overflow.", said, none))),
         "step",
-        [View("", "loss scale", series, stops, log=2)],
+        [ChartView("", "loss scale", series, stops, log=2)],
         sentence=sentence,
     )
 
 
-def _positive(record: RunRecord) -> list[tuple[int, float]]:
+def _positive_loss_scales(record: RunRecord) -> list[tuple[int, float]]:
     """Return steps and loss scales that a logarithmic axis can show."""
     pairs = zip(record.trace.steps, record.trace.loss_scales, strict=False) if record.trace else ()
     return [(step, scale) for step, scale in pairs if scale > 0]
@@ -336,6 +345,6 @@ def _skipped_steps_chart(arms: Sequence[ArmRuns], most: int) -> Chart:
         "Skipped steps",
         f"Updates skipped for an overflow, counted up from the first step.{none}",
         "step",
-        [View("", "skipped steps", series, stops, whole=True)],
+        [ChartView("", "skipped steps", series, stops, whole=True)],
         sentence=sentence,
     )

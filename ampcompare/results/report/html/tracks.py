@@ -12,7 +12,7 @@ Kind = Literal["linear", "asinh", "log"]
 
 
 @dataclass(frozen=True)
-class Scale:
+class PlotScale:
     """Where a value stands, in percent of the width.
 
     Attributes:
@@ -26,34 +26,36 @@ class Scale:
     knee: float = 1.0
     base: int = 0
 
-    def _bent(self, value: float) -> float:
+    def _bend_value(self, value: float) -> float:
         if self.kind == "log":
             return math.log(value) if value > 0 else -math.inf
         return math.asinh(value / self.knee) if self.kind == "asinh" else value
 
-    def at(self, value: float, *, beyond: float = 0.0) -> float:
+    def position_of(self, value: float, *, beyond: float = 0.0) -> float:
         """Return the position of a value; those outside lie on the edge, or this share of the width beyond it."""
-        start, end = self._bent(self.low), self._bent(self.high)
-        return round(100 * min(1 + beyond, max(-beyond, (self._bent(value) - start) / (end - start))), 2)
+        start, end = self._bend_value(self.low), self._bend_value(self.high)
+        return round(100 * min(1 + beyond, max(-beyond, (self._bend_value(value) - start) / (end - start))), 2)
 
     def ticks(self, most: int = 7, *, whole: bool = False) -> list[float]:
         """Return about `most` round values on it; only whole numbers if that is asked for."""
         if self.kind == "asinh":
             steps = [self.knee * 10.0**power for power in range(9)]
             inside = [value for value in steps if value <= max(abs(self.low), abs(self.high))][-2:]
-            return [value for value in (*(-step for step in reversed(inside)), 0.0, *inside) if self._holds(value)]
+            return [
+                value for value in (*(-step for step in reversed(inside)), 0.0, *inside) if self._contains_value(value)
+            ]
         if self.base:
             powers = range(math.ceil(math.log(self.low, self.base)), math.floor(math.log(self.high, self.base)) + 1)
             if self.base == 10 and len(powers) < 3:  # marks between them too
                 near = (factor * 10.0**power for power in range(powers.start - 1, powers.stop) for factor in (1, 2, 5))
-                return list(filter(self._holds, near))
+                return list(filter(self._contains_value, near))
             return [float(self.base) ** power for power in powers[:: -max(1, math.ceil(len(powers) / most))]]
         step = _round_step((self.high - self.low) / most)
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
         marks = [number * step for number in range(first, last + 1)]
         return [mark for mark in marks if not whole or round(mark, 9).is_integer()]
 
-    def _holds(self, value: float) -> bool:
+    def _contains_value(self, value: float) -> bool:
         return self.low <= value <= self.high
 
 
@@ -70,12 +72,12 @@ def make_scale(
     base: int = 0,
     zero: bool = False,
     room: float = 0.06,
-) -> Scale:
+) -> PlotScale:
     """Return a scale on which these values fit.
 
     Args:
         margin: of differences around 0, which stays visible; a scale with far values is then linear near 0 only.
-        base: as of `Scale`.
+        base: as of `PlotScale`.
         zero: begin at 0.
         room: share of their range beyond the least and the largest value.
     """
@@ -84,15 +86,15 @@ def make_scale(
         farthest = max([*map(abs, known), 1.6 * margin])
         is_far = farthest > FARTHEST * margin
         edge = 1.15 * farthest if is_far else 1.06 * farthest
-        return Scale(-edge, edge, "asinh" if is_far else "linear", 2 * margin)
+        return PlotScale(-edge, edge, "asinh" if is_far else "linear", 2 * margin)
     if zero:
-        return Scale(0.0, 1.04 * max([*known, 1e-12]), kind)
+        return PlotScale(0.0, 1.04 * max([*known, 1e-12]), kind)
     low, high = min(known, default=0.5), max(known, default=1.5)
     if kind == "log":
         factor = max(1.3 if base else 1.02, (high / low) ** room)
-        return Scale(low / factor, high * factor, kind, base=base)
+        return PlotScale(low / factor, high * factor, kind, base=base)
     more = room * (high - low) if low < high else max(0.5, 1e-9 * abs(high))  # beyond what rounding hides
-    return Scale(low - more, high + more, kind)
+    return PlotScale(low - more, high + more, kind)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import pytest
 from ampcompare.results.analysis.conclusions.headline import warnings_and_answer
 from ampcompare.results.analysis.inference.terms import Terms
 from ampcompare.results.analysis.inference.verdict import SequentialDesign
-from ampcompare.results.analysis.results_table import judge, read_table
+from ampcompare.results.analysis.results_table import judge_arms, read_table
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import Comparison, Look
 from ampcompare.results.records.run import RunRecord, ScriptFacts
@@ -247,7 +247,7 @@ def test_a_judged_metric_where_less_is_better() -> None:
     """The better arm of a word error rate has the lower one."""
     table = read_table("arm,WER\nfp32,10.0\nhalf,8.0\nslow,9.0\n", better="lower")
     assert (
-        judge(table, sd=0.05, terms=Terms(margin=0.5, prefer="accuracy"))
+        judge_arms(table, sd=0.05, terms=Terms(margin=0.5, prefer="accuracy"))
         .headline[0]
         .startswith("Use half: better WER than fp32 (Δ -2.0, -2.2 to -1.8).")
     )

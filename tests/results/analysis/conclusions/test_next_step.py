@@ -162,5 +162,5 @@ def test_another_folder(written: str) -> None:
     """Every way to write the run directory is found."""
     typed = TypedCommand.parse(f"ampcompare compare {written} --lr 0.1")
     assert typed is not None
-    other = typed.elsewhere("gpu", same_recipe=True).with_option("--lr", "0.2")
+    other = typed.with_own_run_directory("gpu", same_recipe=True).with_option("--lr", "0.2")
     assert str(other) == "ampcompare compare -o r-gpu --lr 0.2"

@@ -15,7 +15,7 @@ from ampcompare.results.analysis.pairing.pairs import Pair, Pairing
 from ampcompare.results.records.comparison import ArmSummary, Comparison
 from ampcompare.results.records.run import RunRecord, SystemReadings, TimingRound
 from ampcompare.results.report.base import FORMATS
-from ampcompare.results.report.columns import columns, table_of_columns
+from ampcompare.results.report.columns import columns_with_values, table_of_columns
 from ampcompare.results.report.terminal import Terminal
 from ampcompare.testing import make_comparison, make_record
 
@@ -86,7 +86,13 @@ def unpaired() -> Comparison:
 def test_no_format_shows_an_invalid_time(name: str, unpaired: Comparison) -> None:
     """An arm whose pairs are invalid shows a word in place of its step time, throughput and time of an epoch."""
     assert str(unpaired.arms[1].time).startswith("invalid measurement")
-    shown = dict(zip(columns(unpaired), table_of_columns(columns(unpaired), unpaired).texts[1], strict=True))
+    shown = dict(
+        zip(
+            columns_with_values(unpaired),
+            table_of_columns(columns_with_values(unpaired), unpaired).texts[1],
+            strict=True,
+        )
+    )
     assert (shown["step (ms)"], shown["epoch (s)"], shown["samples/s"]) == ("invalid", "invalid", "-")
     reporter = Terminal(details=True) if name == "table" else FORMATS[name].reporter()
     text = reporter.render(unpaired)

@@ -10,12 +10,12 @@ from ampcompare.results.analysis.inference.effect import paired_effect
 from ampcompare.results.analysis.inference.terms import (
     MarginRule,
     Terms,
-    margin_error,
     parse_margin,
     resolve_margin,
+    standard_error_to_margin,
 )
-from ampcompare.results.analysis.inference.verdict import Margin, decide
-from ampcompare.results.analysis.results_table import judge, read_table
+from ampcompare.results.analysis.inference.verdict import Margin, decide_verdicts
+from ampcompare.results.analysis.results_table import judge_arms, read_table
 
 SPREAD = [97.0, 96.8, 97.2, 96.9, 97.1]
 
@@ -76,10 +76,10 @@ def _level(margin: float, errors: float, sd: float, correlation: float, count: i
     wrong = 0
     for a, r in zip(arm / 100, reference / 100, strict=True):
         found = resolve_margin(parse_margin(rule), [100 * x for x in r], resolution=1e-4, reference="fp32")
-        effect = replace(paired_effect(a, r, 1e-9), margin_error=margin_error(a, r, found.error_share))
+        effect = replace(paired_effect(a, r, 1e-9), margin_error=standard_error_to_margin(a, r, found.error_share))
         # Not rounded down, which would hide a test that errs too often.
         exact = found.error_share * (1 - float(np.mean(r))) or found.points / 100
-        (verdict,) = decide([effect], Margin(exact, "exact"))
+        (verdict,) = decide_verdicts([effect], Margin(exact, "exact"))
         wrong += str(verdict).startswith(("non-inferior", "equivalent", "better"))
     return wrong / 1000
 
@@ -108,6 +108,6 @@ def test_a_table_has_the_same_rules() -> None:
         for seed, value in enumerate(SPREAD)
     ]
     table = read_table("arm,seed,accuracy\n" + "\n".join(lines))
-    by_errors = judge(table, terms=Terms(margin="10%"))
+    by_errors = judge_arms(table, terms=Terms(margin="10%"))
     assert str(by_errors.arms[1].quality) == "equivalent (±0.28)"  # of at least 2.85 % errors
-    assert judge(table, terms=Terms(margin="2sd"), sd=0.16).margin == 0.32
+    assert judge_arms(table, terms=Terms(margin="2sd"), sd=0.16).margin == 0.32

@@ -7,8 +7,12 @@ import pytest
 from scipy import stats
 
 from ampcompare.results.analysis.inference.effect import Effect, paired_effect, two_stage_effect
-from ampcompare.results.analysis.inference.sample_size import pairs_to_settle, spread_limit, stein_pairs
-from ampcompare.results.analysis.inference.verdict import Margin, decide
+from ampcompare.results.analysis.inference.sample_size import (
+    pairs_needed_by_stein,
+    pairs_to_settle,
+    upper_limit_of_spread,
+)
+from ampcompare.results.analysis.inference.verdict import Margin, decide_verdicts
 
 POINT = Margin(0.5, "0.5")
 
@@ -22,16 +26,18 @@ def test_the_limit_of_a_spread_covers_it() -> None:
     generator = np.random.default_rng(0)
     for pairs in (3, 5, 10):
         spreads = generator.normal(size=(20_000, pairs)).std(axis=1, ddof=1)
-        assert np.mean([spread_limit(spread, pairs - 1) > 1 for spread in spreads]) == pytest.approx(0.8, abs=0.01)
-    assert spread_limit(1.0, 2) == pytest.approx((2 / stats.chi2.ppf(0.2, 2)) ** 0.5)
-    assert spread_limit(1.0, 1e9) == pytest.approx(1, abs=1e-3)
+        assert np.mean([upper_limit_of_spread(spread, pairs - 1) > 1 for spread in spreads]) == pytest.approx(
+            0.8, abs=0.01
+        )
+    assert upper_limit_of_spread(1.0, 2) == pytest.approx((2 / stats.chi2.ppf(0.2, 2)) ** 0.5)
+    assert upper_limit_of_spread(1.0, 1e9) == pytest.approx(1, abs=1e-3)
 
 
 def test_what_no_number_settles_is_unknown() -> None:
     """A spread of a thousand margins, and a time at its margin, have no number of pairs that settles them."""
     assert _settle(0.0, 500.0, 5) is None
     assert _settle(-0.5, 1.0, 5, practical=True) is None
-    assert str(decide([Effect(0.0, 500.0, 223.0, 4, 5)], POINT)[0]) == "inconclusive"
+    assert str(decide_verdicts([Effect(0.0, 500.0, 223.0, 4, 5)], POINT)[0]) == "inconclusive"
 
 
 def _promised(word: str) -> int:
@@ -42,7 +48,7 @@ def _promised(word: str) -> int:
 def test_the_level_of_the_next_look_counts() -> None:
     """A later look that is tested at a lower level needs more pairs, and none is promised where no look is left."""
     effect = paired_effect([1.2, -0.8, 0.7, -1.1, 0.2], [0.0] * 5, 1e-9)
-    now, later, never = (str(decide([effect], POINT, 0.05, rate)[0]) for rate in (0.05, 0.005, 0.0))
+    now, later, never = (str(decide_verdicts([effect], POINT, 0.05, rate)[0]) for rate in (0.05, 0.005, 0.0))
     assert _promised(now) < _promised(later)
     assert never == "inconclusive"
 
@@ -56,14 +62,14 @@ def test_the_promise_comes_true(truth: float, sd: float) -> None:
     for _ in range(400):
         first = list(generator.normal(truth, sd, 5))
         effect = paired_effect(first, [0.0] * 5, 1e-9)
-        if not str(decide([effect], POINT, 0.04, 0.005)[0]).startswith("inconclusive"):
+        if not str(decide_verdicts([effect], POINT, 0.04, 0.005)[0]).startswith("inconclusive"):
             continue
         more = (pairs_to_settle(effect.mean, effect.spread, 4, effect.error, 0.5, 0.005, practical=False) or 0) - 5
         whole = first + list(generator.normal(truth, sd, more))
         open_ += 1
-        settled += not str(decide([paired_effect(whole, [0.0] * len(whole), 1e-9)], POINT, 0.005)[0]).startswith(
-            "inconclusive"
-        )
+        settled += not str(
+            decide_verdicts([paired_effect(whole, [0.0] * len(whole), 1e-9)], POINT, 0.005)[0]
+        ).startswith("inconclusive")
     assert open_ > 100
     assert settled / open_ > 0.77
 
@@ -78,7 +84,9 @@ def test_steins_number_keeps_level_and_power(arms: int) -> None:
     for truth, low, high in ((0.0, 0.77, 0.9), (-0.5, 0.6 * alpha, alpha + chance)):
         right, quantile = 0, float(stats.t.ppf(1 - alpha, 4))
         pilots = generator.normal(truth, 0.8, (runs, 5))
-        counts = [max(5, stein_pairs(spread, 4, 0.5, alpha)) for spread in pilots.std(axis=1, ddof=1).tolist()]
+        counts = [
+            max(5, pairs_needed_by_stein(spread, 4, 0.5, alpha)) for spread in pilots.std(axis=1, ddof=1).tolist()
+        ]
         others = iter(generator.normal(truth, 0.8, sum(counts)).tolist())
         for pilot, count in zip(pilots.tolist(), counts, strict=True):
             whole = [*pilot, *itertools.islice(others, count - 5)]

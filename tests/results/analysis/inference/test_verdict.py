@@ -9,13 +9,13 @@ from scipy import stats
 from ampcompare.results.analysis.inference.effect import (
     MIN_PAIRS,
     Effect,
-    interval,
+    interval_if_testable,
     p_values,
     paired_effect,
     unpaired_effect,
 )
 from ampcompare.results.analysis.inference.sample_size import pairs_needed
-from ampcompare.results.analysis.inference.verdict import Evidence, Margin, arms_in_opposite_directions, decide
+from ampcompare.results.analysis.inference.verdict import Evidence, Margin, arms_in_opposite_directions, decide_verdicts
 from ampcompare.results.records.verdict import Verdict
 
 FLOOR = 1e-9
@@ -24,7 +24,7 @@ SAMPLES = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=3, max_
 
 
 def _words(effects: list[Effect], margin: Margin) -> list[str]:
-    return [str(verdict) for verdict in decide(effects, margin)]
+    return [str(verdict) for verdict in decide_verdicts(effects, margin)]
 
 
 @given(SAMPLES, st.sampled_from([0.9, 0.95, 0.99375]))
@@ -34,7 +34,7 @@ def test_paired_effect_is_that_of_scipy(pairs: list[tuple[float, float]], confid
     differences = np.subtract(arm, reference)
     assume(np.ptp(differences) > 1e-6)
     effect = paired_effect(arm, reference, FLOOR)
-    assert interval(effect, confidence) == pytest.approx(
+    assert interval_if_testable(effect, confidence) == pytest.approx(
         tuple(stats.ttest_rel(arm, reference).confidence_interval(confidence)), rel=1e-9, abs=1e-12
     )
     p = p_values(effect, 0.1)
@@ -61,8 +61,8 @@ def test_unpaired_effect_is_welchs(pairs: list[tuple[float, float]]) -> None:
 def test_too_few_pairs_give_no_interval_and_no_winner(pairs: int) -> None:
     """Below three pairs there is an estimate and nothing else, however large the difference."""
     effect = paired_effect([0.9] * pairs, [0.1] * pairs, FLOOR)
-    assert interval(effect) is None
-    assert str(decide([effect], POINT)[0]) == "inconclusive (fewer than 3 seeds)"
+    assert interval_if_testable(effect) is None
+    assert str(decide_verdicts([effect], POINT)[0]) == "inconclusive (fewer than 3 seeds)"
 
 
 @pytest.mark.parametrize(
@@ -90,21 +90,22 @@ def test_a_practical_margin_names_no_small_winner() -> None:
 def test_what_is_missing_stays_empty() -> None:
     """An arm without an effect has no verdict, and does not count among the tests of the others."""
     effect = paired_effect([1.0, 1.2, 0.9], [0.0, 0.0, 0.0], FLOOR)
-    assert decide([None, effect, None], POINT) == [Verdict(), *decide([effect], POINT), Verdict()]
+    assert decide_verdicts([None, effect, None], POINT) == [Verdict(), *decide_verdicts([effect], POINT), Verdict()]
 
 
 def test_holm_by_hand() -> None:
     """The smallest p value is tested at a third of 5 %, the next at a half, the last at all, up to a failure."""
     sharp, clear, open_ = (Effect(mean, 1.0, 0.4, 8, 9) for mean in (2.0, 1.35, 0.95))
     levels = [
-        round(1 - (verdict.confidence or 0), 6) for verdict in decide([open_, sharp, clear], Margin(0.01, "0.01"))
+        round(1 - (verdict.confidence or 0), 6)
+        for verdict in decide_verdicts([open_, sharp, clear], Margin(0.01, "0.01"))
     ]
     assert levels == [0.05, round(0.05 / 3, 6), 0.025]
     p = [p_values(effect, 0.01).different for effect in (sharp, clear, open_)]
     assert p[0] < 0.05 / 3
     assert p[1] < 0.05 / 2
     assert p[2] < 0.05
-    halted = decide([open_, Effect(-0.9, 1.0, 0.4, 8, 9)], Margin(0.01, "0.01"))
+    halted = decide_verdicts([open_, Effect(-0.9, 1.0, 0.4, 8, 9)], Margin(0.01, "0.01"))
     assert str(halted[1]).startswith("inconclusive")
     assert halted[1].confidence == pytest.approx(0.975)
 
@@ -115,7 +116,7 @@ def test_holm_by_hand() -> None:
 def test_word_and_interval_agree(arms: list[tuple[float, float, int]], practical: bool) -> None:
     """Whatever the effects and however many arms, the printed interval says what the word says."""
     effects = [Effect(mean, spread, spread / n**0.5, n - 1, n) for mean, spread, n in arms]
-    for effect, verdict in zip(effects, decide(effects, Margin(0.5, "0.5", practical)), strict=True):
+    for effect, verdict in zip(effects, decide_verdicts(effects, Margin(0.5, "0.5", practical)), strict=True):
         _check_agreement(effect, verdict, 0.5, practical)
 
 
@@ -124,7 +125,7 @@ def _check_agreement(effect: Effect, verdict: Verdict, margin: float, practical:
     assert low is not None
     assert high is not None
     assert verdict.confidence is not None
-    assert interval(effect, verdict.confidence) == (low, high)
+    assert interval_if_testable(effect, verdict.confidence) == (low, high)
     inside, above, differs = low > -margin and high < margin, low > -margin, low > 0 or high < 0
     matters = not practical or abs(effect.mean) > margin
     assert {
@@ -144,10 +145,10 @@ def test_worse_is_not_inside_the_margin(error: float, word: str) -> None:
     """
     bad = [Effect(-5, 0.1, 0.05, 4, 5)] * 7
     effect = Effect(-0.3, error * 5**0.5, error, 4, 5)
-    low, high = interval(effect, 0.95) or (0, 0)
+    low, high = interval_if_testable(effect, 0.95) or (0, 0)
     assert low > -0.5
     assert high < 0
-    verdict = decide([effect, *bad], Margin(0.5, "0.5"))[0]
+    verdict = decide_verdicts([effect, *bad], Margin(0.5, "0.5"))[0]
     assert str(verdict).startswith(word)
     assert verdict.low is not None
     assert verdict.low < -0.5
@@ -162,7 +163,7 @@ def test_the_level_of_a_one_sided_test() -> None:
         ([-2.0, -2.2, -1.9, -2.1, -2.0], 0.95),
         ([3.0, -3.0, 2.0, -2.0, 0.5], 0.95),
     ):
-        verdict = decide([paired_effect(differences, [0.0] * 5, FLOOR)], POINT)[0]
+        verdict = decide_verdicts([paired_effect(differences, [0.0] * 5, FLOOR)], POINT)[0]
         assert verdict.confidence == pytest.approx(confidence)
         expected = stats.ttest_1samp(differences, 0).confidence_interval(confidence)
         assert (verdict.low, verdict.high) == pytest.approx(tuple(expected))

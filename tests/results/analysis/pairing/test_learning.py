@@ -8,14 +8,14 @@ import pytest
 
 from ampcompare.results.analysis.pairing.learning import why_idle
 from ampcompare.results.records.comparison import Comparison
-from ampcompare.results.records.run import RunRecord, Trace
+from ampcompare.results.records.run import RunRecord, RunTrace
 from ampcompare.testing import make_comparison, make_record
 
 CHANCE = {"top1": 0.0528, "majority": 103}
 
 
 def _with_losses(record: RunRecord, losses: Sequence[float]) -> RunRecord:
-    return record.model_copy(update={"trace": Trace(steps=list(range(len(losses))), losses=list(losses))})
+    return record.model_copy(update={"trace": RunTrace(steps=list(range(len(losses))), losses=list(losses))})
 
 
 def _compare(arms: dict[str, dict[str, Any]], seeds: int = 3) -> Comparison:

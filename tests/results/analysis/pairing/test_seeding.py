@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.results.analysis.pairing.seeding import why_alike
+from ampcompare.results.analysis.pairing.seeding import why_seeds_are_one_run
 from ampcompare.results.records.run import ScriptFacts, SeedCall
 from ampcompare.settings.script import ScriptConfig
 
@@ -26,6 +26,6 @@ DIRECT = {"place": "", "function": "torch.default_generator.manual_seed", "kind"
 )
 def test_why_seeds_give_one_run(shift: Any, calls: list[dict[str, Any]], said: str, unsaid: str) -> None:
     script = ScriptConfig(name="train.py", arguments=(), shift_seeds=shift)
-    why = why_alike(script, ScriptFacts(seeds=[SeedCall.model_validate(call) for call in calls]))
+    why = why_seeds_are_one_run(script, ScriptFacts(seeds=[SeedCall.model_validate(call) for call in calls]))
     assert said in why
     assert not unsaid or unsaid not in why

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ampcompare.results.analysis.effects.step_time import invalid_reason
+from ampcompare.results.analysis.effects.step_time import invalid_time_reason
 from ampcompare.results.records.run import RunRecord, SystemReadings
 from ampcompare.testing import make_record
 
@@ -47,13 +47,13 @@ def test_each_reading_can_spoil_a_time(readings: dict[str, Any], why: str) -> No
     """A reading past its threshold is named with its value; a median passes over a few outliers and small changes."""
     record = make_record(device=readings.get("device", "cpu")).model_copy(update={"jobs": readings.get("jobs", 1)})
     readings = {name: value for name, value in readings.items() if name not in ("device", "jobs")}
-    assert invalid_reason(_read(record, **readings)) == why
+    assert invalid_time_reason(_read(record, **readings)) == why
 
 
 def test_waiting_for_data_is_no_step_time() -> None:
     """A run that waits for its loader more than a tenth of its step compares loaders."""
-    assert invalid_reason(make_record(seconds=0.01, data_seconds_median=0.0009)) == ""
-    assert invalid_reason(make_record(seconds=0.01, data_seconds_median=0.004)) == (
+    assert invalid_time_reason(make_record(seconds=0.01, data_seconds_median=0.0009)) == ""
+    assert invalid_time_reason(make_record(seconds=0.01, data_seconds_median=0.004)) == (
         "data-bound: waits 40 % of a step for data"
     )
 
@@ -61,10 +61,12 @@ def test_waiting_for_data_is_no_step_time() -> None:
 def test_workers_may_take_turns() -> None:
     """With loader processes or more threads the share of one core says nothing."""
     record = _read(make_record(), cpu_share=0.5)
-    assert invalid_reason(record.model_copy(update={"config": record.config.model_copy(update={"workers": 2})})) == ""
+    assert (
+        invalid_time_reason(record.model_copy(update={"config": record.config.model_copy(update={"workers": 2})})) == ""
+    )
 
 
 def test_old_records_are_judged_by_what_they_have() -> None:
     """A record without readings is valid if it has enough steps after its warm-up."""
-    assert invalid_reason(make_record()) == ""
-    assert invalid_reason(make_record(num_steps=35, warmup_steps=10)) == "25 timed steps, 30 needed"
+    assert invalid_time_reason(make_record()) == ""
+    assert invalid_time_reason(make_record(num_steps=35, warmup_steps=10)) == "25 timed steps, 30 needed"

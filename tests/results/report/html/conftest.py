@@ -20,7 +20,7 @@ import pytest
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.evaluation import EpochResult
-from ampcompare.results.records.run import EngineInfo, RunRecord, RunSummary, Trace
+from ampcompare.results.records.run import EngineInfo, RunRecord, RunSummary, RunTrace
 from ampcompare.results.report.base import FORMATS
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.recipe import Recipe
@@ -31,14 +31,14 @@ PATIENCE = 60.0
 STEPS = 60
 
 
-def _trace(arm: int, seed: int, diverges: bool) -> Trace:
+def _trace(arm: int, seed: int, diverges: bool) -> RunTrace:
     last = STEPS // 3 if diverges else STEPS
     steps = list(range(0, last, 2))
     losses = [2.3 * math.exp(-step / (20 + arm)) + 0.01 * seed for step in steps]
     if diverges:
         losses[-3:] = [math.nan] * 3
     scaled = arm % 3 == 1
-    return Trace(
+    return RunTrace(
         steps=steps,
         losses=losses,
         loss_scales=[2.0 ** (16 - step // 20) for step in steps] if scaled else [],

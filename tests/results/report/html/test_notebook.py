@@ -14,9 +14,9 @@ import pytest
 import ampcompare
 from ampcompare.base.notebook_display import ShownInNotebook
 from ampcompare.results.records.comparison import Comparison, read_comparison
-from ampcompare.results.records.diagnosis import Diagnosis, Fault, Place
+from ampcompare.results.records.diagnosis import Diagnosis, Fault, OperationPlace
 from ampcompare.results.report.base import Format
-from ampcompare.results.report.html.charts import HIGH, WIDE, Chart, Picture, View
+from ampcompare.results.report.html.charts import HIGH, WIDE, Chart, ChartView, Picture
 from ampcompare.results.report.html.notebook import scoped_style
 from tests.results.report.html.test_html import Page
 
@@ -34,7 +34,7 @@ def comparison() -> Comparison:
 @pytest.fixture(scope="module")
 def results(comparison: Comparison) -> dict[str, ShownInNotebook]:
     """One result of each kind."""
-    place = Place(module="cube", operation="pow", where="net.py:3", phase="forward")
+    place = OperationPlace(module="cube", operation="pow", where="net.py:3", phase="forward")
     fault = Fault(kind="overflow", place=place, step=0, text="cube pow is <not> finite")
     script = Path(__file__).parents[4] / "examples" / "apex_digits" / "train.py"
     return {
@@ -152,7 +152,7 @@ def test_the_style_stays_inside() -> None:
 
 def _picture(**view: Any) -> Picture:
     series = view.pop("series", [{"a": 0, "x": [0, 1, 2], "y": [1.0, 3.0, 2.0], "lo": [0.5, 2, 1], "hi": [2, 4, 3]}])
-    return Chart("loss", "Loss", "", "epoch", [View("", "loss", series, **view)]).pictures[-1]
+    return Chart("loss", "Loss", "", "epoch", [ChartView("", "loss", series, **view)]).pictures[-1]
 
 
 def _points(path: str) -> list[tuple[int, int]]:
