@@ -16,6 +16,7 @@ from ampcompare.source.versions import Versions
 
 TAKES = "{0} takes the adapter: {1}"
 FOLLOWS = "it runs with {0}, which takes the adapter"
+FOLLOWS_UNSEEN = "{0} next to it does, and whether they run together is not seen"
 
 
 @dataclass(frozen=True)
@@ -78,15 +79,23 @@ def choose_rewrite(
             reason = why(_absolute(result.path)) or _reason_of_others(result, within, why)
             if reason:
                 reasons[result.path] = reason
-    if reasons:  # a file that no training is seen to run with may be reached in another way
-        _let_others_follow(results, reasons, within)
-    plans, faults = plan_adapters(list(reasons))
-    adapted = {each.path for each in (*faults, *(file for plan in plans for file in plan.files))}
-    return Choice(
-        [*faults, *(each for each in results if each.path not in adapted)],
-        plans,
-        {path: reason for path, reason in reasons.items() if path in adapted},
-    )
+    # What no training is seen to run with may be reached in another way.
+    others = [each.path for each in results if each.path not in reasons and _is_apart(each, within)] if reasons else []
+    plans, faults = plan_adapters([*reasons, *others])
+    plans = [plan for plan in plans if any(each.path in reasons for each in plan.files)]
+    for plan in plans:
+        first = next(each.path for each in plan.files if each.path in reasons)
+        for each in plan.files:
+            reasons.setdefault(each.path, FOLLOWS_UNSEEN.format(os.path.relpath(first, each.path.parent)))
+    adapted = {each.path for plan in plans for each in plan.files}
+    # One that has Apex's functions through another file has them from the adapter then.
+    rest = [
+        FileMigration(each.path) if plans and each.path in reasons else each
+        for each in results
+        if each.path not in adapted
+    ]
+    reasons = {path: reason for path, reason in reasons.items() if path in adapted}
+    return Choice([*faults, *rest] if reasons else results, plans, reasons)
 
 
 def rewrite_all(
@@ -143,15 +152,12 @@ def _trainings_around(result: FileMigration, within: tuple[str | Path, ...]) -> 
     return [path for path, each in found if path is not None and (initializes(each) or needs_scaler(each))]
 
 
-def _let_others_follow(results: list[FileMigration], reasons: dict[Path, str], within: tuple[str | Path, ...]) -> None:
-    """Let files without a training that is seen to run with them take the adapter of those next to them."""
-    first = next(iter(reasons))
-    for result in results:
-        migration = result.migration
-        if migration is None or result.path in reasons or result.fault is not None:
-            continue
-        if migration.core is None and not _trainings_around(result, within):
-            reasons[result.path] = FOLLOWS.format(first)
+def _is_apart(result: FileMigration, within: tuple[str | Path, ...]) -> bool:
+    """Return whether a file has something of Apex, but no core, and no training is seen to run with it."""
+    migration = result.migration
+    if migration is None or result.fault is not None or not result.changed:
+        return False
+    return migration.core is None and not _trainings_around(result, within)
 
 
 def _absolute(path: Path) -> Path:

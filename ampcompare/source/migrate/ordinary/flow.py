@@ -305,6 +305,8 @@ class _Flow:
             self._add(use._replace(node=called))
         elif name == "module":
             self._add(use._replace(node=around))
+        elif name == "load_state_dict" and self._is_cast(module, around, use.is_cast):
+            self._refuse(use, called or around)  # autocast keeps the casts of the weights before
         elif name not in OF_MODEL and not self._is_before(module, around):
             self._refuse(use, called or around)
 

@@ -87,7 +87,7 @@ def _refuse_notes(core: Core, migration: Migration) -> None:
     beginning = OF_O1.partition("{0}")[0]
     allowed = ROUNDED if stores_into_tensors(core) else ROUNDED | OTHER_TYPES
     for each in migration.findings:
-        place = next((one for one in core.module.nodes if getattr(one, "lineno", 0) == each.line), core.module.tree)
+        place = ast.Pass(lineno=each.line, col_offset=each.column)
         if beginning not in each.message:
             raise Unsure(place, NOTED.format(each.message))
         names = set(CALLED.findall(each.message))
