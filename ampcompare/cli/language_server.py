@@ -20,7 +20,7 @@ from ampcompare.source.lint.check import check_text
 from ampcompare.source.lint.module import Finding
 from ampcompare.source.lint.report import level_of
 from ampcompare.source.lint.run import Selection, fix_text, read_selection
-from ampcompare.source.migrate.project import find_mistakes, migrate_file
+from ampcompare.source.migrate.choice import choose_rewrite
 from ampcompare.source.syntax import SourceInvalid
 from ampcompare.source.versions import known_versions
 
@@ -100,12 +100,14 @@ def make_server(torch_version: str | None = None) -> LanguageServer:
 
 
 def _rewrite_for_torch_amp(document: TextDocument) -> tuple[str, int] | None:
-    """Return the text for `torch.amp`, and how many lines are left by hand; None where nothing is rewritten.
+    """Return the text for `torch.amp`, and how many lines are left by hand; None where `migrate` rewrites nothing.
 
     What other files of the project do with this one counts, so it is read from the disk: it must be saved.
     """
-    result = migrate_file(Path(document.path), examine=find_mistakes)
-    if not result.changed or result.document is None or result.migration is None:
+    path = Path(document.path)
+    choice = choose_rewrite([path])
+    result = choice.files[0]
+    if path in choice.reasons or not result.changed or result.document is None or result.migration is None:
         return None
     if result.document.text != document.source:
         return None

@@ -202,7 +202,7 @@ def _write_all(paths: tuple[str, ...], torch_version: str | None, *, adapter: bo
         _say_on_stderr(
             "files that were saved with Apex load as before; to convert one: ampcompare convert OLD NEW --to native"
         )
-    elif changed and not write and not faults:
+    elif changed and not write and not faults and (len(files) > 1 or files[0].suffix == ".py"):
         script = shlex.quote(str(files[0])) if len(files) == 1 else "SCRIPT.py"
         flag = "--adapter " * adapter + "--rewrite " * rewrite
         _say_on_stderr(f"next, check that it trains the same: ampcompare migrate {flag}--verify {script} -- ARGS")

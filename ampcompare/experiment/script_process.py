@@ -26,11 +26,13 @@ def require_script(path: str) -> Path:
     """Return the path of a script.
 
     Raises:
-        ConfigError: there is no such file.
+        ConfigError: there is no such file, or it is a notebook.
     """
     script = Path(path)
     if not script.is_file():
         raise ConfigError(f"{path} is a folder; name a script" if script.is_dir() else f"there is no script {path}")
+    if script.suffix == ".ipynb":
+        raise ConfigError(f"{path} is a notebook; name a script: jupyter nbconvert --to script {path}")
     return script
 
 

@@ -21,7 +21,7 @@ def run(context: Context, report: Report) -> None:
     folder.mkdir()
     for name in ARMS:
         shutil.copy(SCRIPT, folder / name)
-    done = context.ampcompare("migrate", "--write", str(folder / "native.py"))
+    done = context.ampcompare("migrate", "--rewrite", "--write", str(folder / "native.py"))
     migrated = "apex" not in (folder / "native.py").read_text(encoding="utf-8").partition('"""\n')[2]
     report.check("migrate leaves no Apex", done.code == 0 and migrated, done.reason)
     seeds = ("0",) if context.rehearse else ("0", "1")

@@ -59,15 +59,34 @@ def test_the_proposed_commands_lead_out_of_apex(
     first = train()
     assert "from 0 to 20" in first.stdout
     assert "`ampcompare migrate`" in call("lint", "train.py").out
-    patch = call("migrate", "train.py")
-    assert proposed(patch.err, "migrate --verify") == ["migrate", "--verify", "train.py", "--", "ARGS"]
-    verified = call(*proposed(first.stderr, "migrate --verify"))
+    patch = call("migrate", "--rewrite", "train.py")
+    assert proposed(patch.err, "migrate --rewrite")[:4] == ["migrate", "--rewrite", "--verify", "train.py"]
+    verified = call("migrate", "--rewrite", "--verify", "train.py")
     assert verified.code == 0, verified.out
     assert proposed(verified.out, "compare")[:3] == ["compare", "--reference", "O2"]
-    written = call(*proposed(verified.out, "migrate --write"))
+    written = call(*proposed(verified.out, "migrate --rewrite --write"))
     assert "apex" not in Path("train.py").read_text()
     words = [{"OLD": "last.pt", "NEW": "native.pt"}.get(word, word) for word in proposed(written.err, "convert")]
     converted = call(*words)
     assert converted.code == 0, converted.err
     for file in ("last.pt", "native.pt"):
         assert "from 20 to 40" in train(file).stdout
+
+
+def test_the_default_leads_to_the_adapter_whose_files_are_those_of_apex(
+    call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forked_runs: None, forked_python: Any
+) -> None:
+    """O2 has no equivalent to be rewritten to."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(SCRIPT.replace("KEY", "amp"))
+    command = ["-m", "ampcompare", "exec", "--device", "cpu", "train.py"]
+    first = forked_python.run(command, tmp_path, os.environ)
+    verified = call(*proposed(first.stderr, "migrate --verify"))
+    assert verified.code == 0, verified.out
+    assert "train.py takes the adapter: line 8: amp.initialize gets opt_level='O2'" in verified.out
+    assert "you can go on with the adapter:" in verified.out
+    written = call(*proposed(verified.out, "migrate --write"))
+    assert "added torch_amp_adapter.py" in written.err
+    assert "import torch_amp_adapter as amp" in Path("train.py").read_text()
+    again = forked_python.run([*command, "last.pt"], tmp_path, os.environ)
+    assert "from 20 to 40" in again.stdout, again.stderr

@@ -84,7 +84,7 @@ def test_ranks_are_refused(call: Any, script: Path, monkeypatch: pytest.MonkeyPa
 def test_a_migrated_script_resumes_from_a_file_of_apex(call: Any, script: Path) -> None:
     script.write_text(of_apex(), encoding="utf-8")
     before = script.read_bytes()
-    given = ("migrate", "--verify-resume", "2", "--resume-args", "--resume {checkpoint}")
+    given = ("migrate", "--rewrite", "--verify-resume", "2", "--resume-args", "--resume {checkpoint}")
     result = call(*given, "train.py")
     assert "as migrate rewrites it" in said(result), said(result)
     cause = "by loss scale: the GradScaler starts from scratch: its state is not in the file (train.py:"
@@ -97,14 +97,23 @@ def test_a_converted_file_of_apex_is_resumed_by_the_migrated_script(call: Any, s
     saved, loads = '"step": step + 1}', 'first = saved["step"]'
     text = of_apex().replace(saved, f'"amp": amp.state_dict(), {saved}')
     script.write_text(text.replace(loads, f'amp.load_state_dict(saved["amp"])\n    {loads}'), encoding="utf-8")
-    given = ("migrate", "--verify-resume", "2", "--resume-args", "--resume {checkpoint}", "--convert", "train.py")
-    result = call(*given)
+    given = (
+        "migrate",
+        "--rewrite",
+        "--verify-resume",
+        "2",
+        "--resume-args",
+        "--resume {checkpoint}",
+        "--convert",
+        "train.py",
+    )
+    result = call(*given, "train.py")
     assert result.code == 0, said(result)
     assert "as migrate rewrites it, from a file that convert has made: 3 steps" in said(result)
     assert "resumes: exact in the 3 steps behind the break" in said(result)
     script.write_text(
         text.replace('"model": model.state_dict(), ', "").replace('["model"]', '["optimizer"]'), encoding="utf-8"
     )
-    result = call(*given)
+    result = call(*given, "train.py")
     assert (result.code, "the script (started again) ended with exit code" in said(result)) == (3, True), said(result)
     assert "there are no weights in it" in said(result)

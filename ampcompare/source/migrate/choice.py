@@ -94,8 +94,9 @@ def choose_rewrite(
         for each in results
         if each.path not in adapted
     ]
-    reasons = {path: reason for path, reason in reasons.items() if path in adapted}
-    return Choice([*faults, *rest] if reasons else results, plans, reasons)
+    changed = {each.path for plan in plans for each in plan.files if each.changed}
+    reasons = {path: reason for path, reason in reasons.items() if path in changed}
+    return Choice([*faults, *rest], plans, reasons)
 
 
 def rewrite_all(

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ampcompare.source.amp_names import CLIPS, WRAPPERS
 from ampcompare.source.index import Function as Called
-from ampcompare.source.index import Unknown, choices_of
+from ampcompare.source.index import Unknown, choices_of, nodes_of
 from ampcompare.source.migrate.finding import Unsure
+from ampcompare.source.migrate.ordinary.words import IN_NETWORKS, unlisted
 from ampcompare.source.syntax import argument_values, arguments, dotted_name, is_literal, last_name, walk
 
 if TYPE_CHECKING:
@@ -58,10 +59,13 @@ PARAMETER_LISTS = frozenset({"parameters", "named_parameters"})
 MOVES = frozenset({"cuda", "to"})
 SCHEDULES = ("torch.optim.lr_scheduler.",)
 HOLDERS = (ast.IfExp, ast.UnaryOp, ast.Dict, ast.List, ast.Tuple, ast.Starred, ast.BinOp)
+MAX_DEPTH = 6
 POWERS = (ast.Pow, ast.MatMult)
 
 GOES = "{0} goes into `{1}`, which is not on the list of what is right whatever its type"
 OUTSIDE = "`{0}` is outside of the autocast block"
+UNDER_CASTS = "`{0}` runs under autocast here, and is not on the list of what O1 and autocast compute alike"
+DEEP = "functions call each other too deeply here to be read"
 ELSEWHERE = "line {0} of {1}: "
 
 
@@ -98,6 +102,7 @@ class _Flow:
         self._optimizers |= {id(one) for each in core.sites.backwards for one in each.arguments.values()}
         self._masters = {id(each) for call in core.sites.masters for each in call.args}
         self._clips = {id(each.node) for each in core.sites.reads}
+        self._inside: set[Scope] = set()
         self._stored: dict[Module, dict[Scope, set[str]]] = {}
 
     def follow(self) -> None:
@@ -117,10 +122,28 @@ class _Flow:
                 if first.lineno <= call.lineno <= (last.end_lineno or last.lineno) and not self._is_shown(module, call):
                     self._add(_Use(module, call, VALUE, is_cast=True))
         for call in module.calls:
-            if core.is_covered(call) and self._may_compute(call):
-                self._add(_Use(module, call, VALUE, is_cast=True))
+            if core.is_covered(call):
+                if self._may_compute(call):
+                    self._add(_Use(module, call, VALUE, is_cast=True))
+                self._refuse_inside(module, call, 0)
         while self._waiting:
             self._settle(self._waiting.pop())
+
+    def _refuse_inside(self, module: Module, call: ast.Call, depth: int) -> None:
+        """Refuse functions of the project that run under autocast with more than a network may have."""
+        for each in choices_of(self._core.index.callee(call, module.scope_of[call])):
+            if not isinstance(each, Called) or each.scope in self._inside:
+                continue
+            self._inside.add(each.scope)
+            for node in nodes_of(each.scope):
+                if isinstance(node, (ast.Name, ast.Attribute)):
+                    name = unlisted(each.module, node) or (last_name(node) if last_name(node) in IN_NETWORKS else "")
+                    if name:
+                        self._refuse(_Use(each.module, node, VALUE, is_cast=True), node, UNDER_CASTS.format(name))
+                elif isinstance(node, ast.Call):
+                    if depth >= MAX_DEPTH:
+                        self._refuse(_Use(each.module, node, VALUE, is_cast=True), node, DEEP)
+                    self._refuse_inside(each.module, node, depth + 1)
 
     def _may_compute(self, call: ast.Call) -> bool:
         """Return whether an object is called, other than a function or class that is seen to be one."""
@@ -169,7 +192,7 @@ class _Flow:
         return module.top
 
     def _is_cast(self, module: Module, node: ast.AST, is_cast: bool) -> bool:
-        return is_cast or (module is self._core.module and self._core.is_covered(node))
+        return is_cast or self._core.is_off or (module is self._core.module and self._core.is_covered(node))
 
     def _refuse(self, use: _Use, at: ast.AST, message: str = "") -> None:
         """Refuse a use, with the place that it goes to."""
@@ -392,7 +415,7 @@ class _Flow:
                 self._add(use._replace(node=call))
                 continue
             node = each.scope.node
-            if each.name in ("forward", "__call__") and use.kind == VALUE and is_cast:
+            if each.name == "forward" and use.kind == VALUE and is_cast:
                 self._add(use._replace(node=call))  # a criterion: it computes as under O1
                 continue
             if not isinstance(node, ast.FunctionDef) or each.name == "__init__" or each.given:

@@ -23,6 +23,7 @@ from ampcompare.source.syntax import dotted_name, is_literal, last_name, walk
 if TYPE_CHECKING:
     from ampcompare.source.migrate.read.sites import Backward, Initialize, Read, Step
     from ampcompare.source.migrate.rewrite import Migration
+    from ampcompare.source.module import Module
 
 # Options of amp.initialize, with the values that change nothing, and those of the level.
 OPTIONS: dict[str, tuple[object, ...]] = {
@@ -55,6 +56,9 @@ FORM = "this is not the plain form: {0}"
 PLAIN = "with amp.scale_loss(loss, optimizer) as scaled_loss: scaled_loss.backward()"
 USES = "{0} is more of Apex than the core and its layers"
 MADE = "what makes `{0}` is `{1}`, and only networks of this project, of torch and of torchvision are read"
+IMPORT = "Apex is imported under a condition, or where not all of the file sees it"
+STAR = "`import *` binds names that are not seen"
+ASKED = "the file asks whether Apex is there, or passes apex.amp on"
 IMPORTED_BY = "{0} imports this file, and what it does with it is not read"
 
 
@@ -96,12 +100,32 @@ def _refuse_notes(core: Core, migration: Migration) -> None:
 
 
 def _refuse_uses(core: Core) -> None:
+    """Refuse imports of Apex that not all runs make, uses beside the core, and a file that others import."""
+    module = core.module
+    for statement, _ in core.names.imports:
+        if not _is_plain_import(module, statement):
+            raise Unsure(statement, IMPORT)
+    for statement, alias, _ in module.imports:
+        if alias.name == "*":
+            raise Unsure(statement, STAR)
     for node, meaning in core.names.uses:
+        if meaning in ("apex", "apex.amp"):
+            raise Unsure(node, ASKED)
         is_core = meaning.startswith("apex.amp.") and meaning.removeprefix("apex.amp.") in CORE
         if not is_core and not meaning.startswith(BESIDE_CORE):
             raise Unsure(node, USES.format(meaning))
     for path, _ in core.around.modules_above(core.module):
         raise Unsure(core.sites.initializes[0].call, IMPORTED_BY.format(core.around.name_of(path)))
+
+
+def _is_plain_import(module: Module, statement: ast.stmt) -> bool:
+    """Return whether an import stands at the top of a module, or in a `try` that ends or complains without it."""
+    outer = module.parent(statement)
+    if isinstance(outer, ast.Try):
+        ends = [each for handler in outer.handlers for each in handler.body]
+        is_plain = all(isinstance(each, (ast.Raise, ast.Pass, ast.Expr)) for each in (*ends, *outer.orelse))
+        return is_plain and not outer.finalbody and module.parent(outer) is module.tree
+    return outer is module.tree
 
 
 def _refuse_initialize(core: Core) -> None:

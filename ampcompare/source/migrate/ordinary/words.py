@@ -35,11 +35,41 @@ FORBIDDEN = frozenset({
     "register_backward_hook", "register_full_backward_hook", "register_full_backward_pre_hook",
     "register_post_accumulate_grad_hook", "DataParallel", "DataParallelWithCallback", "replicate", "parallel_apply",
     "Thread", "ThreadPoolExecutor", "swa_utils", "AveragedModel", "LBFGS", "Reducer", "LARC", "FP16_Optimizer",
-    "import_module", "importlib", "__import__", "__getattr__", "setattr", "no_sync", "Stream", "CUDAGraph", "graph",
+    "std", "var", "std_mean", "var_mean", "acos_", "asin_", "cosh_", "erfinv_", "expm1_", "log10_", "log2_", "sinh_",
+    "tan_", "cumprod_", "renorm_", "import_module", "importlib", "__import__", "__getattr__", "setattr", "no_sync",
+    "Stream", "CUDAGraph", "graph",
+})  # fmt: skip
+# Of torch, what a network may name: O1 and autocast compute these in equal types, or differ by roundings that have a
+# note.
+LAYERS = frozenset({
+    "Module", "Sequential", "ModuleList", "ModuleDict", "Parameter", "ParameterList", "Identity", "Linear", "Conv1d",
+    "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "BatchNorm1d", "BatchNorm2d",
+    "BatchNorm3d", "SyncBatchNorm", "LayerNorm", "GroupNorm", "InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d",
+    "ReLU", "ReLU6", "LeakyReLU", "ELU", "SELU", "GELU", "SiLU", "Hardswish", "Hardsigmoid", "Sigmoid", "Tanh",
+    "Softmax", "LogSoftmax", "Dropout", "Dropout2d", "Dropout3d", "AlphaDropout", "MaxPool1d", "MaxPool2d", "MaxPool3d",
+    "AvgPool1d", "AvgPool2d", "AvgPool3d", "AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AdaptiveAvgPool3d",
+    "AdaptiveMaxPool1d", "AdaptiveMaxPool2d", "Flatten", "Embedding", "ZeroPad2d", "ReflectionPad2d", "PixelShuffle",
+    "CrossEntropyLoss", "MSELoss", "L1Loss", "SmoothL1Loss", "BCEWithLogitsLoss", "NLLLoss",
+})  # fmt: skip
+FUNCTIONS = frozenset({
+    "relu", "relu_", "relu6", "leaky_relu", "elu", "sigmoid", "tanh", "gelu", "silu", "softmax", "log_softmax",
+    "dropout", "dropout2d", "max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d",
+    "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_max_pool2d", "pad", "linear", "conv1d", "conv2d", "conv3d",
+    "conv_transpose2d", "layer_norm", "group_norm", "batch_norm", "cross_entropy", "mse_loss", "l1_loss",
+    "smooth_l1_loss", "binary_cross_entropy_with_logits", "nll_loss", "one_hot", "embedding", "pixel_shuffle",
+    "cat", "stack", "flatten", "exp", "log", "sqrt", "abs", "add", "mul", "sub", "div", "matmul", "bmm", "mm", "sum",
+    "mean", "max", "min", "clamp", "where", "split", "chunk", "transpose", "squeeze", "unsqueeze", "reshape", "topk",
+    "sort", "argmax", "argmin", "gather", "numel", "is_tensor", "eye", "tril", "triu", "zeros", "ones", "zeros_like",
+    "ones_like", "full", "full_like", "empty", "arange", "linspace", "rand", "randn", "randint", "randperm", "tensor",
+    "eq", "ne", "gt", "ge", "lt", "le", "logical_and", "logical_or", "logical_not",
+})  # fmt: skip
+TYPES = frozenset({
+    "Tensor", "FloatTensor", "LongTensor", "BoolTensor", "float", "float32", "long", "int64", "int", "int32", "bool",
+    "uint8", "Size", "device", "nn", "init", "functional", "dtype",
 })  # fmt: skip
 EMA = re.compile(r"(?:^|_)ema(?:$|_)|^EMA|EMA$|Ema(?:[A-Z]|$)|moving_average|MovingAverage|momentum_update")
 # Calls of builtins that run code which no import names.
-RUN_CODE = frozenset({"exec", "eval", "compile"})
+RUN_CODE = frozenset({"exec", "eval", "compile", "globals", "locals"})
 COPIES = re.compile(r"model|net|module|encoder|decoder|generator|discriminator|teacher|student", re.IGNORECASE)
 # In a network: what leaves the GPU, or computes without gradients.
 IN_NETWORKS = frozenset({
@@ -58,6 +88,8 @@ PACKAGE = "{0} imports {1}, and what it does with networks or gradients is not r
 RUNS = "{0} runs code that no import names, by {1}"
 MANY = "it runs with more files than are read"
 IN_NETWORK = "{0} has {1} in a network"
+UNLISTED = "{0} has {1} in a network, which is not on the list of what O1 and autocast compute alike"
+ASKS = "{0} asks for Apex by a text"
 
 
 def refuse_words(core: Core) -> None:
@@ -126,14 +158,29 @@ def _find(core: Core, module: Module) -> Iterator[tuple[ast.AST, tuple[str, ...]
                 yield node, (COPIED, ast.unparse(node.args[0]))
             if full.startswith("torch.") and any(each.arg == "out" for each in node.keywords):
                 yield node, (NAMED, "out=")
+        elif isinstance(node, ast.Constant) and node.value == "apex":
+            yield node, (ASKS,)
         elif isinstance(node, ast.arg) and EMA.search(node.arg):
             yield node, (NAMED, node.arg)
         elif isinstance(node, (ast.ClassDef, ast.FunctionDef)) and EMA.search(node.name):
             yield node, (NAMED, node.name)
     for network in _networks(module):
         for node in walk(network):
-            if isinstance(node, (ast.Name, ast.Attribute)) and last_name(node) in IN_NETWORKS:
-                yield node, (IN_NETWORK, last_name(node))
+            if isinstance(node, (ast.Name, ast.Attribute)):
+                if last_name(node) in IN_NETWORKS:
+                    yield node, (IN_NETWORK, last_name(node))
+                elif (found := unlisted(module, node)) is not None:
+                    yield node, (UNLISTED, found)
+
+
+def unlisted(module: Module, node: ast.Name | ast.Attribute) -> str | None:
+    """Return the full name of something of torch that is not on the list; None for all else."""
+    if isinstance(module.parent(node), ast.Attribute):
+        return None  # a part of a longer name
+    full = module.resolve(node, follow=False) or ""
+    if not full.startswith("torch.") or full.startswith("torch.nn.init."):
+        return None
+    return None if last_name_of(full) in LAYERS | FUNCTIONS | TYPES else full
 
 
 def last_name_of(full: str) -> str:
@@ -149,6 +196,6 @@ def _is_forbidden(module: Module, node: ast.Name | ast.Attribute, name: str) -> 
     if isinstance(node, ast.Name):  # a variable of such a name is none of torch's
         full = module.resolve(node, follow=False) or ""
         return full.startswith(("torch", "apex")) or name in ("__import__", "setattr")
-    if name in ("graph", "hook", "fx", "double", "hub", "jit"):
+    if name in ("graph", "hook", "fx", "double", "hub", "jit", "std", "var", "float16"):
         return (module.resolve(node, follow=False) or "torch.").startswith("torch")
     return True

@@ -1,0 +1,266 @@
+"""Which trainings are ordinary: one of each form that is, and what of each kind is not."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ampcompare.source.migrate.choice import choose_rewrite
+
+BASE = """\
+import argparse
+
+import torch
+from apex import amp
+from torch import nn
+
+import network
+
+
+class Meter:
+    def __init__(self):
+        self.sum = 0.0
+
+    def update(self, value, count):
+        self.sum += value * count
+
+
+def accuracy(output, target, topk=(1,)):
+    _, pred = output.topk(max(topk), 1, True, True)
+    correct = pred.t().eq(target.view(1, -1).expand_as(pred.t()))
+    return [correct[:k].reshape(-1).float().sum(0) for k in topk]
+
+
+def train(loader, model, criterion, optimizer, epoch):
+    losses = Meter()
+    model.train()
+    for step, (images, target) in enumerate(loader):
+        images, target = images.cuda(), target.cuda()
+        output = model(images)
+        loss = criterion(output, target)
+        top = accuracy(output, target)
+        losses.update(loss.item(), images.size(0))
+        optimizer.zero_grad()
+        with amp.scale_loss(loss, optimizer) as scaled_loss:
+            scaled_loss.backward()
+        torch.nn.utils.clip_grad_norm_(amp.master_params(optimizer), 1.0)
+        optimizer.step()
+        if step % 10 == 0:
+            print("%d %.4f" % (epoch, loss), f"{loss.item():.2f}", top[0])
+
+
+def validate(loader, model, criterion):
+    model.eval()
+    correct = 0
+    with torch.no_grad():
+        for images, target in loader:
+            output = model(images.cuda())
+            loss = criterion(output, target.cuda())
+            correct += output.argmax(1).eq(target.cuda()).sum().item()
+    print(correct, loss.item())
+
+
+def main():
+    args = argparse.ArgumentParser().parse_args()
+    model = network.Net().cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    criterion = nn.CrossEntropyLoss().cuda()
+    model, optimizer = amp.initialize(model, optimizer, opt_level="O1")
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    data = [(torch.randn(4, 8), torch.zeros(4).long())] * 3
+    for epoch in range(3):
+        train(data, model, criterion, optimizer, epoch)
+        validate(data, model, criterion)
+        scheduler.step()
+        torch.save({"model": model.state_dict(), "amp": amp.state_dict()}, "last.pt")
+
+
+if __name__ == "__main__":
+    main()
+"""
+NETWORK = """\
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def forward(self, x):
+        x = F.relu(self.one(x))
+        return self.two(x)
+"""
+OWN_LOSS = """
+
+class Loss(nn.Module):
+    def forward(self, output, target):
+        return F.cross_entropy(output, target)
+"""
+OTHER = """\
+from apex import amp
+
+
+def scale(loss, optimizer):
+    with amp.scale_loss(loss, optimizer) as scaled:
+        scaled.backward()
+"""
+LEVEL = 'opt_level="O1"'
+STEP = "        optimizer.step()\n"
+LOSS = "        loss = criterion(output, target)\n"
+TRAINED = "        optimizer.step()\n        if step"
+FORWARD = "        x = F.relu(self.one(x))\n"
+BLOCK = """\
+        with amp.scale_loss(loss, optimizer) as scaled_loss:
+            scaled_loss.backward()
+"""
+CLEAR = "        optimizer.zero_grad()\n"
+MADE = '    model, optimizer = amp.initialize(model, optimizer, opt_level="O1")\n'
+CLIP = "        torch.nn.utils.clip_grad_norm_(amp.master_params(optimizer), 1.0)\n"
+EVALUATED = "            correct += output.argmax(1).eq(target.cuda()).sum().item()\n"
+
+
+def reason(folder: Path, text: str, network: str = NETWORK, **files: str) -> str:
+    """Return why the file takes the adapter; "" if it is rewritten."""
+    for name, content in {"train": text, "network": network, **files}.items():
+        (folder / f"{name}.py").write_text(content, encoding="utf-8")
+    choice = choose_rewrite([folder / "train.py"])
+    result = choice.files[0]
+    assert result.fault is None
+    assert result.changed
+    return choice.reasons.get(folder / "train.py", "")
+
+
+ORDINARY = {
+    "as it is": (),
+    "O0": (('"O1"', '"O0"'),),
+    "behind a switch": (
+        (MADE, f"    if args.fp16:\n    {MADE}"),
+        (
+            BLOCK,
+            "        if args.fp16:\n    "
+            + BLOCK.replace("\n ", "\n     ")
+            + "        else:\n            loss.backward()\n",
+        ),
+        ("optimizer, epoch)", "optimizer, epoch, args)"),
+    ),
+    "accumulation": (
+        (CLEAR, ""),
+        (LOSS, f"{LOSS}        loss = loss / 2\n"),
+        (TRAINED, f"        if (step + 1) % 2 == 0:\n    {STEP}    {CLEAR}        if step"),
+        (CLIP, ""),
+    ),
+    "a network of torchvision": (
+        ("network.Net()", "torchvision.models.resnet18()"),
+        ("import network", "import torchvision"),
+    ),
+    "a loss of the project": (("nn.CrossEntropyLoss()", "network.Loss()"),),
+    "clips of parameters": (("amp.master_params(optimizer)", "model.parameters()"),),
+    "a resumed state": ((MADE, f'{MADE}    saved = torch.load("old.pt")\n    amp.load_state_dict(saved["amp"])\n'),),
+}
+
+
+@pytest.mark.parametrize("changes", ORDINARY.values(), ids=ORDINARY)
+def test_an_ordinary_training_is_rewritten(tmp_path: Path, changes: tuple[tuple[str, str], ...]) -> None:
+    text = BASE
+    for before, after in changes:
+        assert before in text
+        text = text.replace(before, after)
+    assert reason(tmp_path, text, NETWORK + OWN_LOSS) == ""
+
+
+OTHERS = {
+    "a level at run time": (MADE, MADE.replace('"O1"', "args.level"), r"opt_level=args\.level"),
+    "O2": ('"O1"', '"O2"', "opt_level='O2'"),
+    "a static scale": ('opt_level="O1"', 'opt_level="O1", loss_scale=128.0', r"loss_scale=128\.0"),
+    "options": (MADE, f'    way = dict(opt_level="O1")\n{MADE.replace(LEVEL, "**way")}', r"opt_level=\*\*"),
+    "a list of models": ("initialize(model,", "initialize([model],", "argument models"),
+    "in a loop": (MADE, "    for _ in range(2):\n    " + MADE, "in a loop"),
+    "behind a call": (MADE, "    if torch.cuda.is_available():\n    " + MADE, r"runs if torch\.cuda"),
+    "in a try": (MADE, "    try:\n    " + MADE + "    except RuntimeError:\n        pass\n", "other|another"),
+    "two losses": (BLOCK, BLOCK * 2, "2 calls of amp.scale_loss"),
+    "a loss in the block": ("scale_loss(loss,", "scale_loss(criterion(output, target),", "variable"),
+    "delay_unscale": ("scale_loss(loss, optimizer)", "scale_loss(loss, optimizer, delay_unscale=True)", "plain form"),
+    "a norm in the loop": (TRAINED, "        norm = sum(p.grad.norm() for p in model.parameters())\n" + TRAINED, ""),
+    "an unknown clip": (CLIP, "        args.clip(model.parameters())\n", ""),
+    "a hook before the step": (CLIP, f"{CLIP}        hooks.run()\n", "clips alone"),
+    "a step behind the norm": (
+        f"{CLIP}        optimizer.step()\n",
+        f"        norm = {CLIP.strip()}\n        if norm < 5:\n    {STEP}",
+        "",
+    ),
+    "cleared at times": (CLEAR, "        if step:\n            optimizer.zero_grad()\n", ""),
+    "not cleared": (CLEAR, "", ""),
+    "another step": (TRAINED, "        center.step()\n" + TRAINED, "step"),
+    "a skipped backward pass": (BLOCK, "        if loss.item() < 9:\n    " + BLOCK.replace("\n ", "\n     "), ""),
+    "outputs in a list": (LOSS, f"{LOSS}        kept.append(output)\n", "kept.append"),
+    "outputs in an attribute": (LOSS, f"{LOSS}        args.kept = output\n", ""),
+    "outputs in a dict": (TRAINED, "        seen = {'out': output}\n" + TRAINED, "what the model returns"),
+    "outputs on the host": (LOSS, f"{LOSS}        seen = output.cpu().numpy()\n", r"output\.cpu"),
+    "a softmax outside": (TRAINED, "        seen = torch.softmax(output, 1)\n" + TRAINED, ""),
+    "a power outside": (TRAINED, "        seen = output ** 2\n" + TRAINED, ""),
+    "a power in its place": (TRAINED, "        output **= 2\n" + TRAINED, ""),
+    "a sum outside": (TRAINED, "        seen = output.sum()\n" + TRAINED, ""),
+    "a metric of a library": (TRAINED, "        metric.update(output, target)\n" + TRAINED, ""),
+    "losses in a meter": ("losses.update(loss.item()", "losses.update(loss.data", r"loss\.data|value"),
+    "a global": (LOSS, f"        global output\n{LOSS}", ""),
+    "a second call of the model": (TRAINED, "        model(images)\n" + TRAINED, ""),
+    "the model in a library": (MADE, f"{MADE}    watch(model)\n", "the model goes into"),
+    "the optimizer in a library": (MADE, f"{MADE}    schedule = warmup(optimizer)\n", "the optimizer goes into"),
+    "parameters in a library": (MADE, f"{MADE}    average = Averages(model.parameters())\n", "parameters"),
+    "a method of the model": (TRAINED, "        model.regularize()\n" + TRAINED, ""),
+    "an attribute of the model": (TRAINED, "        print(model.features)\n" + TRAINED, ""),
+    "a network of a library": ("network.Net()", "timm.create_model('x')", "timm"),
+    "an optimizer of a library": ("torch.optim.SGD(", "radam.RAdam(", "radam"),
+    "probabilities on the host": (
+        EVALUATED,
+        f"            seen = output.cpu()\n{EVALUATED}",
+        "cpu",
+    ),
+    "features in a list": (EVALUATED, f"            kept.append(output)\n{EVALUATED}", "kept"),
+    "evaluation without no_grad": ("    with torch.no_grad():\n        for", "    if True:\n        for", ""),
+    "weights loaded in the evaluation": (EVALUATED, f"            model.load_state_dict(x)\n{EVALUATED}", ""),
+    "deepcopy": (MADE, f"{MADE}    other = copy.deepcopy(model)\n", "copies"),
+    "EMA": (MADE, f"{MADE}    ema = 1\n", "ema"),
+    "half": (MADE, f"{MADE}    data = torch.zeros(3).half()\n", "half"),
+    "a thread": (MADE, f"{MADE}    threading.Thread(target=print)\n", "Thread"),
+    "DataParallel": (MADE, f"{MADE}    model = torch.nn.DataParallel(model)\n", "DataParallel"),
+    "a closure": ("optimizer.step()", "optimizer.step(closure)", ""),
+    "a forward pass in a try": (LOSS, f"        try:\n    {LOSS}        except ValueError:\n            raise\n", ""),
+    "another core": ("import network", "import network, other", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("before", "after", "expected"), OTHERS.values(), ids=OTHERS)
+def test_what_is_not_on_the_list_takes_the_adapter(tmp_path: Path, before: str, after: str, expected: str) -> None:
+    assert before in BASE
+    said = reason(tmp_path, BASE.replace(before, after), other=OTHER)
+    assert said.startswith("line ")
+    assert re.search(expected, said), said
+
+
+NETWORKS = {
+    "half": "        x = F.relu(self.one(x)).half()\n",
+    "types": "        x = F.relu(self.one(x)).to(torch.float16)\n",
+    "products in place": "        x = self.one(x)\n        x.addmm_(x, x)\n",
+    "no_grad": "        with torch.no_grad():\n            y = self.one(x)\n        x = F.relu(self.one(x))\n",
+    "the host": "        x = F.relu(self.one(x))\n        self.seen = x.cpu()\n",
+    "own functions": "        x = torch.autograd.Function.apply(self.one(x))\n",
+    "jit": "        x = torch.jit.trace(self.one, x)(x)\n",
+    "hooks": "        x = self.one(x)\n        x.register_hook(print)\n",
+    "gradients": "        x = F.relu(self.one(x)) + self.one.weight.grad.sum()\n",
+    "binary_cross_entropy": "        x = F.binary_cross_entropy(self.one(x), x)\n",
+    "exponentials in place": "        x = self.one(x).exp_()\n",
+    "grid_sample": "        x = F.grid_sample(self.one(x), x)\n",
+    "variance": "        x = self.one(x).var(1)\n",
+    "out=": "        x = torch.mul(self.one(x), 2, out=x)\n",
+    "gelu into items": "        x = F.gelu(self.one(x))\n        y = torch.zeros(4, 16)\n        y[0] = x[0]\n",
+    "libraries": "        import einops\n        x = F.relu(self.one(x))\n",
+}
+
+
+@pytest.mark.parametrize("forward", NETWORKS.values(), ids=NETWORKS)
+def test_words_of_a_network_take_the_adapter(tmp_path: Path, forward: str) -> None:
+    assert reason(tmp_path, BASE, NETWORK.replace(FORWARD, forward)) != ""
