@@ -232,6 +232,9 @@ def _compare_scales(original: Run, rewritten: Run) -> tuple[str, str]:
 
 
 def _compare_steps(original: Run, rewritten: Run) -> tuple[str, str]:
+    if rewritten.unchecked_steps:
+        how = "an optimizer steps by itself, though a GradScaler has unscaled its gradients, so an overflow is stepped"
+        return DIFFERENT, f"steps: {DIFFERENT}; {how}"
     for number, (first, second) in enumerate(zip(original.applied, rewritten.applied, strict=False), 1):
         if first != second:
             words = [f"{'taken' if taken else 'skipped'} by optimizer {index + 1}" for index, taken in (first, second)]

@@ -31,6 +31,7 @@ class Run:
         written: files that the script wrote, in copies that are gone: the user's are as they were.
         limits: for which files that does not hold; "" if it holds for all.
         plain_steps: how often an optimizer stepped, whether or not a loss was scaled.
+        unchecked_steps: how often an optimizer stepped by itself though a GradScaler had unscaled its gradients.
         initialize: what became of `amp.initialize`: "called", "disabled" or "".
         evaluations: the types of what models returned without gradients.
         evaluation_norms: the norms of that.
@@ -60,6 +61,7 @@ class Run:
     written: list[str] = field(default_factory=list)
     limits: str = ""
     plain_steps: int = 0
+    unchecked_steps: int = 0
     initialize: str = ""
     evaluations: tuple[str, ...] = ()
     evaluation_norms: tuple[float, ...] = ()
@@ -125,6 +127,7 @@ def _read_trace(folder: Path) -> Run:
         passes=[{name: (half, wide) for name, (half, wide) in each.items()} for each in trace["passes"]],
         files=tuple(trace["files"]),
         plain_steps=trace["plain_steps"],
+        unchecked_steps=trace["unchecked_steps"],
         initialize=trace["initialize"],
         evaluations=tuple(trace["evaluations"]),
         evaluation_norms=tuple(trace["evaluation_norms"]),

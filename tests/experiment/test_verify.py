@@ -560,6 +560,13 @@ def test_an_evaluation_of_other_values_is_different(
     assert is_named == (verdict == DIFFERENT and losses == (1.0, 0.5))
 
 
+def test_a_step_past_its_scaler_is_different_though_no_number_is() -> None:
+    """Gradients that are unscaled and finite make the same step; those of an overflow would not."""
+    found, lines = compare_runs(RUN, dataclasses.replace(RUN, unchecked_steps=2))
+    assert found == DIFFERENT
+    assert "steps: different; an optimizer steps by itself" in lines[2]
+
+
 def test_another_scale_is_different_where_each_step_has_one_pass() -> None:
     """Apex moves a scale at each pass of a step, a GradScaler once."""
     other = dataclasses.replace(RUN, scales=[65536.0, 32768.0])

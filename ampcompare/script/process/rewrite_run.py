@@ -222,7 +222,9 @@ class _Trace:
         self._batches: FirstBatches | None = None
         self._clipped: float | None = None  # the norm that a clipping of gradients has found, before it clips
         self._is_twin = twin
-        self._plain_steps = 0
+        self._plain_steps = self._unchecked_steps = 0
+        self._unscaled: set[int] = set()  # ids of optimizers whose gradients wait for the step of a GradScaler
+        self._in_scaler_step = False
         self._depth = 0  # of calls of modules
         self._evaluations: list[str] = []
         self._evaluation_norms: list[float] = []
@@ -250,6 +252,7 @@ class _Trace:
         events = Subscriptions(Layer.RECORD)
         events.wrap(*Points.BACKWARD, self._backward)
         events.wrap(*Points.FORWARD, self._forward)
+        events.wrap(torch.amp.GradScaler, "unscale_", self._unscale)
         events.wrap(torch.amp.GradScaler, "step", self._scaler_step)
         for owner in (torch.optim.Optimizer, torch.nn.Module):
             events.wrap(owner, "zero_grad", self._clear)
@@ -279,13 +282,25 @@ class _Trace:
         if self._first is not None:
             self._first.check()
         self._plain_steps += 1
+        if id(optimizer) in self._unscaled and not self._in_scaler_step:
+            self._unchecked_steps += 1
         self._given[id(optimizer)] = _norm_of_gradients(optimizer)
 
     def _scaler_step(self, inner: Any, scaler: Any, *args: Any, **options: Any) -> Any:
         if scaler.is_enabled():
             policy = scaler.get_growth_factor(), scaler.get_backoff_factor(), scaler.get_growth_interval()
             self._policy = list(map(float, policy))
-        return inner(scaler, *args, **options)
+        self._in_scaler_step = True
+        try:
+            return inner(scaler, *args, **options)
+        finally:
+            self._in_scaler_step = False
+            self._unscaled.discard(id(args[0] if args else options.get("optimizer")))
+
+    def _unscale(self, inner: Any, scaler: Any, optimizer: Any) -> Any:
+        if scaler.is_enabled():
+            self._unscaled.add(id(optimizer))
+        return inner(scaler, optimizer)
 
     def _clear(self, inner: Any, owner: Any, *args: Any, **options: Any) -> Any:
         self._clears[-1] = True
@@ -391,6 +406,7 @@ class _Trace:
         content = {
             "is_cut": self._is_cut,
             "plain_steps": self._plain_steps,
+            "unchecked_steps": self._unchecked_steps,
             "initialize": _state_of_amp(),
             "evaluations": self._evaluations,
             "evaluation_norms": self._evaluation_norms,
