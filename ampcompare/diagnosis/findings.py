@@ -107,20 +107,8 @@ def _faults_of_step(facts: StepFacts) -> Iterator[Fault]:
     if broken:
         yield _gradient_overflow_fault(facts, broken)
         return
-    if (changed := _changed_gradients_fault(facts)) is not None:
-        yield changed
-        return
-    update = next((one for one in facts.updates if one.nonfinite), None)
-    if update is not None:
-        yield Fault(
-            kind="update",
-            place=OperationPlace(
-                module=update.parameter.rpartition(".")[0], operation="optimizer step", phase="weight"
-            ),
-            step=facts.index,
-            text=f"the optimizer made {update.nonfinite} elements of {update.parameter} non-finite, not its gradients",
-            reason="" if update.eps is None else f"its eps={update.eps:g} is zero in {update.dtype}",
-        )
+    if (fault := _changed_gradients_fault(facts) or _update_fault(facts)) is not None:
+        yield fault
         return
     harm = HARM_IN_BF16 if any(event.dtype is torch.bfloat16 for event in events) else HARM
     wrong = [(at, event) for at, event in gradients if _is_wrong(event, [one for _, one in gradients], harm)]
@@ -132,6 +120,20 @@ def _faults_of_step(facts: StepFacts) -> Iterator[Fault]:
         yield _swallowed_overflow_fault(facts, *swallowed)
     elif (amplified := _find_amplified(events)) is not None:
         yield _inexact_fault(facts, [amplified])
+
+
+def _update_fault(facts: StepFacts) -> Fault | None:
+    """Return the fault of an optimizer that makes a weight that is not finite."""
+    update = next((one for one in facts.updates if one.nonfinite), None)
+    if update is None:
+        return None
+    return Fault(
+        kind="update",
+        place=OperationPlace(module=update.parameter.rpartition(".")[0], operation="optimizer step", phase="weight"),
+        step=facts.index,
+        text=f"the optimizer made {update.nonfinite} elements of {update.parameter} non-finite, not its gradients",
+        reason="" if update.eps is None else f"its eps={update.eps:g} is zero in {update.dtype}",
+    )
 
 
 def _changed_gradients_fault(facts: StepFacts) -> Fault | None:

@@ -88,10 +88,10 @@ class AverageWatch:
         place = str(user_location())
         if share >= MOST and place not in self._noted:
             self._noted.add(place)
-            self._rows.add_note(
+            self._rows.add_remark(
                 f"an average in {dtype_name(target.dtype)} stands still: {STEPS} steps moved "
-                f"{rough_percent(1 - share)} % of its elements that differ from the weights, as rounding loses what is "
-                f"added; keep it in fp32 ({place})"
+                f"{rough_percent(1 - share)} % of its elements that differ from what is averaged, as rounding loses "
+                f"what is added; keep it in fp32 ({place})"
             )
 
     def _weights_like(self, target: Tensor) -> Tensor | None:

@@ -20,6 +20,7 @@ from ampcompare.base.tensors.tree import tensors_in
 from ampcompare.results.records.ledger import Ledger
 from ampcompare.script.lifted_weights import HALF
 from ampcompare.script.recording.recorder import Rows
+from ampcompare.script.rounded_weights import RoundedWeights
 from ampcompare.training.ledger import HALF as NAMES
 from ampcompare.training.ledger import StepLook
 
@@ -313,7 +314,7 @@ class ScriptLedger:
 def _is_by_arm() -> bool:
     """Return whether ampcompare, on behalf of the arm, calls the method that is watched, through those of a model."""
     frame: FrameType | None = calling_frame()
-    between = (__name__, Subscriptions.__module__)  # as modules cast those inside of them
+    between = (__name__, Subscriptions.__module__, RoundedWeights.__module__)  # as modules cast those inside of them
     while frame is not None and (
         _module_of_frame(frame).startswith("torch.")
         or _module_of_frame(frame) in between

@@ -23,7 +23,11 @@ from ampcompare.script.formats import ScriptFormats
 from ampcompare.script.fp16_optimizers import follow_fp16_optimizers
 from ampcompare.script.keep_fp32 import KeptAtFirstCall
 from ampcompare.script.lifted_weights import LiftedWeights
+from ampcompare.script.lost_decay import LostDecay
 from ampcompare.script.recording.recorder import Rows, detached_value
+from ampcompare.script.rounded_weights import RoundedWeights
+from ampcompare.script.running_sums import SumWatch
+from ampcompare.script.standing_statistics import StatisticsWatch
 from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers
 from ampcompare.script.torch_amp.plain_script import PlainScript
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
@@ -97,6 +101,11 @@ class StandIn:
             KeptAtFirstCall(arm.keep_fp32, context, lambda: script.acts).install(self._events)
         if rows is not None and not self.torch_amp.casts_loss:  # O1 has functions of its own in their place
             AverageWatch(rows).follow(self._events, lambda: self.torch_amp.casts_weights or bool(self._lifted.types))
+            SumWatch(rows).follow(self._events)
+            LostDecay(rows).follow(self._events, optimizers=arm.is_as_written)
+            StatisticsWatch(rows).follow(self._events)
+            if not self.torch_amp.casts_weights:
+                RoundedWeights(rows).follow(self._events)
         has_autocast = arm.roles is not None and arm.roles.lists == "autocast"
         half = half_dtype_of(arm) if has_autocast else None
         follow_trainers(TrainerContext(arm, half, rows, plain.through), self._events)

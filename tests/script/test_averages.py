@@ -51,7 +51,7 @@ def _notes(behind: Any, arm: str, average: Average, decay: float, dtype: torch.d
         averaged = averaged or copy.deepcopy(model).requires_grad_(False)
         with torch.no_grad():
             average(averaged, model, decay)
-    return [row["text"] for row in recorded if row["kind"] == "note" and "average" in row["text"]]
+    return [row["text"] for row in recorded if row["kind"] == "remark" and row["text"].startswith("an average")]
 
 
 @pytest.mark.parametrize("average", [_by_lerp, _by_sum, _by_copy, _by_lists])

@@ -268,6 +268,7 @@ class ScriptFacts(FrozenRecord):
     files: list[str] = Field([], description="files that it wrote; they lie in `written` in the folder of the cell")
     resumed: list[str] = Field([], description="files of an earlier attempt in the folder of the cell that it read")
     notes: list[str] = Field([], description="in what the arm departs from what the script asks for")
+    remarks: list[str] = Field([], description="what rounding takes from the script by its own lines")
     lost_statistics: list[str] = Field(
         [], description="layers whose running statistics are not finite at the end, though their weights are"
     )

@@ -208,6 +208,8 @@ def _notes_of_row(row: ArmSummary, comparison: Comparison) -> list[str]:
     for record in comparison.records:
         if record.arm == row.arm and record.ledger is not None:
             ran += own_type_sentences(record.config.parsed_arm.roles, record.ledger)
+        if record.arm == row.arm and record.script is not None:
+            ran += [printable(text, 2 * LONGEST) for text in record.script.remarks]
     return [_status_text(row), reason, time, *its, memory, *ran]
 
 

@@ -21,6 +21,7 @@ from pydantic_core import to_json
 from ampcompare import apex
 from ampcompare.base.environment.fingerprint import fingerprint
 from ampcompare.base.environment.ranks import rank_of
+from ampcompare.base.environment.variables import CELL_FOLDER
 from ampcompare.base.errors import EnvironmentUnfit
 from ampcompare.base.secret_files import note_secrets_in_files
 from ampcompare.base.secrets import hide_words, mask_secrets
@@ -327,6 +328,12 @@ class Rows:
     def add_note(self, text: str) -> None:
         """Record in what an arm departs from what the script asks for."""
         self.recorder.add({"kind": "note", "text": text})
+
+    def add_remark(self, text: str) -> None:
+        """Record what rounding takes from a script by its own line, and print it where no table will."""
+        self.recorder.add({"kind": "remark", "text": text})
+        if CELL_FOLDER not in os.environ:
+            note(text)
 
     def step_row(self, number: int, applied: bool | Callable[[], bool]) -> dict[str, Any]:
         """Return the row of a step that has just ended, or was skipped, as `applied` says or returns later."""

@@ -23,7 +23,7 @@ HEADERS = [
 MAX_NAME = 60
 OTHER_ROWS = (
     *("setup", "weights", "batches", "metric", "memory", "files", "note", "rank", "plain_backward", "acted", "ledger"),
-    *("planned", "seeds", "lost_statistics"),
+    *("planned", "seeds", "lost_statistics", "remark"),
 )
 
 

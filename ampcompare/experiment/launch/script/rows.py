@@ -45,6 +45,7 @@ class ScriptRows:
     scalars: dict[str, list[float]] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
     lost_statistics: list[str] = field(default_factory=list)
     setup: dict[str, Any] = field(default_factory=dict)
     ledger: Ledger | None = None
@@ -62,6 +63,7 @@ class ScriptRows:
             draws=self.draws,
             seeds=self.seeds,
             notes=self.notes,
+            remarks=self.remarks,
             lost_statistics=self.lost_statistics,
         )
 
@@ -107,6 +109,8 @@ def _add_row(rows: ScriptRows, row: dict[str, Any]) -> None:
         rows.peak_bytes, rows.peak_reserved_bytes = row["peak_bytes"], row["peak_reserved_bytes"]
     elif kind == "note":
         rows.notes.append(row["text"])
+    elif kind == "remark":
+        rows.remarks.append(row["text"])
     elif kind == "setup":
         rows.setup = row
     elif kind == "ledger":

@@ -434,7 +434,7 @@ def script_sentences(records: Sequence[RunRecord], reference: str) -> Iterator[s
     yield from seed_sentences(ran)
     arms: dict[str, dict[str, None]] = {}
     for record in ran:
-        for note in record.script.notes if record.script is not None else []:
+        for note in (*record.script.notes, *record.script.remarks) if record.script is not None else []:
             arms.setdefault(note, {})[record.arm] = None
     for note, names in arms.items():
         yield f"{', '.join(names)}: {note}."

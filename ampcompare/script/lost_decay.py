@@ -1,0 +1,97 @@
+"""Decays in 16 bits that do nothing: a factor so near to 1 that each product rounds back to what it was.
+
+Numbers of bf16 are at least 2**-8 of their size apart, so that a decay of 0.999 changes none; in fp16 one of 0.9999.
+"""
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from ampcompare.base.location import user_location
+from ampcompare.base.patches import Subscriptions
+from ampcompare.base.tensors.products import dtype_name
+from ampcompare.script.recording.recorder import Rows
+
+HALF = (torch.float16, torch.bfloat16)
+REPEATED = 16  # products of one tensor, behind which they are a decay
+MAX_TENSORS = 16
+SMALL = 2.0**-6  # of 1: factors farther away cost no more than this comparison
+
+
+class LostDecay:
+    """Notes decays that do nothing: by a factor in a line of the script, and the weight decay of an optimizer."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._products: dict[int, tuple[StorageWeakRef, int]] = {}  # by storage
+        self._noted: set[str] = set()
+        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._depth = 0  # of optimizers that step
+        self._is_installed = False
+
+    def follow(self, events: Subscriptions, *, optimizers: bool) -> None:
+        """Begin at the first step of an optimizer; with `optimizers` look at their weight decay too."""
+
+        def before_step(optimizer: Any, *_: Any) -> None:
+            self._depth += 1
+            if not self._is_installed:
+                self._is_installed = True
+                for name in ("mul_", "__imul__"):
+                    events.wrap(Tensor, name, self._multiply)
+
+        def after_step(optimizer: Any, *_: Any) -> None:
+            self._depth = max(0, self._depth - 1)
+            if optimizers and optimizer not in self._seen:
+                self._seen.add(optimizer)
+                self._look_at_weight_decay(optimizer)
+
+        events.at_end(register_optimizer_step_pre_hook(before_step).remove)
+        events.at_end(register_optimizer_step_post_hook(after_step).remove)
+
+    def _multiply(self, inner: Any, target: Tensor, factor: Any, *args: Any, **kwargs: Any) -> Any:
+        result = inner(target, factor, *args, **kwargs)
+        if type(factor) is float and 0 < 1 - factor < SMALL and not self._depth:
+            if target.dtype in HALF and not target.requires_grad and 1 - factor < least_change(target.dtype):
+                self._count(target, factor)
+        return result
+
+    def _count(self, target: Tensor, factor: float) -> None:
+        storage = target.untyped_storage()
+        known = self._products.get(storage._cdata)
+        if known is None or known[0].expired():
+            self._products = {key: one for key, one in self._products.items() if not one[0].expired()}
+            if len(self._products) >= MAX_TENSORS:
+                return
+            known = StorageWeakRef(storage), 0
+        self._products[storage._cdata] = known[0], known[1] + 1
+        place = str(user_location()) if known[1] + 1 == REPEATED else ""
+        if place and place not in self._noted:
+            self._noted.add(place)
+            self._rows.add_remark(
+                f"a decay in {dtype_name(target.dtype)} does nothing: rounding turns each product by {factor:g} back "
+                f"into what it was; keep it in fp32 ({place})"
+            )
+
+    def _look_at_weight_decay(self, optimizer: Any) -> None:
+        kind = type(optimizer).__name__
+        for group in optimizer.param_groups:
+            rate, decay = group.get("lr"), group.get("weight_decay")
+            if not group.get("decoupled_weight_decay") or group.get("fused") or not isinstance(rate, float):
+                continue
+            held = [param.dtype for param in group["params"] if param.dtype in HALF and param.grad is not None]
+            if held and decay and 0 < rate * decay < min(map(least_change, held)) and kind not in self._noted:
+                self._noted.add(kind)
+                self._rows.add_remark(
+                    f"the weight decay of {kind} does nothing at its present rate: it multiplies {dtype_name(held[0])} "
+                    f"weights by {1 - rate * decay:.9g}, which rounding turns back into what they were; keep the "
+                    "weights, or masters of them, in fp32"
+                )
+
+
+def least_change(dtype: torch.dtype) -> float:
+    """Return the relative change below which a product rounds back to what it was, whatever the number."""
+    return torch.finfo(dtype).eps / 4

@@ -1,0 +1,84 @@
+"""Running statistics of batch norms in 16 bits that stand still, so that evaluation is not that of the training.
+
+A layer takes a share of the difference to each batch, its momentum; where that is below half a unit in the last place
+of what it keeps, rounding loses it. With a momentum of 0.002 bf16 loses all differences below 98 %.
+"""
+
+import gc
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from ampcompare.base.formatting import few_names
+from ampcompare.base.patches import Subscriptions
+from ampcompare.base.tensors.products import dtype_name
+from ampcompare.script.recording.recorder import Rows
+from ampcompare.training.precision.base import owned_params
+
+HALF = (torch.float16, torch.bfloat16)
+BATCHES = 16  # behind which statistics that have moved nowhere stand still
+MOST = 0.9  # of their elements
+LOST = 0.25  # relative difference to a batch: where rounding loses less, statistics are near those of the batches
+
+
+class StatisticsWatch:
+    """Notes the layers whose running variances stand still, once."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._layers: list[tuple[nn.Module, Tensor, int]] | None = None  # with what they were behind the first step
+
+    def follow(self, events: Subscriptions) -> None:
+        """Begin behind the first step of an optimizer with 16-bit weights."""
+        events.at_end(register_optimizer_step_post_hook(self._after_step).remove)
+
+    def _after_step(self, optimizer: Any, *_: Any) -> None:
+        if self._layers is None:
+            if any(param.dtype in HALF for param in owned_params(optimizer)):
+                self._layers = [(layer, _variances(layer).clone(), _batches(layer)) for layer in _losing_layers()]
+            return
+        seen = [one for one in self._layers if _batches(one[0]) >= one[2] + BATCHES]
+        if not seen:
+            return
+        self._layers = [one for one in self._layers if one not in seen]
+        still = [layer for layer, before, _ in seen if _is_at_rest(_variances(layer), before)]
+        if still:
+            kinds = few_names(list(dict.fromkeys(f"{type(one).__name__}, momentum {one.momentum:g}" for one in still)))
+            dtype = dtype_name(_variances(still[0]).dtype)
+            self._rows.add_remark(
+                f"running statistics in {dtype} stand still in {len(still)} layers ({kinds}): rounding loses each step "
+                f"towards a batch that differs by less than {100 * _lost_difference(still[0]):.0f} %, and evaluation "
+                "takes what the layers began with; keep them in fp32"
+            )
+
+
+def _losing_layers() -> list[Any]:
+    """Return the layers of the process whose rounding loses differences that matter."""
+    layers = [one for one in gc.get_objects() if issubclass(type(one), _BatchNorm)]
+    return [one for one in layers if one.momentum and _keeps_16_bits(one) and _lost_difference(one) >= LOST]
+
+
+def _keeps_16_bits(layer: Any) -> bool:
+    variance = layer._buffers.get("running_var")
+    return variance is not None and variance.dtype in HALF and layer._buffers.get("num_batches_tracked") is not None
+
+
+def _lost_difference(layer: Any) -> float:
+    """Return the relative difference to a batch below which a layer's step is less than half a unit."""
+    return float(torch.finfo(_variances(layer).dtype).eps / 4 / layer.momentum)
+
+
+def _variances(layer: Any) -> Tensor:
+    variances: Tensor = layer._buffers["running_var"]
+    return variances
+
+
+def _batches(layer: Any) -> int:
+    return int(layer._buffers["num_batches_tracked"])
+
+
+def _is_at_rest(now: Tensor, before: Tensor) -> bool:
+    return now.dtype is before.dtype and float((now == before).float().mean()) >= MOST

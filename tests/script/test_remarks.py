@@ -1,0 +1,165 @@
+"""What rounding takes from a script by its own lines: sums, decays, running statistics and weights that were cast."""
+
+import copy
+import io
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW
+
+from ampcompare.base.environment.variables import CELL_FOLDER
+from ampcompare.script.recording.recorder import Recorder, Rows
+
+Line = Callable[[nn.Module, Tensor, int], Any]  # of the training loop, given the loss and the number of the step
+
+
+def _remarks(
+    behind: Any, line: Line, *, model: nn.Module, arm: str = "script", steps: int = 24, optimizer: Any = SGD
+) -> list[str]:
+    """Return the remarks on a training."""
+    torch.manual_seed(0)
+    recorder = Recorder(None, {})
+    recorded: list[dict[str, Any]] = []
+    recorder.after_row(recorded.append)
+    behind(arm, Rows(recorder))
+    stepped = optimizer(model.parameters(), 0.01)
+    for step in range(steps):
+        dtype = next(model.parameters()).dtype
+        loss: Tensor = (model(torch.randn(16, 8).to(dtype)).float() - 1).square().mean()
+        loss.backward()
+        stepped.step()
+        stepped.zero_grad()
+        line(model, loss.detach(), step)
+    return [row["text"] for row in recorded if row["kind"] == "remark"]
+
+
+def _linear(dtype: torch.dtype = torch.float32) -> nn.Module:
+    return nn.Linear(8, 4).to(dtype)
+
+
+@pytest.mark.parametrize(("dtype", "is_lost"), [(torch.bfloat16, True), (torch.float32, False)])
+def test_a_sum_that_stands_still_is_named(behind: Any, dtype: torch.dtype, is_lost: bool) -> None:
+    total = torch.zeros((), dtype=dtype)
+
+    def add(model: nn.Module, loss: Tensor, step: int) -> None:
+        nonlocal total
+        total += torch.ones((), dtype=dtype)
+
+    found = _remarks(behind, add, model=_linear(), steps=448)
+    assert [text.partition(":")[0] for text in found] == ["a sum in bf16 stands still"] * is_lost
+    assert float(total) == (256 if is_lost else 448)
+    assert all("test_remarks.py:" in text for text in found)
+
+
+@pytest.mark.parametrize("given", [True, 1, torch.ones(2, dtype=torch.bool), torch.ones(2, dtype=torch.int64)])
+def test_a_sum_may_get_anything(behind: Any, given: Any) -> None:
+    """Numbers and masks, also where 16 bits are the default type, and without gradients."""
+    total = torch.zeros(2, dtype=torch.float16)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert _remarks(behind, lambda *_: total.add_(given), model=_linear(torch.bfloat16)) == []
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert total.tolist() == [24, 24]
+
+
+def test_a_sum_of_zeros_is_none(behind: Any) -> None:
+    """It stands still as there is nothing to add."""
+    total = torch.ones((), dtype=torch.bfloat16)
+    assert _remarks(behind, lambda *_: total.add_(torch.zeros_like(total)), model=_linear(), steps=80) == []
+
+
+@pytest.mark.parametrize(
+    ("dtype", "decay", "is_lost"),
+    [
+        (torch.bfloat16, 0.999, True),
+        (torch.bfloat16, 0.99, False),
+        (torch.float16, 0.999, False),
+        (torch.float16, 0.9999, True),
+        (torch.float32, 0.9999, False),
+    ],
+)
+def test_a_decay_that_does_nothing_is_named(behind: Any, dtype: torch.dtype, decay: float, is_lost: bool) -> None:
+    """As that of a codebook, whose counts grow by what is added and never fall."""
+    counts = torch.linspace(1, 2, 64).to(dtype)
+    before = counts.clone()
+    found = _remarks(behind, lambda *_: counts.mul_(decay), model=_linear())
+    assert [text.partition(":")[0] for text in found] == [f"a decay in {_name(dtype)} does nothing"] * is_lost
+    assert torch.equal(counts, before) == is_lost
+
+
+def _name(dtype: torch.dtype) -> str:
+    return {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(dtype, "fp32")
+
+
+@pytest.mark.parametrize(
+    ("arm", "dtype", "decay", "is_lost"),
+    [
+        ("script", torch.bfloat16, 0.01, True),
+        ("script", torch.bfloat16, 1.0, False),  # 0.01 of a weight at this rate
+        ("script", torch.float32, 0.01, False),
+        ("half:bf16,masters=fp32", torch.float32, 0.01, False),
+    ],
+)
+def test_a_weight_decay_that_does_nothing_is_named(
+    behind: Any, arm: str, dtype: torch.dtype, decay: float, is_lost: bool
+) -> None:
+    def adamw(params: Any, rate: float) -> AdamW:
+        return AdamW(params, rate, weight_decay=decay)
+
+    found = _remarks(behind, lambda *_: None, model=_linear(dtype), arm=arm, optimizer=adamw)
+    assert [text.partition(" at ")[0] for text in found] == ["the weight decay of AdamW does nothing"] * is_lost
+
+
+@pytest.mark.parametrize(
+    ("dtype", "momentum", "is_lost"),
+    [(torch.bfloat16, 0.001, True), (torch.bfloat16, 0.1, False), (torch.float32, 0.001, False)],
+)
+def test_running_statistics_that_stand_still_are_named(
+    behind: Any, dtype: torch.dtype, momentum: float, is_lost: bool
+) -> None:
+    model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4, momentum=momentum)).to(dtype)
+    found = _remarks(behind, lambda *_: None, model=model)
+    assert len(found) == is_lost
+    assert not is_lost or found[0].startswith("running statistics in bf16 stand still in 1 layers (BatchNorm1d")
+
+
+def _evaluate(model: nn.Module, loss: Tensor, step: int) -> None:
+    model.bfloat16()
+    model(torch.ones(2, 8).bfloat16())
+    model.float()
+
+
+def _evaluate_copy(model: nn.Module, loss: Tensor, step: int) -> None:
+    copy.deepcopy(model).bfloat16()(torch.ones(2, 8).bfloat16())
+
+
+def _evaluate_and_restore(model: nn.Module, loss: Tensor, step: int) -> None:
+    saved = copy.deepcopy(model.state_dict())
+    _evaluate(model, loss, step)
+    model.load_state_dict(saved)
+
+
+@pytest.mark.parametrize("arm", ["script", "native:bf16"])
+@pytest.mark.parametrize(
+    ("line", "is_rounded"), [(_evaluate, True), (_evaluate_copy, False), (_evaluate_and_restore, False)]
+)
+def test_weights_that_were_cast_and_back_are_named(behind: Any, arm: str, line: Line, is_rounded: bool) -> None:
+    found = _remarks(behind, line, model=_linear(), arm=arm)
+    assert len(found) == is_rounded
+    assert not is_rounded or found[0].startswith("fp32 weights were cast to bf16 between two steps and back")
+
+
+@pytest.mark.parametrize("is_cell", [False, True])
+def test_a_remark_is_printed_where_no_table_will(is_cell: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if is_cell:
+        monkeypatch.setenv(CELL_FOLDER, "cell")
+    else:
+        monkeypatch.delenv(CELL_FOLDER, raising=False)
+    with redirect_stderr(io.StringIO()) as printed:
+        Rows(Recorder(None, {})).add_remark(f"a remark of a cell: {is_cell}")
+    assert ("a remark" in printed.getvalue()) != is_cell
