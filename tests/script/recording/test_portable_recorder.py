@@ -232,6 +232,16 @@ def test_a_kill_loses_no_step_that_has_ended(name: str, recorded: Any) -> None:
     assert [str(all(step.applied)) for step in rows.steps] == [applied for applied, _ in steps]
 
 
+def test_a_disk_that_maps_no_file_keeps_the_rows_of_a_proper_end(recorded: Any, tmp_path: Path) -> None:
+    """As some shared file systems: only a kill would lose rows then."""
+    prelude = "import mmap\ndef refuse(*_): raise OSError(19, 'No such device')\nmmap.mmap = refuse\n"
+    done, rows = recorded(EVERY["plain"], "--seed", "0", prelude=prelude)
+    told = _printed(done.stdout, "STEP")
+    assert len(rows.steps) == len(told) > 0
+    assert done.returncode == 0
+    assert not list(tmp_path.glob("*.tail"))
+
+
 @pytest.mark.parametrize("word", ["--local_rank=1", "--local-rank=1"])
 def test_the_word_of_an_old_launcher_is_that_of_the_script(word: str, recorded: Any) -> None:
     """torch.distributed.launch puts it before all others."""
