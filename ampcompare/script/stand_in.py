@@ -89,6 +89,7 @@ class StandIn:
         plain = PlainScript(arm, self.torch_amp, self._lifted, for_cuda=for_cuda, rows=rows, given=self._record_weights)
         plain.install(self._events)
         self._casting = plain.casting
+        self._whole_numbers = plain.whole_numbers
         if not in_script.is_as_written:
             follow_fp16_optimizers(rows, self._events)
         self.keeps_apex = in_script.keeps_apex
@@ -144,7 +145,9 @@ class StandIn:
     def explain(self, error: BaseException) -> UnsupportedCombination | None:
         """Return that the types of this arm do not fit what the script computes, if that is what torch has raised."""
         casts = bool(self.arm.half) and self.has_acted()
-        return explain_types(error, self.arm, self.torch_amp, casts=casts, lifted=self._lifted.types)
+        return explain_types(
+            error, self.arm, self.torch_amp, casts=casts, lifted=self._lifted.types, rounded=self._whole_numbers.seen
+        )
 
     def _has_initialized(self) -> bool:
         """Return whether the script has called the `amp.initialize` of an Apex, which the arm does not stand behind."""

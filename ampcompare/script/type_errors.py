@@ -22,6 +22,7 @@ from ampcompare.script.keep_fp32 import bare_model
 from ampcompare.script.torch_amp.half_weights import HalfWeights
 from ampcompare.script.torch_amp.o1 import O1BehindTorch
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn
+from ampcompare.training.precision.base import half_dtype_of
 
 TYPES = re.compile(
     rf"{BANNED.pattern}|dtype|scalar type|[^a-z](Half|BFloat16)\b|should be the same|unscale.*Complex", re.IGNORECASE
@@ -42,6 +43,7 @@ PRODUCT = re.compile(r"\bmat[12]\b|\bm1 and m2\b|\bbatch[12]\b|^Input type .* ty
 ATTENTION = re.compile("query, key")
 DENSE = re.compile(r"does not support dense gradients")
 BEYOND_RANGE = re.compile(r"converted to type (?:c10|at)::(Half|BFloat16) without overflow")
+BOTH_HALVES = re.compile(r"\bHalf\b.*\bBFloat16\b|\bBFloat16\b.*\bHalf\b")
 COMPLEX = re.compile("Complex")
 HALF_TYPE = re.compile("BFloat16|bfloat16|Half|half|float16")
 TYPE_NAME = re.compile(
@@ -49,17 +51,27 @@ TYPE_NAME = re.compile(
     r"b?float\d*|half|double|long|u?int\d*|complex\d*|bool|fp32)(?![A-Za-z0-9])"
 )
 ANY = re.compile("")
+OUT_OF_BOUNDS = re.compile(r"out of (?:bounds|range)")
 NUMPY_LACKS = re.compile(r"unsupported ScalarType BFloat16")
 
 
 def explain_types(
-    error: BaseException, arm: Arm, names: TorchAmpStandIn, *, casts: bool, lifted: Sequence[str]
+    error: BaseException, arm: Arm, names: TorchAmpStandIn, *, casts: bool, lifted: Sequence[str], rounded: str = ""
 ) -> UnsupportedCombination | None:
-    """Return that the types of an arm do not fit a script, if torch raised that, and a library perhaps again."""
+    """Return that the types of an arm do not fit a script, if torch raised that, and a library perhaps again.
+
+    Args:
+        error: that ended the script.
+        arm: that it ran under.
+        names: what stands behind `torch.amp`.
+        casts: as in `_Failure`, like the next two.
+        lifted: 16-bit types of weights.
+        rounded: what casts have made of whole numbers.
+    """
     chain = [error]
     while (before := chain[-1].__cause__ or chain[-1].__context__) is not None and before not in chain:
         chain.append(before)
-    explained = (_explain_failure(one, arm, names, casts=casts, lifted=lifted) for one in chain)
+    explained = (_explain_failure(one, arm, names, casts=casts, lifted=lifted, rounded=rounded) for one in chain)
     return next((found for found in explained if found is not None), None)
 
 
@@ -92,6 +104,7 @@ class _Failure:
     Attributes:
         casts: the arm computes in 16 bits, and has acted on the script.
         lifted: 16-bit types of the script's own weights, which the arm has made fp32.
+        rounded: which whole numbers of inputs a cast of the arm has changed; "" for none.
     """
 
     error: BaseException
@@ -99,6 +112,7 @@ class _Failure:
     stands: _Stands
     casts: bool
     lifted: Sequence[str]
+    rounded: str = ""
 
     @property
     def message(self) -> str:
@@ -160,9 +174,9 @@ class _Row:
 
 
 def _explain_failure(
-    error: BaseException, arm: Arm, names: TorchAmpStandIn, *, casts: bool, lifted: Sequence[str]
+    error: BaseException, arm: Arm, names: TorchAmpStandIn, *, casts: bool, lifted: Sequence[str], rounded: str
 ) -> UnsupportedCombination | None:
-    failure = _Failure(error, arm, _stand_in_types(arm, names), casts, lifted)
+    failure = _Failure(error, arm, _stand_in_types(arm, names), casts, lifted, rounded)
     rows = (*OTHER_ERRORS, *TYPE_ERRORS) if failure.is_of_types else OTHER_ERRORS
     row = next((row for row in rows if row.is_of(failure)), None)
     return None if row is None else row.refusal(failure)
@@ -228,6 +242,13 @@ OTHER_ERRORS = (
         applies=lambda failure: failure.casts and isinstance(failure.error, TypeError),
     ),
     _Row(
+        OUT_OF_BOUNDS,
+        lambda failure: f"an index is out of bounds, and {failure.rounded}",
+        ("native:bf16", "native:fp16"),
+        "pass whole numbers as integers, which nothing casts",
+        applies=lambda failure: failure.casts and bool(failure.rounded) and isinstance(failure.error, IndexError),
+    ),
+    _Row(
         DENSE,
         "masters get dense gradients, as those of Apex, and the optimizer takes sparse ones alone",
         ("native:fp16", "half:masters=fp32"),
@@ -254,6 +275,16 @@ TYPE_ERRORS = (
         ("fp32",),
         "cast its inputs to fp32 and its result back there",
         applies=lambda failure: _are_all_16_bit(failure.error.__traceback__),
+    ),
+    _Row(
+        BOTH_HALVES,
+        lambda failure: " and ".join(
+            f"{who} to {'fp16' if (half_dtype_of(failure.arm) is torch.float16) == is_arm else 'bf16'}"
+            for who, is_arm in (("the arm casts the model", True), ("the script casts tensors itself", False))
+        ),
+        ("fp32",),
+        "cast to the type of the weight there",
+        applies=lambda failure: failure.stands is _Stands.WEIGHTS,
     ),
     _Row(
         ANY,

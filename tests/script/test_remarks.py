@@ -163,3 +163,70 @@ def test_a_remark_is_printed_where_no_table_will(is_cell: bool, monkeypatch: pyt
     with redirect_stderr(io.StringIO()) as printed:
         Rows(Recorder(None, {})).add_remark(f"a remark of a cell: {is_cell}")
     assert ("a remark" in printed.getvalue()) != is_cell
+
+
+class _Table(nn.Module):
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.body = nn.Linear(8, 4)
+        self.table: Tensor = nn.Buffer(torch.ones(size))
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        return self.body(x) * self.table[time.long()][:, None]
+
+
+def _train_by_time(time: Tensor, size: int = 4096) -> None:
+    model = _Table(size)
+    optimizer = SGD(model.parameters(), 0.01)
+    for _ in range(2):
+        model(torch.randn(2, 8), time=time).float().square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize(
+    ("arm", "time", "change"),
+    [
+        ("half:bf16,masters=fp32", torch.tensor([3.0, 999.0]), "999 becomes 1000"),
+        ("apex:O5", torch.tensor([3.0, 257.0]), "257 becomes 256"),
+        ("apex:O2", torch.tensor([3.0, 2049.0]), "2049 becomes 2048"),
+        ("apex:O2", torch.tensor([3.0, 999.0]), ""),
+        ("native:bf16", torch.tensor([3.0, 999.0]), ""),
+        ("half:bf16,masters=fp32", torch.tensor([3, 999]), ""),
+        ("half:bf16,masters=fp32", torch.tensor([3.5, 999.0]), ""),
+    ],
+)
+def test_whole_numbers_that_an_arm_rounds_are_named(behind: Any, arm: str, time: Tensor, change: str) -> None:
+    """Those that the type has, integers, and other numbers are not."""
+    recorder = Recorder(None, {})
+    recorded: list[dict[str, Any]] = []
+    recorder.after_row(recorded.append)
+    behind(arm, Rows(recorder))
+    _train_by_time(time)
+    found = [row["text"] for row in recorded if row["kind"] == "remark"]
+    assert len(found) == bool(change)
+    assert not change or f"the whole numbers of time of _Table: {change}; pass them as integers" in found[0]
+
+
+def test_an_index_out_of_bounds_has_its_reason(behind: Any) -> None:
+    """A table of 1,000 rows has none for the timestep that 999 becomes; under another arm torch's words stay."""
+    stand_in = behind("half:bf16,masters=fp32")
+    with pytest.raises(IndexError) as raised:
+        _train_by_time(torch.tensor([3.0, 999.0]), 1000)
+    explained = str(stand_in.explain(raised.value))
+    assert "rounds the whole numbers of time of _Table: 999 becomes 1000 (IndexError: index 1000 is out of" in explained
+    assert "native:bf16" in explained
+    assert behind("half:bf16,masters=fp32").explain(raised.value) is None
+
+
+def test_a_cast_of_the_script_to_the_other_16_bits_is_named(behind: Any) -> None:
+    """As of an evaluation in bf16 under an arm that has cast the model to fp16."""
+    stand_in = behind("apex:O2")
+    model = _linear()
+    optimizer = SGD(model.parameters(), 0.01)
+    model(torch.randn(2, 8)).float().sum().backward()
+    optimizer.step()
+    with pytest.raises(RuntimeError) as raised:
+        model.bfloat16()(torch.ones(2, 8).bfloat16())
+    explained = str(stand_in.explain(raised.value))
+    assert "the arm casts the model to fp16 and the script casts tensors itself to bf16" in explained

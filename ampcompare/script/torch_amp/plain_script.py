@@ -43,7 +43,8 @@ from ampcompare.script.recording.recorder import Rows, detached_value
 from ampcompare.script.torch_amp.autocast_and_scaler import OpenCasts
 from ampcompare.script.torch_amp.gradient_stages import GradientStages, ScriptOptimizers
 from ampcompare.script.torch_amp.protocol import TorchAmpStandIn, losses_on_copies_refusal
-from ampcompare.training.precision.base import owned_params, refuse_wrapped
+from ampcompare.script.whole_numbers import WholeNumbers
+from ampcompare.training.precision.base import half_dtype_of, owned_params, refuse_wrapped
 
 GRADIENTS_ONLY = ("torch.", "ampcompare.", "apex.")  # modules of steps that compute with gradients, and of what
 TRAINERS = ("accelerate.", "lightning.", "pytorch_lightning.", "transformers.", "mmengine.")  # puts itself around them
@@ -70,6 +71,7 @@ class PlainScript:
     Attributes:
         casting: what is cast everywhere, once the script has called `amp.initialize`.
         stages: of the gradients, where the arm needs a scaler.
+        whole_numbers: in the inputs that the arm casts.
 
     Args:
         stand_in: stands behind `torch.amp` for the arm; installed before this.
@@ -102,6 +104,7 @@ class PlainScript:
         self._has_loss = False  # recorded since the last step
         self._mode = _Mode.UNKNOWN
         self._casts = bool(arm.half)
+        self._arm_half = half_dtype_of(arm)
         self._is_fp32 = not self._casts and not arm.is_as_written
         self._optimizers = ScriptOptimizers(stand_in)
         self.stages = GradientStages(arm, stand_in, self._optimizers)
@@ -121,6 +124,7 @@ class PlainScript:
         self._step_arguments: tuple[Any, Any] | None = None  # of that step, until it begins
         self._passes_in_step = 0
         self._evaluates: dict[type, bool] = {}  # losses, in a step without arguments: by the class of an optimizer
+        self.whole_numbers = WholeNumbers(str(arm), rows)
         self._noted: set[type] = set()  # optimizers whose weights and state are copied for a step
 
     def install(self, events: Subscriptions) -> None:
@@ -393,6 +397,8 @@ class PlainScript:
                 "apex:O2",
                 remedy="leave out torch.jit",
             )
+        if self._arm_half is not None and self._stand_in.casts_weights:
+            self.whole_numbers.look(module, args, kwargs, self._arm_half)
         if half is not None:
             args, kwargs = cast_floating((args, kwargs), half)
             return cast_floating(original(module, *args, **kwargs), torch.float32)

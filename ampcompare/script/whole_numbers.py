@@ -1,0 +1,80 @@
+"""Whole numbers that an arm rounds as it casts the inputs of a model, such as timesteps, positions and counts.
+
+bf16 has all whole numbers up to 256, fp16 up to 2048: a timestep of 999 becomes 1000 in bf16, and may index past a
+table.
+"""
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ampcompare.base.formatting import ordinal
+from ampcompare.base.location import user_location
+from ampcompare.base.tensors.products import dtype_name
+from ampcompare.script.recording.recorder import Rows
+
+CALLS = 32  # of models that are looked at: each look waits for the device
+MAX_ELEMENTS = 4096
+
+
+class WholeNumbers:
+    """Notes the inputs whose whole numbers a cast to 16 bits changes.
+
+    Attributes:
+        seen: what was noted first; "" for nothing.
+    """
+
+    def __init__(self, arm: str, rows: Rows | None) -> None:
+        self.seen = ""
+        self._arm = arm
+        self._rows = rows
+        self._calls = 0
+        self._noted: set[str] = set()
+
+    def look(self, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], dtype: torch.dtype) -> None:
+        """Look at the inputs of a model that an arm casts to a 16-bit type."""
+        if self._calls >= CALLS:
+            return
+        self._calls += 1
+        for name, tensor in _inputs(module, args, kwargs):
+            changed = _changed_number(tensor, dtype)
+            place = f"{name} of {type(module).__name__}"
+            if changed is not None and place not in self._noted:
+                self._noted.add(place)
+                text = (
+                    f"{self._arm} casts the inputs of the model to {dtype_name(dtype)}, which rounds the whole numbers "
+                    f"of {place}: {changed[0]:.0f} becomes {changed[1]:.0f}"
+                )
+                self.seen = self.seen or text
+                if self._rows is not None:
+                    self._rows.add_remark(f"{text}; pass them as integers, which nothing casts ({user_location()})")
+
+
+def _inputs(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors among the inputs of a module with their names."""
+    try:
+        names = list(inspect.signature(module.forward).parameters)
+    except (TypeError, ValueError):
+        names = []
+    for at, value in enumerate(args):
+        if isinstance(value, Tensor):
+            yield names[at] if at < len(names) else f"the {ordinal(at + 1)} input", value
+    for name, value in kwargs.items():
+        if isinstance(value, Tensor):
+            yield name, value
+
+
+def _changed_number(tensor: Tensor, dtype: torch.dtype) -> tuple[float, float] | None:
+    """Return a whole number of a tensor of whole numbers, and what rounding makes of it; None if it changes none."""
+    is_wide = tensor.dtype in (torch.float32, torch.float64)
+    if not is_wide or not 0 < tensor.numel() <= MAX_ELEMENTS or tensor.requires_grad:
+        return None
+    values = tensor.detach().flatten()
+    apart = values.to(dtype).to(values.dtype) != values
+    if not bool(apart.any()) or not bool((values == values.round()).all()):
+        return None
+    number = values[apart].abs().max()
+    return float(number), float(number.to(dtype))
