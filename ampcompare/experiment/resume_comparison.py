@@ -21,6 +21,7 @@ RESTORED = ("masters", "weights", "buffers", "moments", "averages", "loss scale"
 ROLES = (*RESTORED, "steps", "batches", "generators", "loss")
 STATES = {"loss scale": "scales", "learning rate": "rates"}
 MADE_AGAIN = "masters are rounded to {0}: they are made again from the {0} weights at load"
+NO_MASTERS = "the file has the weights rounded to {}, and not their masters"
 MIDDLE = "it saves in the middle of a step: the gradients that were accumulated by then are not in the file"
 FIRST = "{} are those that the script starts with: {}"
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -294,11 +295,9 @@ def _first_difference(role: str, whole: Trace, at: int, broken: Trace, resumed: 
     for index, (first, second) in enumerate(zip(whole.steps[at:], resumed.steps, strict=False)):
         if not second.has_ended and role in ("batches", "loss"):
             break
-        values = first.value(role), second.value(role)
-        if role in ("weights", "masters") and first.value("masters") and not _has_masters(resumed):
-            if role == "weights":
-                continue  # 16-bit copies of the masters, which the other trains as its weights
-            values = values[0], second.value("weights")
+        if role == "weights" and first.value("masters") and not _has_masters(resumed):
+            continue  # 16-bit copies of the masters, which the other trains as its weights
+        values = _compared_values(role, first, second, resumed)
         if role in ("weights", "buffers", "masters", "moments"):
             what = _first_other_tensor(role, *values)
         elif role == "options":
@@ -311,6 +310,12 @@ def _first_difference(role: str, whole: Trace, at: int, broken: Trace, resumed: 
             cause = _cause(role, what, at + index, at, whole, broken, resumed)
             return Difference(role, at + index + 1, what, cause)
     return None
+
+
+def _compared_values(role: str, first: Step, second: Step, resumed: Trace) -> tuple[Any, Any]:
+    """Return what is compared of a role: with masters, the weights of a script that has none."""
+    has_none = role == "masters" and bool(first.value(role)) and not _has_masters(resumed)
+    return first.value(role), second.value("weights" if has_none else role)
 
 
 def _has_masters(trace: Trace) -> bool:
@@ -432,7 +437,8 @@ def _cause(role: str, what: str, index: int, at: int, whole: Trace, broken: Trac
         return _cause_later(role, index, at, whole, broken, resumed)
     first, second = whole.steps[at], resumed.steps[0]
     if role in ("weights", "buffers", "masters"):
-        rounded = _cause_of_tensors(role, first.value(role), second.value(role), broken)
+        values = _compared_values(role, first, second, resumed)
+        rounded = _cause_of_tensors(role, *values, broken, has_masters=_has_masters(resumed))
         average = _average_in(first, second) if role == "weights" else ""
         if average:
             return f"weights are those of the average {average}{_line_in_brackets(resumed.loads)}"
@@ -521,12 +527,14 @@ def _rounding(pairs: list[tuple[dict[str, str], dict[str, str]]]) -> str:
     return ""
 
 
-def _cause_of_tensors(role: str, whole: dict[str, Any], resumed: dict[str, Any], broken: Trace) -> str:
+def _cause_of_tensors(
+    role: str, whole: dict[str, Any], resumed: dict[str, Any], broken: Trace, *, has_masters: bool
+) -> str:
     both = sorted(whole.keys() & resumed.keys())
     half = _rounding([(whole[name], resumed[name]) for name in both])
     saved = broken.saves[-1]["line"] if broken.saves else ""
     if half and role == "masters":
-        return MADE_AGAIN.format(half)
+        return MADE_AGAIN.format(half) if has_masters else f"{NO_MASTERS.format(half)}{_line_in_brackets(broken.saves)}"
     if half:
         return f"{role} were saved or loaded in {half}{f' ({saved})' * bool(saved)}"
     return ""

@@ -85,11 +85,13 @@ class ResumeTrace:
         self._called: list[nn.Module] = []
         self._optimizers: list[weakref.ref[Any]] = []
         self._scalers: list[weakref.ref[Any]] = []
+        self._events: Subscriptions | None = None
+        self._adapter: Any = None  # the module in the place of Apex, where the script takes it
 
     def install(self, recorder: Recorder) -> None:
         """Watch until the process ends."""
         recorder.after_row(self._row)
-        events = Subscriptions(Layer.WATCH)
+        self._events = events = Subscriptions(Layer.WATCH)
         events.wrap(*Points.FORWARD, self._forward)
         events.wrap(*Points.MAKE_OPTIMIZER, self._keep(self._optimizers))
         events.wrap(*Points.MAKE_SCALER, self._keep(self._scalers))
@@ -105,12 +107,18 @@ class ResumeTrace:
         if self._trainers is not None:
             self._trainers(self._write, events)
 
-    def _follow_amp(self, events: Subscriptions, name: str) -> None:
-        def load(inner: Any, *args: Any, **options: Any) -> Any:
-            self._write(RowKind.RESTORE, what="scaler", number=None, line=script_location())
-            return inner(*args, **options)
+    def follow_adapter(self, adapter: Any) -> None:
+        """Watch the module of the adapter that `migrate` writes, whose scales are those of the script."""
+        assert self._events is not None
+        self._adapter = adapter
+        self._events.wrap(adapter, "load_state_dict", self._restore_scales)
 
-        events.wrap(sys.modules[name], "load_state_dict", load)
+    def _follow_amp(self, events: Subscriptions, name: str) -> None:
+        events.wrap(sys.modules[name], "load_state_dict", self._restore_scales)
+
+    def _restore_scales(self, inner: Any, *args: Any, **options: Any) -> Any:
+        self._write(RowKind.RESTORE, what="scaler", number=None, line=script_location())
+        return inner(*args, **options)
 
     def _write(self, kind: str, **values: Any) -> None:
         if os.getpid() == self._process:  # workers of a data loader are forks
@@ -272,11 +280,13 @@ class ResumeTrace:
             tail = f" of optimizer {number + 1}" if number else ""
             given = [each for group in optimizer.param_groups for each in group["params"]]
             are_copies = number == 0 and [each.shape for each in given] == [each.shape for each in trained]
+            of_adapter = _masters_of_adapter(optimizer)
             for index, parameter in enumerate(given):
                 name = names.get(id(parameter), "")
                 if not name:
-                    name = names[id(trained[index])] if are_copies else f"parameter {index + 1}"
-                    masters[name + tail] = _digests(parameter)
+                    half, values = of_adapter.get(id(parameter), (trained[index] if are_copies else None, parameter))
+                    name = names.get(id(half), f"parameter {index + 1}")
+                    masters[name + tail] = _digests(values)
                 state = _numbers(optimizer.state.get(parameter, {}))
                 for key in filter(_is_of_master, [*state]):
                     masters[name + tail] = state.pop(key)
@@ -321,7 +331,7 @@ class ResumeTrace:
         for scaler in self._living(self._scalers):
             if scaler.is_enabled():
                 yield [float(scaler.get_scale()), float(scaler._get_growth_tracker())]
-        amp = sys.modules.get("ampcompare.apex.amp") or sys.modules.get("apex.amp")
+        amp = self._adapter or sys.modules.get("ampcompare.apex.amp") or sys.modules.get("apex.amp")
         for scaler in getattr(getattr(amp, "_amp_state", None), "loss_scalers", ()):
             yield [float(scaler.loss_scale()), float(scaler._unskipped)]
 
@@ -361,6 +371,19 @@ def _digests(value: Any) -> dict[str, str]:
 def _numbers(state: dict[Any, Any]) -> dict[Any, Any]:
     """Return digests of the numbers and tensors in the state of a parameter."""
     return {key: _digests(value) for key, value in state.items() if isinstance(value, (Tensor, int, float))}
+
+
+def _masters_of_adapter(optimizer: Any) -> dict[int, tuple[Tensor, Tensor]]:
+    """Return the 16-bit weight of each master of the adapter, and the values that it steps, by its identity.
+
+    Where the model was written to, as by loading, the adapter takes the master from the weight before the next step.
+    """
+    stash = getattr(optimizer, "_adapter_stash", None)
+    kept = () if stash is None else zip(stash.masters, stash.halves, stash.versions, strict=True)
+    return {
+        id(master): (half, master if half._version == version else half.detach().float())
+        for master, half, version in kept
+    }
 
 
 def _is_of_master(key: Any) -> bool:

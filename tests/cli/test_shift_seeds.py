@@ -1,5 +1,6 @@
 """Scripts that fix their seeds get verdicts, unmodified, from `--shift-seeds`."""
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,29 @@ SCRIPTS = {
         "model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))\n"
         "train(model, fabric.setup_dataloaders(loader(data(), shuffle=True)), fabric.backward, optimizer)"
     ),
+    "transformers": (
+        "from transformers import Trainer, TrainingArguments\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self): super().__init__(); self.inner = net()\n"
+        "    def forward(self, x, labels): return {'loss': nn.functional.cross_entropy(self.inner(x), labels)}\n"
+        "own = [{'x': x, 'labels': y} for x, y in data(torch.Generator().manual_seed(7))]\n"
+        "args = TrainingArguments('trained', per_device_train_batch_size=8, num_train_epochs=1, report_to=[],\n"
+        "    save_strategy='no', use_cpu=True, disable_tqdm=True, data_seed=5)\n"
+        "Trainer(model_init=lambda: Net(), args=args, train_dataset=own).train()"
+    ),
+    "lightning": (
+        "import lightning\nlightning.seed_everything(42, workers=True)\n"
+        "class Net(lightning.LightningModule):\n"
+        "    def __init__(self): super().__init__(); self.inner = net(nn.Dropout(0.1))\n"
+        "    def training_step(self, batch, index):\n"
+        "        return nn.functional.cross_entropy(self.inner(batch[0]), batch[1])\n"
+        "    def configure_optimizers(self): return torch.optim.SGD(self.parameters(), lr=0.1)\n"
+        "trainer = lightning.Trainer(max_epochs=1, accelerator='cpu', devices=1, logger=False,\n"
+        "    enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)\n"
+        "trainer.fit(Net(), loader(data(), shuffle=True, num_workers=2))"
+    ),
 }
+OF_TRAINERS = ("transformers", "lightning")  # which the tests do not install
 
 
 @pytest.mark.parametrize("how", SCRIPTS)
@@ -70,6 +93,8 @@ def test_a_script_that_fixes_its_seed_gets_a_verdict(
     call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     """Each seed is a run of its own, and its arms are a pair; the report names the lines that seed."""
+    if how in OF_TRAINERS and importlib.util.find_spec(how) is None:
+        pytest.skip(f"{how} is not installed")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(HEAD + SCRIPTS[how])
     words = ("--arm", "script,bf16", "--device", "cpu", "--seeds", "0-2", "--no-preflight", "-o", "out")

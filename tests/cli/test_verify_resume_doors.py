@@ -52,6 +52,13 @@ def of_apex() -> str:
     return text.replace("BACKWARD", "with amp.scale_loss(loss, optimizer) as scaled:\n        scaled.backward()")
 
 
+def with_scales(text: str) -> str:
+    """Return a script of Apex that saves and loads the state of amp too."""
+    saved, loads = '"step": step + 1}', 'first = saved["step"]'
+    text = text.replace(saved, f'"amp": amp.state_dict(), {saved}')
+    return text.replace(loads, f'amp.load_state_dict(saved["amp"])\n    {loads}')
+
+
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
@@ -94,19 +101,9 @@ def test_a_migrated_script_resumes_from_a_file_of_apex(call: Any, script: Path) 
 
 
 def test_a_converted_file_of_apex_is_resumed_by_the_migrated_script(call: Any, script: Path) -> None:
-    saved, loads = '"step": step + 1}', 'first = saved["step"]'
-    text = of_apex().replace(saved, f'"amp": amp.state_dict(), {saved}')
-    script.write_text(text.replace(loads, f'amp.load_state_dict(saved["amp"])\n    {loads}'), encoding="utf-8")
-    given = (
-        "migrate",
-        "--rewrite",
-        "--verify-resume",
-        "2",
-        "--resume-args",
-        "--resume {checkpoint}",
-        "--convert",
-        "train.py",
-    )
+    text = with_scales(of_apex())
+    script.write_text(text, encoding="utf-8")
+    given = ("migrate", "--rewrite", "--verify-resume", "2", "--resume-args", "--resume {checkpoint}", "--convert")
     result = call(*given, "train.py")
     assert result.code == 0, said(result)
     assert "as migrate rewrites it, from a file that convert has made: 3 steps" in said(result)
@@ -117,3 +114,29 @@ def test_a_converted_file_of_apex_is_resumed_by_the_migrated_script(call: Any, s
     result = call(*given, "train.py")
     assert (result.code, "the script (started again) ended with exit code" in said(result)) == (3, True), said(result)
     assert "there are no weights in it" in said(result)
+
+
+def test_a_script_with_the_adapter_resumes_from_a_file_of_apex(call: Any, script: Path) -> None:
+    """Losses and scales are those behind the adapter, and its masters those that it will step."""
+    given = ("migrate", "--adapter", "--verify-resume", "2", "--resume-args", "--resume {checkpoint}", "train.py")
+    script.write_text(with_scales(of_apex()), encoding="utf-8")
+    result = call(*given)
+    assert "started again, with --resume {checkpoint}, with the adapter: 3 steps" in said(result), said(result)
+    assert (result.code, "resumes: exact in the 3 steps behind the break" in said(result)) == (0, True), said(result)
+    script.write_text(with_scales(of_apex()).replace('"O1"', '"O2"'), encoding="utf-8")
+    result = call(*given)
+    cause = "by masters: masters are rounded to fp16: they are made again from the fp16 weights at load"
+    assert (result.code, cause in said(result)) == (1, True), said(result)
+    assert "loss scale" not in said(result), said(result)
+    script.write_text(of_apex(), encoding="utf-8")
+    cause = "by loss scale: the GradScaler starts from scratch: its state is not in the file (train.py:"
+    assert cause in said(call(*given))
+
+
+def test_masters_that_apex_has_not_saved_are_named(call: Any, script: Path) -> None:
+    """The fp32 weights of the rewritten script are the rounded ones of the file."""
+    script.write_text(with_scales(of_apex()).replace('"O1"', '"O2"'), encoding="utf-8")
+    given = ("migrate", "--rewrite", "--verify-resume", "2", "--resume-args", "--resume {checkpoint}", "train.py")
+    result = call(*given)
+    cause = "by masters: the file has the weights rounded to fp16, and not their masters (train.py:"
+    assert (result.code, cause in said(result)) == (1, True), said(result)

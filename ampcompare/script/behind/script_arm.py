@@ -63,5 +63,6 @@ class AsWritten(TorchAmpStandIn):
         original(optimizer, *args, **kwargs)
 
     def trains_through_apex(self) -> bool:
-        """Return whether the script trains through Apex, which is recorded there."""
-        return self.script.calls_apex() or self._by_optimizer
+        """Return whether the script trains through Apex, or the adapter in its place, which is recorded there."""
+        is_recorded = self._rows is not None and self._rows.has_initialized
+        return self.script.calls_apex() or self._by_optimizer or is_recorded

@@ -96,11 +96,17 @@ def seed_sentences(records: Sequence[RunRecord]) -> Iterator[str]:
         )
     else:
         yield "Shifted seeds: the script seeds nothing that could be shifted."
-    if left := [call for call in fixed if call not in shifted]:
+    if left := [call for call in fixed if call not in shifted and _is_one_number(call, shifting)]:
         yield (
             f"Not shifted, in all seeds as written: {few_names(seed_line_texts(left))}; --shift-seeds all "
             "shifts them too."
         )
+
+
+def _is_one_number(call: SeedCall, records: Sequence[RunRecord]) -> bool:
+    """Return whether a line seeds with one number in all runs: another one in each is drawn, as by a library."""
+    known = (one for record in records if record.script is not None for one in record.script.seeds or ())
+    return len({one.seed for one in known if (one.place, one.function) == (call.place, call.function)}) == 1
 
 
 def unlike_seed_line(arm: RunRecord, reference: RunRecord) -> str:
