@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from ampcompare.cli.output import note
 from ampcompare.cli.values import FILE, Choice
 
 if TYPE_CHECKING:
+    from ampcompare.source.migrate.adapter.project import Plan
     from ampcompare.source.migrate.project import FileMigration
 
 VERIFY_RESUME = form(
@@ -153,81 +153,104 @@ def command(
 def _write_all(paths: tuple[str, ...], torch_version: str | None, *, adapter: bool, rewrite: bool, write: bool) -> int:
     """Print or write what becomes of files, and the adapter next to those that take it; return the exit code."""
     from ampcompare.source.find import find_sources
-    from ampcompare.source.migrate.adapter.project import KEPT_FILE
     from ampcompare.source.migrate.choice import adapt_all, choose_rewrite, rewrite_all
     from ampcompare.source.versions import known_versions
 
     versions = known_versions(torch_version)
-    faults: list[str] = []
-
-    def fail(line: str) -> None:
-        faults.append(line)
-        _say_on_stderr(f"ampcompare: {line}")
-
-    files = list(find_sources(paths, unreadable=lambda path, reason: fail(f"{path}: not read: {reason}")))
-    named = set(map(Path, paths))
+    output = _Output(write=write)
+    files = list(find_sources(paths, unreadable=lambda path, why: output.fail(f"{path}: not read: {why}")))
     if adapter:
         choice = adapt_all(files)
     else:
         how = rewrite_all if rewrite else choose_rewrite
-        choice = how(files, must_parse=named.__contains__, versions=versions, within=paths)
-    changed: list[FileMigration] = []
+        choice = how(files, must_parse=set(map(Path, paths)).__contains__, versions=versions, within=paths)
     for line in choice.lines():
         _say_on_stderr(line)
     for plan in choice.plans:
-        own = [each for each in plan.files if each.changed]
-        try:
-            if own and write and plan.adapter.is_new:
-                plan.adapter.write()
-            elif own and not write:
-                click.echo(plan.adapter.diff(), nl=False)
-        except OSError as fault:
-            fail(f"{plan.adapter.path.parent}: not written: {fault}")
-            continue
-        changed += _put_files(plan.files, fail, write=write)
-        if own and plan.adapter.is_edited:
-            _say_on_stderr(KEPT_FILE.format(plan.adapter.path))
-        if own:
-            done = f"added {plan.adapter.path}" if write and plan.adapter.is_new else str(plan.adapter.path)
-            whose = f"{len(own)} file{'s' * (len(own) != 1)}"
-            _say_on_stderr(f"{done}: Apex's functions on torch.autocast, for {whose}; keep it with them")
-    changed += _put_files(choice.rewritten, fail, write=write)
+        output.put_plan(plan)
+    adapted = len(output.changed)
+    output.put_files(choice.rewritten)
     waiting = [each for each in choice.files if each.by_hand]
     left = sum(each.by_hand for each in waiting)
-    adapted = [each for plan in choice.plans for each in plan.files if each in changed]
-    _say_on_stderr(_sums_line(len(files), len(changed), len(adapted), left, len(waiting), len(faults), write))
+    _say_on_stderr(_sums_line(len(files), output, adapted, left, len(waiting)))
     if left and not adapter:
-        _say_how_it_runs([each.path for each in waiting], paths, some_written=bool(changed) and write)
-    elif write and not faults and any(each.loads_state for each in changed):
-        _say_on_stderr(
-            "files that were saved with Apex load as before; to convert one: ampcompare convert OLD NEW --to native"
-        )
-    elif changed and not write and not faults and (len(files) > 1 or files[0].suffix == ".py"):
-        script = shlex.quote(str(files[0])) if len(files) == 1 else "SCRIPT.py"
+        _say_how_it_runs([each.path for each in waiting], paths, some_written=bool(output.changed) and write)
+    elif output.changed and not output.faults:
         flag = "--adapter " * adapter + "--rewrite " * rewrite
-        _say_on_stderr(f"next, check that it trains the same: ampcompare migrate {flag}--verify {script} -- ARGS")
-    return ConfigError.exit_code if faults else int(left > 0)
+        _say_what_is_next(files, output, f"ampcompare migrate {flag}--verify")
+    return ConfigError.exit_code if output.faults else int(left > 0)
 
 
-def _put_files(files: list[FileMigration], fail: Callable[[str], None], *, write: bool) -> list[FileMigration]:
-    """Print the patches of files, or write them, and what is found in them; return those that are changed."""
-    changed = []
-    for each in files:
-        if each.fault is not None:
-            fail(each.summary())
-            continue
-        if each.changed and write:
-            try:
-                each.write()
-            except (ValueError, OSError, EnvironmentUnfit) as fault:  # what `write` says of a file
-                fail(f"{each.path}: not written: {fault}")
+class _Output:
+    """Where what becomes of files goes.
+
+    Attributes:
+        write: whether files are written; patches are printed otherwise.
+        faults: how many files could not be read or written.
+        changed: the files that were written, or would be.
+    """
+
+    def __init__(self, *, write: bool) -> None:
+        self.write = write
+        self.faults = 0
+        self.changed: list[FileMigration] = []
+
+    def fail(self, line: str) -> None:
+        """Say what is wrong with a file."""
+        self.faults += 1
+        _say_on_stderr(f"ampcompare: {line}")
+
+    def put_plan(self, plan: Plan) -> None:
+        """Put the files of a project that take the adapter, and the adapter first."""
+        from ampcompare.source.migrate.adapter.project import KEPT_FILE
+
+        count = sum(each.changed for each in plan.files)
+        try:
+            if count and self.write and plan.adapter.is_new:
+                plan.adapter.write()
+            elif count and not self.write:
+                click.echo(plan.adapter.diff(), nl=False)
+        except OSError as fault:
+            self.fail(f"{plan.adapter.path.parent}: not written: {fault}")
+            return
+        self.put_files(plan.files)
+        if count and plan.adapter.is_edited:
+            _say_on_stderr(KEPT_FILE.format(plan.adapter.path))
+        if count:
+            done = f"added {plan.adapter.path}" if self.write and plan.adapter.is_new else str(plan.adapter.path)
+            whose = f"{count} file{'s' * (count != 1)}"
+            _say_on_stderr(f"{done}: Apex's functions on torch.autocast, for {whose}; keep it with them")
+
+    def put_files(self, files: list[FileMigration]) -> None:
+        """Print the patches of files, or write them, and say what is found in them."""
+        for each in files:
+            if each.fault is not None:
+                self.fail(each.summary())
                 continue
-        elif each.changed:
-            click.echo(each.diff(), nl=False)
-        for line in each.lines():
-            _say_on_stderr(line)
-        changed += [each] * each.changed
-    return changed
+            if each.changed and self.write:
+                try:
+                    each.write()
+                except (ValueError, OSError, EnvironmentUnfit) as fault:  # what `write` says of a file
+                    self.fail(f"{each.path}: not written: {fault}")
+                    continue
+            elif each.changed:
+                click.echo(each.diff(), nl=False)
+            for line in each.lines():
+                _say_on_stderr(line)
+            if each.changed:
+                self.changed.append(each)
+
+
+def _say_what_is_next(files: list[Path], output: _Output, command: str) -> None:
+    """Name the command that verifies a patch, or what becomes of checkpoints once it is written."""
+    if output.write:
+        if any(each.loads_state for each in output.changed):
+            _say_on_stderr(
+                "files that were saved with Apex load as before; to convert one: ampcompare convert OLD NEW --to native"
+            )
+    elif len(files) > 1 or files[0].suffix == ".py":
+        script = shlex.quote(str(files[0])) if len(files) == 1 else "SCRIPT.py"
+        _say_on_stderr(f"next, check that it trains the same: {command} {script} -- ARGS")
 
 
 def _say_how_it_runs(files: list[Path], paths: tuple[str, ...], *, some_written: bool) -> None:
@@ -246,15 +269,16 @@ def _say_how_it_runs(files: list[Path], paths: tuple[str, ...], *, some_written:
         _say_on_stderr(f"what is left{names} runs on with {install}")
 
 
-def _sums_line(files: int, changed: int, adapted: int, left: int, by_hand: int, faults: int, write: bool) -> str:
-    done = ["rewritten", "moved to the adapter"] if write else ["to rewrite", "to move to the adapter"]
-    counts = [f"{count} {how}" for count, how in zip((changed - adapted, adapted), done, strict=True) if count]
-    what = ", ".join(counts) + "; --write does it" * (not write) if counts else "nothing to rewrite"
+def _sums_line(files: int, output: _Output, adapted: int, left: int, by_hand: int) -> str:
+    done = ["rewritten", "moved to the adapter"] if output.write else ["to rewrite", "to move to the adapter"]
+    changed = (len(output.changed) - adapted, adapted)
+    counts = [f"{count} {how}" for count, how in zip(changed, done, strict=True) if count]
+    what = ", ".join(counts) + "; --write does it" * (not output.write) if counts else "nothing to rewrite"
     parts = [f"{files} file{'s' * (files != 1)}: {what}"]
     if left:
         parts.append(f"{left} line{'s' * (left != 1)} left by hand in {by_hand} of them")
-    if faults:
-        parts.append(f"{faults} not migrated")
+    if output.faults:
+        parts.append(f"{output.faults} not migrated")
     return "; ".join(parts)
 
 

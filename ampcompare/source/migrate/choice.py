@@ -79,6 +79,16 @@ def choose_rewrite(
             reason = why(_absolute(result.path)) or _reason_of_others(result, within, why)
             if reason:
                 reasons[result.path] = reason
+    return _let_follow(results, reasons, within)
+
+
+def _let_follow(results: list[FileMigration], reasons: dict[Path, str], within: tuple[str | Path, ...]) -> Choice:
+    """Return the choice where some files take the adapter, with those next to them that may run with them.
+
+    Args:
+        results: of a rewrite of all.
+        reasons: why some of them take the adapter instead.
+    """
     # What no training is seen to run with may be reached in another way.
     others = [each.path for each in results if each.path not in reasons and _is_apart(each, within)] if reasons else []
     plans, faults = plan_adapters([*reasons, *others])
@@ -87,16 +97,12 @@ def choose_rewrite(
         first = next(each.path for each in plan.files if each.path in reasons)
         for each in plan.files:
             reasons.setdefault(each.path, FOLLOWS_UNSEEN.format(os.path.relpath(first, each.path.parent)))
-    adapted = {each.path for plan in plans for each in plan.files}
-    # One that has Apex's functions through another file has them from the adapter then.
-    rest = [
-        FileMigration(each.path) if plans and each.path in reasons else each
-        for each in results
-        if each.path not in adapted
-    ]
-    changed = {each.path for plan in plans for each in plan.files if each.changed}
-    reasons = {path: reason for path, reason in reasons.items() if path in changed}
-    return Choice([*faults, *rest], plans, reasons)
+    files = [each for plan in plans for each in plan.files]
+    rest = [each for each in results if each.path not in {file.path for file in files}]
+    if plans:  # a file that has Apex's functions through another one has them from the adapter then
+        rest = [FileMigration(each.path) if each.path in reasons else each for each in rest]
+    changed = {each.path for each in files if each.changed}
+    return Choice([*faults, *rest], plans, {path: reason for path, reason in reasons.items() if path in changed})
 
 
 def rewrite_all(
@@ -106,7 +112,13 @@ def rewrite_all(
     versions: Versions | None = None,
     within: Iterable[str | Path] = (),
 ) -> Choice:
-    """Return the rewrite of files, of which all is done that nothing speaks against; arguments as `choose_rewrite`."""
+    """Return the rewrite of files, of which all is done that nothing speaks against.
+
+    Args:
+        must_parse: whether a file must be Python even if it does not use Apex.
+        versions: of the libraries that the result is for; by default those that are installed.
+        within: folders and files that were named together, as those of one project.
+    """
     within = tuple(within)
     return Choice(
         [

@@ -15,7 +15,7 @@ from ampcompare.source.amp_names import CLIPS, WRAPPERS
 from ampcompare.source.index import Function as Called
 from ampcompare.source.index import Unknown, choices_of, nodes_of
 from ampcompare.source.migrate.finding import Unsure
-from ampcompare.source.migrate.ordinary.words import IN_NETWORKS, unlisted
+from ampcompare.source.migrate.ordinary.words import find_name_of_no_network
 from ampcompare.source.syntax import argument_values, arguments, dotted_name, is_literal, last_name, walk
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class _Flow:
             self._inside.add(each.scope)
             for node in nodes_of(each.scope):
                 if isinstance(node, (ast.Name, ast.Attribute)):
-                    name = unlisted(each.module, node) or (last_name(node) if last_name(node) in IN_NETWORKS else "")
+                    name = find_name_of_no_network(each.module, node)
                     if name:
                         self._refuse(_Use(each.module, node, VALUE, is_cast=True), node, UNDER_CASTS.format(name))
                 elif isinstance(node, ast.Call):
@@ -376,29 +376,26 @@ class _Flow:
         module, kind = use.module, use.kind
         name, full = last_name(call.func), module.resolve(call.func) or ""
         is_cast = self._is_cast(module, call, use.is_cast)
-        if self._is_shown(module, call):
+        if self._is_shown(module, call) or self._is_end(kind, call, full):
             return
-        if isinstance(call.func, ast.Name) and not full and name in HOLDING and hasattr(builtins, name):
-            if kind in (VALUE, PARAMETERS):
-                self._add(use._replace(node=call))
-                return
-        if kind == PARAMETERS and (full.startswith("torch.optim.") or (full in CLIPS and id(call) in self._clips)):
-            return
-        if kind == OPTIMIZER and full.startswith(SCHEDULES):
-            return
-        if kind == MODEL and full in WRAPPERS:
+        is_builtin = isinstance(call.func, ast.Name) and not full and hasattr(builtins, name)
+        is_held = is_builtin and name in HOLDING and kind in (VALUE, PARAMETERS)
+        if is_held or (kind == MODEL and full in WRAPPERS):
             self._add(use._replace(node=call))
-            return
-        if kind == MODEL and full == "torch.save":
-            return
-        if kind == VALUE and full in TALKS:
-            return
-        if kind == VALUE and full.startswith("torch.") and full not in STORE and (is_cast or _gives_pairs(full)):
+        elif kind == VALUE and full.startswith("torch.") and full not in STORE and (is_cast or _gives_pairs(full)):
             above = module.parent(call)
             if not (isinstance(above, ast.Subscript) and is_literal(above.slice, 1) and name in PAIRS):
                 self._add(use._replace(node=call))
-            return
-        self._settle_function(use, call, is_cast=is_cast)
+        else:
+            self._settle_function(use, call, is_cast=is_cast)
+
+    def _is_end(self, kind: str, call: ast.Call, full: str) -> bool:
+        """Return whether a call of torch takes what it gets without a result to follow."""
+        if kind == PARAMETERS:
+            return full.startswith("torch.optim.") or (full in CLIPS and id(call) in self._clips)
+        if kind == OPTIMIZER:
+            return full.startswith(SCHEDULES)
+        return full in TALKS if kind == VALUE else full == "torch.save"
 
     def _settle_function(self, use: _Use, call: ast.Call, *, is_cast: bool) -> None:
         """Follow an argument into the functions of the project that a call may name."""

@@ -18,12 +18,12 @@ from ampcompare.source.migrate.finding import Finding, Unsure
 from ampcompare.source.migrate.ordinary.flow import refuse_open_flow
 from ampcompare.source.migrate.ordinary.words import refuse_words, stores_into_tensors
 from ampcompare.source.object_kinds import ObjectKinds
-from ampcompare.source.syntax import dotted_name, is_literal, last_name, walk
+from ampcompare.source.syntax import bound_in, dotted_name, is_literal, last_name, walk
 
 if TYPE_CHECKING:
     from ampcompare.source.migrate.read.sites import Backward, Initialize, Read, Step
     from ampcompare.source.migrate.rewrite import Migration
-    from ampcompare.source.module import Module
+    from ampcompare.source.module import Block, Module
 
 # Options of amp.initialize, with the values that change nothing, and those of the level.
 OPTIONS: dict[str, tuple[object, ...]] = {
@@ -100,7 +100,7 @@ def _refuse_notes(core: Core, migration: Migration) -> None:
 
 
 def _refuse_uses(core: Core) -> None:
-    """Refuse imports of Apex that not all runs make, uses beside the core, and a file that others import."""
+    """Refuse imports of Apex that not all runs make, uses outside of the core, and a file that others import."""
     module = core.module
     for statement, _ in core.names.imports:
         if not _is_plain_import(module, statement):
@@ -232,41 +232,45 @@ def _refuse_update(core: Core) -> None:
     module = core.module
     (block,) = [each for each in core.sites.backwards if each.block]
     (step,) = core.sites.steps
-    inside = block.statement.body if isinstance(block.statement, ast.With) else []
-    call = getattr(inside[0], "value", None) if len(inside) == 1 else None
-    is_plain = isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "backward"
-    has_arguments = isinstance(call, ast.Call) and bool(call.args or call.keywords)
-    if not is_plain or has_arguments or set(block.arguments) != {"loss", "optimizers"}:
-        raise Unsure(block.statement, FORM.format(PLAIN))
-    if any(isinstance(each, ast.Call) for each in walk(block.loss)) or len(block.optimizers) != 1:
-        raise Unsure(block.statement, FORM.format("the loss is a variable, which may be divided"))
-    if step.function is not block.function or step.options:
-        raise Unsure(step.call, FORM.format("the step stands below its backward pass"))
+    _refuse_block(block)
     outer = _outermost(core, block)
     if any(isinstance(each, ast.Try) for each in module.within_function(outer)):
         raise Unsure(block.statement, FORM.format("no `try` around the backward pass"))
     body = module.block(outer)
     held = step.statement if step.statement in body else module.outer(step.statement)
-    if held not in body or body.index(held) <= body.index(outer):
+    is_plain = held is step.statement or (isinstance(held, ast.If) and step.statement in held.body and not held.orelse)
+    if step.function is not block.function or step.options or not is_plain or held not in body:
         raise Unsure(step.call, FORM.format("the step stands below its backward pass, behind one test at most"))
-    if isinstance(held, ast.If) and (held.orelse or held is not module.outer(step.statement)):
-        raise Unsure(step.call, FORM.format("the step stands behind one test at most"))
-    if held is not step.statement and not isinstance(held, ast.If):
-        raise Unsure(step.call, FORM.format("the step stands behind one test at most"))
+    if body.index(held) <= body.index(outer):
+        raise Unsure(step.call, FORM.format("the step stands below its backward pass"))
     between = body[body.index(outer) + 1 : body.index(held)]
     if isinstance(held, ast.If):
         between += held.body[: held.body.index(step.statement)]
-        _refuse_gradients_in_test(held)
+        _refuse_varying_test(held, body)
     for each in between:
         _refuse_between(core, each)
     _refuse_reads(core, between)
     _refuse_clears(core, step, held, outer)
 
 
-def _refuse_gradients_in_test(held: ast.If) -> None:
+def _refuse_block(block: Backward) -> None:
+    """Refuse all but a block with one backward pass, of a variable."""
+    inside = block.statement.body if isinstance(block.statement, ast.With) else []
+    call = getattr(inside[0], "value", None) if len(inside) == 1 else None
+    is_plain = isinstance(call, ast.Call) and last_name(call.func) == "backward" and not (call.args or call.keywords)
+    if not is_plain or set(block.arguments) != {"loss", "optimizers"}:
+        raise Unsure(block.statement, FORM.format(PLAIN))
+    if any(isinstance(each, ast.Call) for each in walk(block.loss)) or len(block.optimizers) != 1:
+        raise Unsure(block.statement, FORM.format("the loss is a variable, which may be divided"))
+
+
+def _refuse_varying_test(held: ast.If, body: Block) -> None:
+    """Refuse a step behind a test that does more than count rounds: of a loss, or of a norm of gradients."""
+    bound = {name for each in body if isinstance(each, (ast.Assign, ast.AnnAssign)) for name in bound_in(each)}
     for node in walk(held.test):
-        if isinstance(node, ast.Call) and last_name(node.func) != "len":
-            raise Unsure(held, FORM.format("the test of a step counts rounds, and calls nothing"))
+        is_call = isinstance(node, ast.Call) and last_name(node.func) != "len"
+        if is_call or (isinstance(node, ast.Name) and node.id in bound):
+            raise Unsure(held, FORM.format("the test of a step counts rounds, and asks for nothing else"))
 
 
 def _refuse_between(core: Core, statement: ast.stmt) -> None:

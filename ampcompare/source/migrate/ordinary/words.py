@@ -87,8 +87,7 @@ COPIED = "{0} copies {1}, which may be a network of its own"
 PACKAGE = "{0} imports {1}, and what it does with networks or gradients is not read"
 RUNS = "{0} runs code that no import names, by {1}"
 MANY = "it runs with more files than are read"
-IN_NETWORK = "{0} has {1} in a network"
-UNLISTED = "{0} has {1} in a network, which is not on the list of what O1 and autocast compute alike"
+IN_NETWORK = "{0} has {1} in a network, which is not on the list of what O1 and autocast compute alike"
 ASKS = "{0} asks for Apex by a text"
 
 
@@ -145,42 +144,46 @@ def _find(core: Core, module: Module) -> Iterator[tuple[ast.AST, tuple[str, ...]
         if last_name_of(full) in FORBIDDEN and full.startswith(("torch", "apex")):
             yield statement, (NAMED, full)
     for node in module.nodes:
-        if isinstance(node, (ast.Name, ast.Attribute)):
-            name = last_name(node)
-            if _is_forbidden(module, node, name):
-                yield node, (NAMED, name)
-        elif isinstance(node, ast.Call):
-            name = last_name(node.func)
-            full = module.resolve(node.func) or ""
-            if (isinstance(node.func, ast.Name) and name in RUN_CODE) or full == "torch.compile":
-                yield node, (RUNS, name)
-            if name in ("deepcopy", "copy") and node.args and COPIES.search(dotted_name(node.args[0]) or ""):
-                yield node, (COPIED, ast.unparse(node.args[0]))
-            if full.startswith("torch.") and any(each.arg == "out" for each in node.keywords):
-                yield node, (NAMED, "out=")
+        if isinstance(node, ast.Call):
+            yield from _find_in_call(module, node)
         elif isinstance(node, ast.Constant) and node.value == "apex":
             yield node, (ASKS,)
-        elif isinstance(node, ast.arg) and EMA.search(node.arg):
-            yield node, (NAMED, node.arg)
-        elif isinstance(node, (ast.ClassDef, ast.FunctionDef)) and EMA.search(node.name):
-            yield node, (NAMED, node.name)
+        elif (name := _name_of(node)) and _is_forbidden(module, node, name):
+            yield node, (NAMED, name)
     for network in _networks(module):
         for node in walk(network):
-            if isinstance(node, (ast.Name, ast.Attribute)):
-                if last_name(node) in IN_NETWORKS:
-                    yield node, (IN_NETWORK, last_name(node))
-                elif (found := unlisted(module, node)) is not None:
-                    yield node, (UNLISTED, found)
+            if found := find_name_of_no_network(module, node):
+                yield node, (IN_NETWORK, found)
 
 
-def unlisted(module: Module, node: ast.Name | ast.Attribute) -> str | None:
-    """Return the full name of something of torch that is not on the list; None for all else."""
-    if isinstance(module.parent(node), ast.Attribute):
-        return None  # a part of a longer name
-    full = module.resolve(node, follow=False) or ""
-    if not full.startswith("torch.") or full.startswith("torch.nn.init."):
-        return None
-    return None if last_name_of(full) in LAYERS | FUNCTIONS | TYPES else full
+def _name_of(node: ast.AST) -> str:
+    """Return the name that a node uses or gives; "" if it does neither."""
+    if isinstance(node, (ast.Name, ast.Attribute)):
+        return last_name(node)
+    if isinstance(node, ast.arg):
+        return node.arg
+    return node.name if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) else ""
+
+
+def _find_in_call(module: Module, call: ast.Call) -> Iterator[tuple[ast.AST, tuple[str, ...]]]:
+    name, full = last_name(call.func), module.resolve(call.func) or ""
+    if (isinstance(call.func, ast.Name) and name in RUN_CODE) or full == "torch.compile":
+        yield call, (RUNS, name)
+    if name in ("deepcopy", "copy") and call.args and COPIES.search(dotted_name(call.args[0]) or ""):
+        yield call, (COPIED, ast.unparse(call.args[0]))
+    if full.startswith("torch.") and any(each.arg == "out" for each in call.keywords):
+        yield call, (NAMED, "out=")
+
+
+def find_name_of_no_network(module: Module, node: ast.AST) -> str:
+    """Return a name that no network may have: one that leaves it, or one of torch that is not on the list; else ""."""
+    if not isinstance(node, (ast.Name, ast.Attribute)):
+        return ""
+    if last_name(node) in IN_NETWORKS:
+        return last_name(node)
+    full = "" if isinstance(module.parent(node), ast.Attribute) else module.resolve(node, follow=False) or ""
+    is_listed = last_name_of(full) in LAYERS | FUNCTIONS | TYPES or full.startswith("torch.nn.init.")
+    return full if full.startswith("torch.") and not is_listed else ""
 
 
 def last_name_of(full: str) -> str:
@@ -188,14 +191,14 @@ def last_name_of(full: str) -> str:
     return full.rpartition(".")[2]
 
 
-def _is_forbidden(module: Module, node: ast.Name | ast.Attribute, name: str) -> bool:
+def _is_forbidden(module: Module, node: ast.AST, name: str) -> bool:
     if EMA.search(name):
         return True
-    if name not in FORBIDDEN:
+    if name not in FORBIDDEN or not isinstance(node, (ast.Name, ast.Attribute)):
         return False
+    full = module.resolve(node, follow=False) or ""
     if isinstance(node, ast.Name):  # a variable of such a name is none of torch's
-        full = module.resolve(node, follow=False) or ""
         return full.startswith(("torch", "apex")) or name in ("__import__", "setattr")
     if name in ("graph", "hook", "fx", "double", "hub", "jit", "std", "var", "float16"):
-        return (module.resolve(node, follow=False) or "torch.").startswith("torch")
+        return not full or full.startswith("torch")
     return True
