@@ -10,6 +10,7 @@ from ampcompare.source.amp_names import CLIPS, CORE
 from ampcompare.source.branches import is_exclusive
 from ampcompare.source.index import Function as Called
 from ampcompare.source.index import Unknown, choices_of
+from ampcompare.source.migrate.apex_guards import ANSWERED, asks_for_apex, is_asked
 from ampcompare.source.migrate.casts import OF_O1
 from ampcompare.source.migrate.core.context import Core
 from ampcompare.source.migrate.core.model_casts import casts_itself
@@ -58,7 +59,7 @@ USES = "{0} is more of Apex than the core and its layers"
 MADE = "what makes `{0}` is `{1}`, and only networks of this project, of torch and of torchvision are read"
 IMPORT = "Apex is imported under a condition, or where not all of the file sees it"
 STAR = "`import *` binds names that are not seen"
-ASKED = "the file asks whether Apex is there, or passes apex.amp on"
+ASKED = "apex.amp is used as a value here, and where it goes is not followed"
 IMPORTED_BY = "{0} imports this file, and what it does with it is not read"
 
 
@@ -92,6 +93,8 @@ def _refuse_notes(core: Core, migration: Migration) -> None:
     allowed = ROUNDED if stores_into_tensors(core) else ROUNDED | OTHER_TYPES
     for each in migration.findings:
         place = ast.Pass(lineno=each.line, col_offset=each.column)
+        if each.message == ANSWERED:
+            continue
         if beginning not in each.message:
             raise Unsure(place, NOTED.format(each.message))
         names = set(CALLED.findall(each.message))
@@ -110,6 +113,8 @@ def _refuse_uses(core: Core) -> None:
             raise Unsure(statement, STAR)
     for node, meaning in core.names.uses:
         if meaning in ("apex", "apex.amp"):
+            if isinstance(node.ctx, ast.Store) or is_asked(module, node):
+                continue  # what a failed import leaves, and the question for it
             raise Unsure(node, ASKED)
         is_core = meaning.startswith("apex.amp.") and meaning.removeprefix("apex.amp.") in CORE
         if not is_core and not meaning.startswith(BESIDE_CORE):
@@ -119,13 +124,24 @@ def _refuse_uses(core: Core) -> None:
 
 
 def _is_plain_import(module: Module, statement: ast.stmt) -> bool:
-    """Return whether an import stands at the top of a module, or in a `try` that ends or complains without it."""
+    """Return whether an import stands at the top of a module, or in a `try` that ends, complains or sets a flag."""
     outer = module.parent(statement)
-    if isinstance(outer, ast.Try):
-        ends = [each for handler in outer.handlers for each in handler.body]
-        is_plain = all(isinstance(each, (ast.Raise, ast.Pass, ast.Expr)) for each in (*ends, *outer.orelse))
-        return is_plain and not outer.finalbody and module.parent(outer) is module.tree
-    return outer is module.tree
+    if not isinstance(outer, ast.Try):
+        return outer is module.tree
+    others = [each for handler in outer.handlers for each in handler.body] + outer.body + outer.orelse
+    is_plain = all(
+        isinstance(each, (ast.Raise, ast.Pass, ast.Expr, ast.Import, ast.ImportFrom))
+        or (isinstance(each, ast.Assign) and isinstance(each.value, ast.Constant))
+        for each in others
+    )
+    return is_plain and not outer.finalbody and module.parent(outer) is module.tree
+
+
+def _is_plain_test(module: Module, test: ast.expr) -> bool:
+    """Return whether a test asks for a variable, for whether Apex is there, or for both."""
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+        return all(_is_plain_test(module, each) for each in test.values)
+    return dotted_name(test) is not None or asks_for_apex(module, test)
 
 
 def _refuse_initialize(core: Core) -> None:
@@ -154,7 +170,7 @@ def _refuse_initialize(core: Core) -> None:
         if not isinstance(outer, (ast.If, ast.FunctionDef, ast.Module)):
             raise Unsure(initialize.call, FLOW.format("inside of another statement than an `if`"))
     tests = [each.test for each in conditions_of(module, initialize) if not _is_main(each.test)]
-    if len(tests) > 1 or any(dotted_name(each) is None for each in tests):
+    if len(tests) > 1 or not all(_is_plain_test(module, each) for each in tests):
         raise Unsure(initialize.call, FLOW.format(f"if {' and '.join(map(ast.unparse, tests))}"))
 
 
@@ -220,7 +236,7 @@ def _outermost(core: Core, block: Backward) -> ast.stmt:
     plain = [each for each in core.sites.backwards if not each.block]
     if isinstance(outer, ast.If) and plain:
         if all(module.outer(each.statement) is outer for each in plain) and len(plain) == 1:
-            if is_exclusive(module, plain[0].statement, block.statement) and dotted_name(outer.test) is not None:
+            if is_exclusive(module, plain[0].statement, block.statement) and _is_plain_test(module, outer.test):
                 return outer
     if plain:
         raise Unsure(plain[0].statement, SEVERAL.format("several", "backward"))

@@ -93,6 +93,7 @@ class Net(nn.Module):
         x = F.relu(self.one(x))
         return self.two(x)
 """
+APEX = "from apex import amp\n"
 OWN_LOSS = """
 
 class Loss(nn.Module):
@@ -158,6 +159,15 @@ ORDINARY = {
     ),
     "a loss of the project": (("nn.CrossEntropyLoss()", "network.Loss()"),),
     "clips of parameters": (("amp.master_params(optimizer)", "model.parameters()"),),
+    "a guarded import": (
+        (APEX, f"try:\n    {APEX}except ImportError:\n    amp = None\n"),
+        (MADE, f"    if args.fp16 and amp is not None:\n    {MADE}"),
+    ),
+    "an import that must not fail": ((APEX, f"try:\n    {APEX}except ImportError:\n    raise\n"),),
+    "a flag": (
+        (APEX, f"try:\n    {APEX}    there = True\nexcept ImportError:\n    there = False\n"),
+        (MADE, f"    if there:\n    {MADE}"),
+    ),
     "a resumed state": ((MADE, f'{MADE}    saved = torch.load("old.pt")\n    amp.load_state_dict(saved["amp"])\n'),),
 }
 
@@ -173,6 +183,11 @@ def test_an_ordinary_training_is_rewritten(tmp_path: Path, changes: tuple[tuple[
 
 OTHERS = {
     "a level at run time": (MADE, MADE.replace('"O1"', "args.level"), r"opt_level=args\.level"),
+    "amp as a value": (MADE, f"{MADE}    use(amp)\n", "used as a value"),
+    "an import of some runs": (APEX, f"if True:\n    {APEX}", "Apex is imported under a condition"),
+    "a star": ("import network", "from network import *", r"import \*"),
+    "a text": (MADE, f'{MADE}    print("apex")\n', "asks for Apex"),
+    "a step behind a loss": ("        optimizer.step()\n", f"        if loss < 5:\n    {STEP}", "plain form"),
     "O2": ('"O1"', '"O2"', "opt_level='O2'"),
     "a static scale": ('opt_level="O1"', 'opt_level="O1", loss_scale=128.0', r"loss_scale=128\.0"),
     "options": (MADE, f'    way = dict(opt_level="O1")\n{MADE.replace(LEVEL, "**way")}', r"opt_level=\*\*"),
