@@ -12,6 +12,7 @@ from ampcompare.guards.script_state import ScriptState
 from ampcompare.source.lint.catalog import BY_NAME
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
 
@@ -92,6 +93,12 @@ class Detector:
 
     def half(self, module: nn.Module) -> None:
         """A module is cast to a half type."""
+
+    def cast_weight(self, weight: Tensor, dtype: torch.dtype) -> None:
+        """A layer is called whose fp32 weight autocast casts to `dtype`, which it keeps to the end of the block."""
+
+    def casts_dropped(self) -> None:
+        """The casts that autocast keeps are dropped, at the end of the outermost block or by the script."""
 
     def cuda(self, module: nn.Module) -> None:
         """A module is moved to a GPU."""

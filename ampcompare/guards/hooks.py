@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import conv
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
@@ -22,6 +23,8 @@ from ampcompare.guards.reporting import GuardWarning, ViolationSink
 from ampcompare.guards.script_state import Block, EnteredAutocast, ScriptState
 
 OUTSIDE_BACKWARD = -1
+MAX_BLOCKS = 64  # of autocast, in which layers are watched: later steps call them as they are
+CAST_LAYERS = (nn.Linear, conv._ConvNd)
 MAX_ENTRIES = 16  # of one forward pass; evaluation enters autocast without end
 DEVICES = ("cpu", "cuda", "xpu", "mps")
 ASKED = "_ampcompare_asked"
@@ -39,6 +42,8 @@ class GuardHooks:
         self.facts = ScriptState()
         self._passes = passes
         self._events = Subscriptions(Layer.GUARDS)
+        self._casts: Subscriptions | None = None  # from the first autocast on, for some blocks
+        self._blocks = 0  # outermost ones of autocast, that have ended
         self._detectors = [detector(self.facts, sink) for detector in DETECTORS.values()]
         self._find_listeners()
         self._watch_backward()
@@ -46,6 +51,7 @@ class GuardHooks:
         if not has_stand_in(*Points.MAKE_AUTOCAST):  # else the script's calls are not what happens
             self._watch_scaler()
             _watch_autocast(self._events, self.facts)
+            self._events.wrap(*Points.ENTER_AUTOCAST, self._watch_casts)
             _watch_disabled_scalers(self._events, self.facts)
         self._watch_clipping()
         self._watch_modules()
@@ -180,6 +186,31 @@ class GuardHooks:
         watched |= {"get_scale": get_scale, "state_dict": self._read_state}
         for name, function in watched.items():
             self._events.wrap(torch.amp.GradScaler, name, function)
+
+    def _watch_casts(self, original: Any, autocast: Any) -> Any:
+        """Watch the layers whose weights autocast casts, from its first block on."""
+        if self._casts is None:
+            self._casts = Subscriptions(Layer.GUARDS)
+            self._casts.wrap(*Points.FORWARD, self._call_layer)
+            self._casts.wrap(torch, "clear_autocast_cache", self._drop_casts)
+            self._events.at_end(self._casts.end)
+        return original(autocast)
+
+    def _call_layer(self, original: Any, module: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(module, CAST_LAYERS) and torch.is_autocast_cache_enabled():
+            weight = module._parameters.get("weight")
+            if type(weight) is nn.Parameter and weight.requires_grad and weight.dtype is torch.float32:
+                device = weight.device.type
+                if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+                    self._notify("cast_weight", weight, torch.get_autocast_dtype(device))
+        return original(module, *args, **kwargs)
+
+    def _drop_casts(self, original: Any) -> None:
+        original()
+        self._notify("casts_dropped")
+        self._blocks += 1
+        if self._blocks >= MAX_BLOCKS and self._casts is not None:
+            self._casts.end()
 
     def _watch_clipping(self) -> None:
         def clip(original: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:

@@ -53,6 +53,20 @@ NATIVE_MISTAKES = {
             scaler.update()  # right
             optimizer.step()  # wrong  # here
         """,
+    "stale-cast": """
+        other = [torch.randn_like(param) for param in model.parameters()]
+        for x, y in batches:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = F.cross_entropy(model(x), y)
+                for param, value in zip(model.parameters(), other):
+                    param.data.copy_(value)
+                torch.clear_autocast_cache()  # right
+                with torch.no_grad():
+                    model(x)  # here
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        """,
     "scaler-with-bf16": """
         for x, y in batches:
             with torch.autocast("cpu", dtype=torch.bfloat16):  # here

@@ -20,6 +20,22 @@ RECIPES = {
             scaler.step(optimizer)
             scaler.update()
         """,
+    "a model that is called twice in a block, and swapped between blocks": """
+        other = [torch.randn_like(param) for param in model.parameters()]
+        for x, y in batches:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = F.cross_entropy(model(x), y) + F.cross_entropy(model(x + 1), y)
+            kept = [param.detach().clone() for param in model.parameters()]
+            for param, value in zip(model.parameters(), other):
+                param.data.copy_(value)
+            with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+                model(x)
+            for param, value in zip(model.parameters(), kept):
+                param.data.copy_(value)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        """,
     "two scalers, and a network without one": """
         nets = [nn.Linear(4, 3) for _ in range(3)]
         opts = [torch.optim.SGD(net.parameters(), 0.1) for net in nets]

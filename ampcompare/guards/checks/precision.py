@@ -8,7 +8,11 @@ from ampcompare.guards.detector import Detector, guard_of
 from ampcompare.guards.script_state import EnteredAutocast, first_loss
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
+
+COMPARED = 64  # elements of a weight
+MAX_COMPARISONS = 128  # each of which waits for the device
 
 
 class AutocastElsewhere(Detector):
@@ -91,3 +95,35 @@ class AutocastWithoutDtype(Detector):
 
 def _is_on(entered: EnteredAutocast, loss: Tensor) -> bool:
     return loss.device.type in entered.on_for
+
+
+class StaleCast(Detector):
+    """A layer whose weight has changed since autocast has cast it, in a block that keeps the cast.
+
+    Some elements of each weight are compared as they are cast, since a write by `data` has no version.
+    """
+
+    guard = guard_of("stale-cast")
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._casts: dict[int, tuple[Tensor, Tensor]] = {}  # weights with some elements of their cast, by id
+        self._comparisons = 0
+
+    def cast_weight(self, weight: Tensor, dtype: torch.dtype) -> None:
+        import torch
+
+        if self._comparisons >= MAX_COMPARISONS or (weight.is_cuda and torch.cuda.is_current_stream_capturing()):
+            return
+        cast = weight.detach().reshape(-1)[:COMPARED].to(dtype)
+        known = self._casts.setdefault(id(weight), (weight, cast))
+        if known[1] is cast:
+            return
+        self._comparisons += 1
+        if not torch.equal(known[1], cast):
+            self.report(
+                "this uses the old cast of weights that were written since an open autocast block has cast them"
+            )
+
+    def casts_dropped(self) -> None:
+        self._casts.clear()

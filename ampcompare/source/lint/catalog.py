@@ -40,6 +40,13 @@ SEEN_BY_GUARDS = (
     ),
     Mistake(
         "",
+        "stale-cast",
+        "weights are written inside of an autocast block that has cast them, and used in it again",
+        "the block goes on with the old cast: a swapped or updated model computes what the one before did",
+        "enter autocast for each forward pass by itself, or call `torch.clear_autocast_cache()` behind the write",
+    ),
+    Mistake(
+        "",
         "gradients-kept",
         "the gradients of a skipped step are not cleared before the next one",
         "they are infinite or NaN and stay so: every later step is skipped, or applies them",
