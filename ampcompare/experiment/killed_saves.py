@@ -98,6 +98,15 @@ def _agrees_on_common_keys(due: Any, given: Any) -> bool:
     return bool(due == given or (both and all(due[name] == given[name] for name in both)))
 
 
+def _success_text(count: int, bare: int) -> str:
+    """Return what is known where nothing is lost by kills, after some of which there is nothing to start from."""
+    if not bare:
+        return f"what is left loads after each of {count}"
+    first = "this was the first save: a later step shows what becomes of an older file"
+    loads = f"what is left loads after {count - bare} of {count}, and " * (bare < count)
+    return f"{loads}nothing is left to load after {bare if bare < count else 'each'} of {count}, since {first}"
+
+
 def kills_lines(kills: Sequence[Kill], *, is_first: bool) -> tuple[list[str], bool]:
     """Return what came of kills in words, equal ones in a row, and whether all is well.
 
@@ -105,10 +114,11 @@ def kills_lines(kills: Sequence[Kill], *, is_first: bool) -> tuple[list[str], bo
         is_first: nothing had been saved before, so that a start from the beginning loses nothing.
     """
     rows: list[list[object]] = []
-    bad = 0
+    bad = bare = 0
     for kill in kills:
         nothing_lost = is_first and kill.outcome in ("no file is left to start from", "starts from its beginning")
         bad += not (kill.is_good or nothing_lost)
+        bare += nothing_lost
         if rows and rows[-1][2] == kill.outcome:
             first = str(rows[-1][1]).partition(" ... ")[0]
             rows[-1][0], rows[-1][1] = int(str(rows[-1][0])) + 1, f"{first} ... {kill.point}"
@@ -116,6 +126,6 @@ def kills_lines(kills: Sequence[Kill], *, is_first: bool) -> tuple[list[str], bo
             rows.append([1, kill.point, kill.outcome])
     lines = tabulate(rows, ["kills", "at", "started again"], maxcolwidths=[None, 60, 80]).splitlines()
     if not bad:
-        return [*lines, f"kills: what is left loads after each of {len(kills)}"], True
+        return [*lines, f"kills: {_success_text(len(kills), bare)}"], True
     advice = "save under another name, and os.replace it when it is complete"
     return [*lines, f"kills: what is left does not serve after {bad} of {len(kills)}: {advice}"], False
