@@ -152,7 +152,23 @@ def _join_roots(groups: dict[Path, list[Path]]) -> None:
 
 
 def _is_script(path: Path) -> bool:
-    return path.suffix != ".py" or b"__main__" in read_bytes(path)
+    """Return whether a file is run rather than imported: it says so, is a notebook, or trains where it is imported."""
+    content = read_bytes(path)
+    return (
+        path.suffix != ".py" or b"__main__" in content or (b"scale_loss" in content and _scales_at_top(path, content))
+    )
+
+
+def _scales_at_top(path: Path, content: bytes) -> bool:
+    """Return whether a module names `scale_loss` outside of its functions and classes."""
+    waiting: list[ast.AST] = [*ast.parse(parse_document(path, content).text).body]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Attribute) and node.attr == "scale_loss":
+            return True
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            waiting += ast.iter_child_nodes(node)
+    return False
 
 
 def _import_root(path: Path, text: str) -> Path:
@@ -167,7 +183,11 @@ def _import_root(path: Path, text: str) -> Path:
             return folder
     if path.name != "__init__.py" and _is_script(path):
         return folders[0]
-    return next((each for each in folders if not (each / "__init__.py").is_file()), folders[0])
+    return next((each for each in folders if not _is_package(each)), folders[0])
+
+
+def _is_package(folder: Path) -> bool:
+    return (folder / "__init__.py").is_file() and Path(os.path.abspath(folder)).name.isidentifier()
 
 
 def _folders(path: Path) -> list[Path]:

@@ -48,6 +48,10 @@ def _plans(folder: Path, files: dict[str, str]) -> dict[str, tuple[str, list[str
             "lib/torch_amp_adapter.py",
             "lib.torch_amp_adapter",
         ),
+        # A script without a function, next to a file __init__.py; and a folder whose name no import can have.
+        ({"lib/__init__.py": "", "lib/train.py": f"{USE}with amp.scale_loss(1, 2) as loss: pass\n"},
+         f"lib/{ADAPTER}.py", ADAPTER),
+        ({"my-lib/__init__.py": "", "my-lib/steps.py": USE}, f"my-lib/{ADAPTER}.py", ADAPTER),
         # A folder of scripts with a file __init__.py that nothing imports as a package.
         ({"__init__.py": "", "train.py": USE + "import steps\n", "steps.py": USE}, "torch_amp_adapter.py", ADAPTER),
     ],

@@ -155,6 +155,16 @@ def test_inputs_with_gradients_are_read_as_they_are(forked_python: Any, tmp_path
 
 
 @pytest.mark.integration
+def test_a_whole_model_is_saved_and_loaded(forked_python: Any, tmp_path: Path) -> None:
+    text = HEAD + (
+        "net, optimizer = amp.initialize(net, optimizer, verbosity=0)\n"
+        "torch.save(net, 'model.pt')\n"
+        "print(torch.load('model.pt', weights_only=False)(x).sum().item() == net(x).sum().item())\n"
+    )
+    _compare(forked_python, tmp_path, text)
+
+
+@pytest.mark.integration
 def test_an_error_in_a_block_leaves_the_gradients_that_were_there(forked_python: Any, tmp_path: Path) -> None:
     text = HEAD + (
         "net, optimizer = amp.initialize(net, optimizer, verbosity=0)\n"
