@@ -210,12 +210,15 @@ def _observed_parts(ledger: Ledger) -> list[tuple[str, str, str]]:
     others = "; ".join(f"{name}: {', '.join(found)}" for name, found in ledger.elsewhere.items())
     frozen = f"frozen weights are {observed_text(ledger.frozen)}" if set(HALF) & ledger.frozen.keys() else ""
     unseen = f"not seen: {ledger.unseen}" if ledger.unseen else ""
-    products = ", ".join(filter(None, [by.get("products"), emulated, others, frozen, unseen]))
+    setter = by.get("products", "")
+    if setter.startswith("autocast") and ledger.forward and not {*HALF, "fp8"} & ledger.forward.keys():
+        setter += ", which has cast none"  # that of another thread, say
+    products = ", ".join(filter(None, [setter, emulated, others, frozen, unseen]))
     return [
         ("weights", observed_text(ledger.of_groups("weights")), by.get("weights", "")),
         ("masters", observed_text(ledger.of_groups("masters")), by.get("masters", "")),
         ("forward products", observed_text(ledger.forward), products),
-        ("backward products", observed_text(ledger.backward), unseen),
+        ("backward products", observed_text(ledger.backward), unseen or _backward_alone_text(ledger)),
         ("gradients", observed_text(ledger.of_groups("gradients")), ""),
         ("accumulated gradients", observed_text(ledger.accumulated), one_pass),
         ("reduction", observed_text(ledger.reduced), one_rank),
@@ -227,6 +230,13 @@ def _observed_parts(ledger: Ledger) -> list[tuple[str, str, str]]:
         ("largest gradient", *_largest_gradient(ledger)),
         ("zero denominators", f"{_share_percent_text(100 * zero)} %" if (zero := ledger.zero_denominators) else "", ""),
     ]
+
+
+def _backward_alone_text(ledger: Ledger) -> str:
+    """Return which 16-bit types only the backward pass has; "" for none."""
+    alone = [name for name in HALF if name in ledger.backward and ledger.forward and name not in ledger.forward]
+    why = "in the backward pass alone, as where a function computes again under autocast without its dtype"
+    return f"{' and '.join(alone)} {why}" if alone else ""
 
 
 def _is_linear_in(role: str, declared: str, ledger: Ledger) -> bool:

@@ -220,3 +220,21 @@ def test_a_gradient_times_the_scale_is_compared_with_fp16(
 )  # fmt: skip
 def test_shares_in_words(types: dict[str, float], text: str) -> None:
     assert observed_text(types) == text
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "by", "remarks"),
+    [
+        ("fp32", "fp32", "autocast, train.py:3", ["autocast, train.py:3, which has cast none", ""]),
+        ("bf16", "bf16", "autocast, train.py:3", ["autocast, train.py:3", ""]),
+        ("bf16", "fp16", "autocast, train.py:3", ["autocast, train.py:3", "fp16 in the backward pass alone"]),
+        ("fp32", "fp32", "", ["", ""]),
+    ],
+)
+def test_products_that_are_not_those_of_autocast_are_named(
+    forward: str, backward: str, by: str, remarks: list[str]
+) -> None:
+    """Another thread computes without the autocast of the first, and a function may compute again in another type."""
+    seen = ledger(forward, by={"products": by} if by else {}).model_copy(update={"backward": {backward: 1.0}})
+    found = {one.name: one.remark for one in compare_roles(None, seen)}
+    assert [found["forward products"], found["backward products"].partition(",")[0]] == remarks
