@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from ampcompare import compare
 from ampcompare.settings.recipe import Recipe
 from ampcompare.tasks.models import build_model
-from ampcompare.training.precision.actnn import ActNN, Quantized
+from ampcompare.training.precision.actnn import ActNN, PackedTensor
 from ampcompare.training.precision.base import Precision, make_precision
 
 ARMS = (
@@ -82,7 +82,7 @@ class Trainee:
 
         def count(kept: Any) -> Any:
             alive.append(kept)
-            if isinstance(kept, Quantized):
+            if isinstance(kept, PackedTensor):
                 held[id(kept)] = kept.nbytes
             elif kept.untyped_storage().data_ptr() not in weights:
                 held[kept.untyped_storage().data_ptr()] = kept.untyped_storage().nbytes()

@@ -6,46 +6,46 @@ No function imports a library to find out, and none needs torch.
 from pathlib import Path
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.experiment.choices import Choice, list_choices
+from ampcompare.experiment.choices import AvailableChoice, list_choices
 from ampcompare.experiment.run_directory import DEFAULT_FOLDER, RunBrief, find_runs
 
 
-def list_arms() -> list[Choice]:
+def list_arms() -> list[AvailableChoice]:
     """Return the backends that an arm can name, those of other packages too."""
     return list_choices()["arms"]
 
 
-def list_tasks() -> list[Choice]:
+def list_tasks() -> list[AvailableChoice]:
     """Return the tasks: what a model is trained for, and on which data."""
     return list_choices()["tasks"]
 
 
-def list_models() -> list[Choice]:
+def list_models() -> list[AvailableChoice]:
     """Return the models, with the forms that name those of torchvision, timm and Transformers."""
     return list_choices()["models"]
 
 
-def list_data() -> list[Choice]:
+def list_data() -> list[AvailableChoice]:
     """Return the data sets."""
     return list_choices()["data"]
 
 
-def list_optimizers() -> list[Choice]:
+def list_optimizers() -> list[AvailableChoice]:
     """Return the optimizers."""
     return list_choices()["optimizers"]
 
 
-def list_launchers() -> list[Choice]:
+def list_launchers() -> list[AvailableChoice]:
     """Return the ways in which the processes of a cell are started."""
     return list_choices()["launchers"]
 
 
-def list_recipes() -> list[Choice]:
+def list_recipes() -> list[AvailableChoice]:
     """Return the named recipes."""
     return list_choices()["recipes"]
 
 
-def list_guards() -> list[Choice]:
+def list_guards() -> list[AvailableChoice]:
     """Return the mistakes in the use of mixed precision that `exec` watches for."""
     return list_choices()["guards"]
 

@@ -207,12 +207,12 @@ def find_batch(
         EnvironmentUnfit: this machine lacks something that was requested.
         LaunchError: a try failed for another reason than memory or too few samples.
     """
-    from ampcompare.experiment.find_batch import BatchSearch, configs_of, search_batches
+    from ampcompare.experiment.find_batch import BatchSearchTerms, configs_of, search_batches
     from ampcompare.experiment.run_options import settings_request
 
     config = collect_settings(settings_request(recipe, size, config_file, settings), FIND_BATCH, one_run=True).config
     configs = configs_of(config, _distinct_arm_texts(arms))
-    return search_batches(BatchSearch(configs, memory_limit, margin / 100, note, preflight), gpus)
+    return search_batches(BatchSearchTerms(configs, memory_limit, margin / 100, note, preflight), gpus)
 
 
 def _distinct_arm_texts(arms: Sequence[Arm | str] | str) -> list[str]:

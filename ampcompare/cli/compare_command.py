@@ -9,11 +9,11 @@ import click
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.formatting import ordinal
-from ampcompare.cli.comparison_output import details_option, show_checks, show_comparison, show_plan
-from ampcompare.cli.forms import AllBut, Form, form, plain_form
+from ampcompare.cli.comparison_output import details_option, show_comparison, show_failed_checks, show_plan
+from ampcompare.cli.forms import AllBut, Form, form_asked_by, plain_form
 from ampcompare.cli.help import ARMS, COMPARISON, MACHINE, OUTPUT, SCRIPT, option, option_factory
 from ampcompare.cli.launching import count_processes, launch_options, options_by_name, save_at_signals
-from ampcompare.cli.output import note
+from ampcompare.cli.output import note_on_stderr
 from ampcompare.cli.settings import ScriptCommand, request_from, script_options, show_metrics
 from ampcompare.cli.shared_options import (
     ARM_FLAGS,
@@ -33,12 +33,16 @@ from ampcompare.settings.script import SCRIPT_ARMS
 
 OF_RESUMPTION = ("arms", "reference", "backend", *ARM_FLAGS, "seeds", "compat_torch", "quiet", *SETTING_OPTIONS)
 OF_ONE_STEP = ("seeds", "seed_arg", "compat_torch", "quiet", *SETTING_OPTIONS)
-RESUME = form("--verify-resume STEP", "resume_step", (*OF_RESUMPTION, "resume_args"), ", which trains no comparison")
-CAPSULE = form("--capsule STEP", "capsule", OF_ONE_STEP, ", which keeps a step of one process of the script as it is")
+RESUME = form_asked_by(
+    "--verify-resume STEP", "resume_step", (*OF_RESUMPTION, "resume_args"), ", which trains no comparison"
+)
+CAPSULE = form_asked_by(
+    "--capsule STEP", "capsule", OF_ONE_STEP, ", which keeps a step of one process of the script as it is"
+)
 # What these print depends on every option of the comparison.
-LIST_METRICS = form("--list-metrics", "list_metrics", AllBut(("resume_args", "dry_run", "emit_cells")))
-DRY_RUN = form("--dry-run", "dry_run", AllBut(("resume_args", "emit_cells")))
-EMIT_CELLS = form("--emit-cells", "emit_cells", AllBut(("resume_args",)))
+LIST_METRICS = form_asked_by("--list-metrics", "list_metrics", AllBut(("resume_args", "dry_run", "emit_cells")))
+DRY_RUN = form_asked_by("--dry-run", "dry_run", AllBut(("resume_args", "emit_cells")))
+EMIT_CELLS = form_asked_by("--emit-cells", "emit_cells", AllBut(("resume_args",)))
 FORMS = (RESUME, CAPSULE, LIST_METRICS, DRY_RUN, EMIT_CELLS, plain_form(AllBut(("resume_args",))))
 
 compare_option = option_factory(CompareOptions)
@@ -177,7 +181,7 @@ def command(asked: Form, **parameters: Any) -> int:
         outcome = run_comparison(options, observer=display, while_running=save_at_signals)
     show_comparison(outcome, as_json=as_json, quiet=quiet, details=parameters["details"])
     outcome.write_junit()
-    show_checks(outcome, quiet=quiet)
+    show_failed_checks(outcome, quiet=quiet)
     return outcome.exit_code
 
 
@@ -277,7 +281,9 @@ def options_from(parameters: dict[str, Any]) -> CompareOptions:
     options.strict = parameters["strict"]
     if re.fullmatch("[1-9][0-9]*", parameters["seeds"] or "") and not parameters["quiet"]:
         seed = int(parameters["seeds"])
-        note(f"note: --seeds {seed} is one seed, the {ordinal(seed + 1)}; {seed} seeds are --seeds 0-{seed - 1}")
+        note_on_stderr(
+            f"note: --seeds {seed} is one seed, the {ordinal(seed + 1)}; {seed} seeds are --seeds 0-{seed - 1}"
+        )
     return options
 
 

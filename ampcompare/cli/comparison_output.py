@@ -11,7 +11,7 @@ import click
 from ampcompare.base.files.run_files import RunFile
 from ampcompare.base.formatting import format_count, format_duration, printable
 from ampcompare.cli.help import OUTPUT, option
-from ampcompare.cli.output import note, say
+from ampcompare.cli.output import note_on_stderr, say_on_stdout
 
 if TYPE_CHECKING:
     from ampcompare.experiment.compare import ComparisonOutcome, PlannedComparison
@@ -41,14 +41,14 @@ def show_comparison(outcome: ComparisonOutcome, *, as_json: bool, quiet: bool, d
 
     failure = outcome.common_failure
     if as_json:
-        say(FORMATS["json"].reporter().render(outcome.comparison), nl=False)
+        say_on_stdout(FORMATS["json"].reporter().render(outcome.comparison), nl=False)
     elif failure is None:
-        say(terminal_text(outcome.comparison, details=details), nl=False)
+        say_on_stdout(terminal_text(outcome.comparison, details=details), nl=False)
     if failure is not None:
         what = (
             "every cell" if len(outcome.comparison.records) == len(outcome.comparison.order) else "each cell that ran"
         )
-        note(f"ampcompare: {what} failed: {printable(failure.error or '', 2000, keep_end=600)}")
+        note_on_stderr(f"ampcompare: {what} failed: {printable(failure.error or '', 2000, keep_end=600)}")
     elif not quiet:
         if sys.stdout.isatty() and sys.stderr.isatty():
             click.echo(err=True)
@@ -60,25 +60,25 @@ def show_comparison(outcome: ComparisonOutcome, *, as_json: bool, quiet: bool, d
             click.echo(f"page: {outcome.folder / page.file}", err=True)
 
 
-def show_checks(outcome: ComparisonOutcome, *, quiet: bool) -> None:
+def show_failed_checks(outcome: ComparisonOutcome, *, quiet: bool) -> None:
     """Print on stderr which limits were exceeded or not checked; nothing if the exit code is about failed arms."""
     if outcome.exit_code not in (0, 1):
         return
     for check in outcome.checks:
         if check.skipped and not quiet:
-            note(f"note: {printable(f'{check.arm}: {check.gate} is not checked: {check.skipped}', 500)}")
+            note_on_stderr(f"note: {printable(f'{check.arm}: {check.gate} is not checked: {check.skipped}', 500)}")
     for check in outcome.checks:
         if check.failure:
-            note(f"failed: {printable(f'{check.arm}: {check.failure}', 500)}")
+            note_on_stderr(f"failed: {printable(f'{check.arm}: {check.failure}', 500)}")
 
 
 def show_plan(planned: PlannedComparison, found: Preflight | None, *, as_json: bool) -> None:
     """Print the cells of a plan, what a few steps of their arms have shown, and an estimate of time and memory."""
-    from ampcompare.experiment.eta import estimate
+    from ampcompare.experiment.eta import estimate_cost
     from ampcompare.results.records.run import dump_json
 
     plan, folder = planned.plan, planned.folder
-    remaining = estimate(plan, folder, found)
+    remaining = estimate_cost(plan, folder, found)
     labeled_cells = list(zip(plan.labels, plan.cells, strict=True))
     if as_json:
         cells = [{"cell": cell.digest(), "arm": label, "seed": cell.recipe.seed} for label, cell in labeled_cells]

@@ -11,7 +11,7 @@ import click
 from ampcompare.base.errors import ConfigError
 from ampcompare.cli.help import Command, option
 from ampcompare.cli.shared_options import json_option
-from ampcompare.cli.values import Choice
+from ampcompare.cli.values import WordChoice
 
 if TYPE_CHECKING:
     from ampcompare.experiment.sources import SettingsSources
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     ],
     context_settings={"ignore_unknown_options": True},
 )
-@click.argument("what", type=Choice(["show", "schema"]))
+@click.argument("what", type=WordChoice(["show", "schema"]))
 @option("--origin", is_flag=True, help="where each value came from")
 @option(
     "--for",
     "name",
-    type=Choice(["run", "compare"]),
+    type=WordChoice(["run", "compare"]),
     default="compare",
     show_default=True,
     help="the command whose options follow and whose environment variables apply",

@@ -11,7 +11,7 @@ import click
 from ampcompare.api.migration import convert_checkpoint
 from ampcompare.base.environment.extras import require_torch
 from ampcompare.base.errors import ConfigError
-from ampcompare.cli.forms import Form, form, plain_form
+from ampcompare.cli.forms import Form, form_asked_by, plain_form
 from ampcompare.cli.help import Command, option, option_factory
 from ampcompare.cli.shared_options import json_option
 from ampcompare.cli.values import LEVEL
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 convert_option = option_factory(convert_checkpoint)
 
-INSPECT = form("--inspect", "inspect", ("source", "as_json"), ", which writes nothing")
+INSPECT = form_asked_by("--inspect", "inspect", ("source", "as_json"), ", which writes nothing")
 CONVERT = plain_form(("source", "target", "to", "opt_level", "save_apex_format", "static_scale", "as_json"))
 FORMS = (INSPECT, CONVERT)
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".tar", ".pkl", ".pickle")

@@ -10,10 +10,10 @@ from ampcompare.api.diagnosis import diagnose as api_diagnose
 from ampcompare.api.diagnosis import look_ahead as api_look_ahead
 from ampcompare.backends.arm import parse_arms
 from ampcompare.base.errors import ConfigError
-from ampcompare.cli.forms import Form, form, plain_form
+from ampcompare.cli.forms import Form, form_asked_by, plain_form
 from ampcompare.cli.help import ARMS, OUTPUT, SCRIPT, option, option_factory
 from ampcompare.cli.launching import leave_at_signals
-from ampcompare.cli.output import note, text_width
+from ampcompare.cli.output import note_on_stderr, text_width
 from ampcompare.cli.settings import WATCHED, ScriptCommand, watched_config, watched_script_options
 from ampcompare.cli.shared_options import SETTING_OPTIONS, json_option, recipe_options
 from ampcompare.cli.values import FOLDER
@@ -23,7 +23,7 @@ DEFAULT_ARM = "apex:O2"
 
 # What both forms read, next to the settings in `settings/reads.py`.
 IN_BOTH = ("arms", "steps", "output_dir", "as_json", *WATCHED, *SETTING_OPTIONS)
-LOOK_AHEAD = form("--ahead", "ahead", (*IN_BOTH, "prefix", "twin"), ", which repeats no operation")
+LOOK_AHEAD = form_asked_by("--ahead", "ahead", (*IN_BOTH, "prefix", "twin"), ", which repeats no operation")
 FORMS = (LOOK_AHEAD, plain_form((*IN_BOTH, "reference", "cures", "preflight")))
 
 diagnose_option = option_factory(api_diagnose)
@@ -108,7 +108,7 @@ def command(asked: Form, **parameters: Any) -> int:
 
     @cache  # the preflight and what follows may say the same
     def say(line: str) -> None:
-        note(f"ampcompare: {line}")
+        note_on_stderr(f"ampcompare: {line}")
 
     with leave_at_signals():
         if config.script is not None and parameters["preflight"]:
@@ -132,7 +132,7 @@ def _print_outlook(parameters: dict[str, Any]) -> int:
     options = AheadOptions(config, arms, parameters["prefix"], parameters["steps"], parameters["twin"])
 
     def say(line: str) -> None:
-        note(f"ampcompare: {line}")
+        note_on_stderr(f"ampcompare: {line}")
 
     with leave_at_signals():
         found = look_ahead(options, say)

@@ -57,8 +57,8 @@ def command(arms: tuple[str, ...], as_json: bool, time_limit: float, scripts: tu
     else:
         plain = bool(os.environ.get("NO_COLOR"))
 
-        def style(word: str, verdict: str) -> str:
+        def color_by_verdict(word: str, verdict: str) -> str:
             return word if plain else click.style(word, COLORS[verdict])
 
-        click.echo(render(examination, width=text_width(), style=style), nl=False)
+        click.echo(render(examination, width=text_width(), style=color_by_verdict), nl=False)
     return 0 if all(arm.fits for arm in examination.arms) else 4

@@ -13,10 +13,10 @@ import click
 from ampcompare.backends.arm import Arm
 from ampcompare.base.environment.variables import CELL_FOLDER
 from ampcompare.base.errors import ConfigError
-from ampcompare.cli.forms import Form, form, plain_form
+from ampcompare.cli.forms import Form, form_asked_by, plain_form
 from ampcompare.cli.help import Command, option, option_factory
 from ampcompare.cli.output import text_width
-from ampcompare.cli.values import FILE, LEVEL, Choice
+from ampcompare.cli.values import FILE, LEVEL, WordChoice
 from ampcompare.script.exec_settings import ExecSettings
 
 if TYPE_CHECKING:
@@ -32,13 +32,13 @@ def _names_stack(values: Mapping[str, Any]) -> bool:
     return bool(values["stacks"]) or "@" in (values["arm"] or "")
 
 
-VERIFY_RESUME = form(
+VERIFY_RESUME = form_asked_by(
     "--verify-resume STEP",
     "verify_resume",
     (*IN_EACH, "arm", "engine", "seed", "autocast_lists", "resume_args", "fault"),
     ", which runs the script by itself, in this environment",
 )
-KEEP_STEP = form(
+KEEP_STEP = form_asked_by(
     "--capsule STEP",
     "capsule",
     (*IN_EACH, "engine", "seed"),
@@ -79,7 +79,7 @@ USAGE = 2  # the exit code of argparse and click for an argument that they do no
     "these options. "
     "With --verify-resume: 0 it resumes exactly; 1 it does not; 3 it failed.",
 )
-@exec_option("--engine", type=Choice(["compat", "nvidia"]))
+@exec_option("--engine", type=WordChoice(["compat", "nvidia"]))
 @exec_option("--opt-level", type=LEVEL)
 @exec_option("--arm", metavar="ARM")
 @option(
@@ -96,8 +96,8 @@ USAGE = 2  # the exit code of argparse and click for an argument that they do no
 @exec_option("--max-steps", type=click.IntRange(1), metavar="N")
 @exec_option("--record", type=FILE)
 @exec_option("--ledger")
-@exec_option("--device", type=Choice(["cpu"]))
-@exec_option("--autocast-lists", type=Choice(["cuda", "cpu"]))
+@exec_option("--device", type=WordChoice(["cpu"]))
+@exec_option("--autocast-lists", type=WordChoice(["cuda", "cpu"]))
 @exec_option("--compat-torch")
 @option("--strict-guards", "guards", flag_value="strict", help="treat mistakes in the use of amp as errors")
 @option("--no-guards", "guards", flag_value="off", help="do not check for mistakes in the use of amp")
@@ -115,7 +115,7 @@ USAGE = 2  # the exit code of argparse and click for an argument that they do no
 )
 @option(
     "--fault",
-    type=Choice(["kill"]),
+    type=WordChoice(["kill"]),
     help="with --verify-resume: also kill the script while it saves, at 20 points, and start it from what each leaves",
 )
 @option(

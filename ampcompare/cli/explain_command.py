@@ -11,7 +11,7 @@ import click
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import LaunchError
-from ampcompare.cli.forms import Form, form, plain_form
+from ampcompare.cli.forms import Form, form_asked_by, plain_form
 from ampcompare.cli.output import text_width
 from ampcompare.cli.settings import WATCHED, ScriptCommand, watched_config, watched_script_options
 from ampcompare.cli.shared_options import SETTING_OPTIONS, json_option, recipe_options
@@ -28,7 +28,7 @@ def _names_model(values: Mapping[str, Any]) -> bool:
 
 
 IN_EACH = ("arm_text", "as_json")
-OF_SCRIPT = form("a script", "script", (*IN_EACH, *WATCHED, *SETTING_OPTIONS))
+OF_SCRIPT = form_asked_by("a script", "script", (*IN_EACH, *WATCHED, *SETTING_OPTIONS))
 OF_MODEL = Form("a model named with --arch", frozenset({*IN_EACH, "seed", *SETTING_OPTIONS}), _names_model)
 FORMS = (OF_SCRIPT, OF_MODEL, plain_form(IN_EACH))
 

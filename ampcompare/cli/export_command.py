@@ -7,7 +7,7 @@ import click
 from ampcompare.base.errors import RecordError
 from ampcompare.base.formatting import format_count, printable
 from ampcompare.cli.help import OUTPUT, Command, option
-from ampcompare.cli.values import FILE, FOLDER, Choice
+from ampcompare.cli.values import FILE, FOLDER, WordChoice
 
 
 @click.command(
@@ -20,7 +20,12 @@ from ampcompare.cli.values import FILE, FOLDER, Choice
 )
 @click.argument("run", metavar="[DIR]", required=False, type=FILE)
 @option(
-    "--to", "tracker", type=Choice(["tensorboard", "wandb", "mlflow"]), required=True, group=OUTPUT, help="the tracker"
+    "--to",
+    "tracker",
+    type=WordChoice(["tensorboard", "wandb", "mlflow"]),
+    required=True,
+    group=OUTPUT,
+    help="the tracker",
 )
 @option("--output", "-o", type=FOLDER, group=OUTPUT, help="folder for its files  [default: DIR/TRACKER]")
 @option(

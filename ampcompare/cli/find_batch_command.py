@@ -12,7 +12,7 @@ from ampcompare.backends.arm import parse_arms
 from ampcompare.base.errors import ConfigError
 from ampcompare.cli.help import ARMS, MACHINE, Command, option, option_factory
 from ampcompare.cli.launching import leave_at_signals
-from ampcompare.cli.output import note
+from ampcompare.cli.output import note_on_stderr
 from ampcompare.cli.settings import request_from
 from ampcompare.cli.shared_options import json_option, recipe_options
 from ampcompare.experiment.sources import collect_settings
@@ -69,17 +69,17 @@ def command(**parameters: Any) -> int:
             "find-batch tries batches of a recipe, and a stack trains a script, whose batches are its own: leave out "
             "--stack and @; where the stack has ampcompare, call find-batch there"
         )
-    from ampcompare.experiment.find_batch import BatchSearch, configs_of, search_batches
+    from ampcompare.experiment.find_batch import BatchSearchTerms, configs_of, search_batches
     from ampcompare.results.records.run import dump_json
     from ampcompare.results.report.tables import listing_table, terminal_width
 
     config = collect_settings(request_from({**parameters, "arm_text": None}), FIND_BATCH, one_run=True).config
     arms = [str(arm) for arm in parse_arms(parameters["arms"] or ("fp32",))]
-    search = BatchSearch(
+    search = BatchSearchTerms(
         configs_of(config, list(dict.fromkeys(arms))),
         memory_gib=parameters["memory_limit"],
         margin=parameters["margin"] / 100,
-        note=note,
+        note=note_on_stderr,
         preflight=parameters["preflight"],
     )
     with leave_at_signals():
@@ -89,7 +89,7 @@ def command(**parameters: Any) -> int:
     else:
         click.echo(
             listing_table(
-                _limit_rows(limits),
+                _rows_of_limits(limits),
                 ["arm", "largest batch", "peak MiB", "next tried", "does not fit"],
                 terminal_width(),
             )
@@ -97,7 +97,7 @@ def command(**parameters: Any) -> int:
     return 0
 
 
-def _limit_rows(limits: Sequence[BatchLimit]) -> list[list[str]]:
+def _rows_of_limits(limits: Sequence[BatchLimit]) -> list[list[str]]:
     from ampcompare.base.formatting import format_mebibytes, printable
 
     rows = []

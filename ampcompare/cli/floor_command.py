@@ -10,7 +10,7 @@ from ampcompare.base.errors import ConfigError
 from ampcompare.base.files.write import write_atomically
 from ampcompare.cli.help import COMPARISON, OUTPUT, option
 from ampcompare.cli.launching import leave_at_signals
-from ampcompare.cli.output import note
+from ampcompare.cli.output import note_on_stderr
 from ampcompare.cli.settings import ScriptCommand
 from ampcompare.cli.values import FILE
 
@@ -41,7 +41,7 @@ def command(script: list[str] | None, steps: int | None, seed: int, output: str)
         raise ConfigError("floor trains a script: ampcompare floor [OPTIONS] -- SCRIPT ARGS...")
     require_torch()
     with leave_at_signals():
-        envelope = find_floor(script_config(script), seed=seed, steps=steps, say=note)
+        envelope = find_floor(script_config(script), seed=seed, steps=steps, say=note_on_stderr)
     write_atomically(Path(output), envelope.to_json())
     click.echo(f"floor: {output}; judge other steps by it: ampcompare judge STEPS --against {output}")
     return 0

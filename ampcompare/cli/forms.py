@@ -44,14 +44,16 @@ class AllBut:
         return name not in self.names
 
 
-def form(asked_by: str, parameter: str, reads: Iterable[str] | AllBut, because: str = "", advice: str = "") -> Form:
+def form_asked_by(
+    asked_by: str, parameter: str, reads: Iterable[str] | AllBut, because: str = "", advice: str = ""
+) -> Form:
     """Return the form that a parameter asks for when it has a value; it is one of those that act."""
 
-    def is_asked(values: Mapping[str, Any]) -> bool:
+    def has_value(values: Mapping[str, Any]) -> bool:
         return values[parameter] is not None and values[parameter] is not False  # 0 is a value
 
     acting = reads if isinstance(reads, AllBut) else frozenset({parameter, *reads})
-    return Form(asked_by, acting, is_asked, because, advice or Form.advice)
+    return Form(asked_by, acting, has_value, because, advice or Form.advice)
 
 
 def plain_form(reads: Iterable[str] | AllBut) -> Form:

@@ -12,7 +12,7 @@ from ampcompare.base.errors import AmpCompareError, close_matches
 from ampcompare.base.version import __version__
 from ampcompare.cli import COMMANDS, SUMMARY, overview
 from ampcompare.cli.help import OLD_NAMES, variable_name
-from ampcompare.cli.output import discard_buffered_output, note, write_traceback
+from ampcompare.cli.output import discard_buffered_output, note_on_stderr, write_traceback
 
 INTERNAL_ERROR = 70  # EX_SOFTWARE of sysexits.h
 SILENT_SECONDS = 2.0
@@ -88,13 +88,13 @@ def _note_unused_variables(name: str, command: click.Command) -> None:
             continue
         close = close_matches(prefix + variable.removeprefix(prefix).removeprefix("AMPCOMPARE_"), known)
         hint = f"did you mean {close[0]}?" if close else f"its variables begin with {prefix}"
-        note(f"note: {variable} is not a setting of {name}; {hint}")
+        note_on_stderr(f"note: {variable} is not a setting of {name}; {hint}")
 
 
 NEW_NAMES = {old.removeprefix("--"): new.removeprefix("--") for new, old in OLD_NAMES.items()}
 
 
-def _present_name(name: str) -> str:
+def _present_option_name(name: str) -> str:
     """Return the name of an option in its present form: with hyphens, and without its old name."""
     plain = name.replace("_", "-")
     return NEW_NAMES.get(plain, plain)
@@ -103,7 +103,7 @@ def _present_name(name: str) -> str:
 @click.command(
     cls=_LazyGroup,
     help=SUMMARY,
-    context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": _present_name},
+    context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": _present_option_name},
 )
 @click.version_option(__version__, "-V", "--version", prog_name="ampcompare")
 @click.option(
@@ -149,5 +149,5 @@ def _print_error(message: str, code: int) -> int:
         if code == 2:
             return code
         message = f"rank {rank}: {message}"
-    note(f"ampcompare: {printable(message, 2000, keep_end=600)}")
+    note_on_stderr(f"ampcompare: {printable(message, 2000, keep_end=600)}")
     return code

@@ -11,7 +11,7 @@ import click
 
 from ampcompare.api.arguments import texts_of
 from ampcompare.cli.forms import Form, resolve_form
-from ampcompare.cli.values import Choice
+from ampcompare.cli.values import WordChoice
 
 GROUPS = (
     *("Arms", "Seeds and verdicts", "Your own script", "Data and model", "Optimizer", "Schedule", "Several processes"),
@@ -96,7 +96,7 @@ def option_factory(source: Callable[..., Any]) -> OptionOf:
         elif isinstance(default, int | float | str):
             found |= {"default": default, "show_default": default != ""}
         if get_origin(kind) is Literal:
-            found["type"] = Choice(get_args(kind))
+            found["type"] = WordChoice(get_args(kind))
         elif kind in (int, float):
             found["type"] = kind
         return option(*names, **{**found, **settings})

@@ -12,7 +12,7 @@ import click
 from ampcompare.api.results_table import judge_against, judge_table
 from ampcompare.base.errors import AmpCompareError, ConfigError, UnusableInput
 from ampcompare.cli.comparison_output import details_option, terminal_text
-from ampcompare.cli.forms import Form, asked_form, form, plain_form, refuse_given
+from ampcompare.cli.forms import Form, asked_form, form_asked_by, plain_form, refuse_given
 from ampcompare.cli.help import (
     ARMS,
     COMPARISON,
@@ -23,7 +23,7 @@ from ampcompare.cli.help import (
     option_factory,
     variable_name,
 )
-from ampcompare.cli.output import say
+from ampcompare.cli.output import say_on_stdout
 from ampcompare.cli.shared_options import json_option, margin_options
 from ampcompare.cli.values import FILE
 
@@ -33,8 +33,8 @@ VARIABLE = variable_name("judge", "--against")
 
 
 OF_TABLES = ("metric", "better", "margin", "sd")
-LOGPROBS = form("--logprobs A B", "logprobs", ("twin", "as_json"))
-AGAINST = form("--against OLD", "old", (*OF_TABLES, "table", "arm", "as_json"))
+LOGPROBS = form_asked_by("--logprobs A B", "logprobs", ("twin", "as_json"))
+AGAINST = form_asked_by("--against OLD", "old", (*OF_TABLES, "table", "arm", "as_json"))
 TABLE = plain_form((*OF_TABLES, "table", "example", "reference", "time_margin", "objective", "details", "as_json"))
 FORMS = (LOGPROBS, AGAINST, TABLE)
 
@@ -142,7 +142,7 @@ def command(
         options["sd"] = EXAMPLE_SD
     source = io.TextIOWrapper(sys.stdin.buffer, "utf-8-sig") if table == "-" else table or EXAMPLE
     comparison = judge_table(source, **options)
-    say(
+    say_on_stdout(
         FORMATS["json"].reporter().render(comparison) if as_json else terminal_text(comparison, details=details),
         nl=False,
     )
@@ -154,7 +154,7 @@ def _judge_logprobs(files: tuple[str, str], twin: str | None) -> int:
     from ampcompare.results.analysis.logprobs import judge_logprobs
 
     result = judge_logprobs(*files, twin)
-    say(json.dumps(result.data(), allow_nan=False))
+    say_on_stdout(json.dumps(result.data(), allow_nan=False))
     return result.exit_code
 
 
@@ -165,12 +165,12 @@ def _judge_against(table: str | None, old: str, arm: str | None, options: dict[s
     if is_envelope(Path(old)):
         refuse_given((*OF_TABLES, "arm"), "is not for an envelope of `ampcompare floor`; leave it out")
         judgment = judge_rows(read_step_rows(Path(table or "")), read_envelope(Path(old)))
-        say(json.dumps(judgment.data(), allow_nan=False))
+        say_on_stdout(json.dumps(judgment.data(), allow_nan=False))
         return judgment.exit_code
     kept = {name: options[name] for name in ("metric", "better", "margin", "sd")}
     if table is None:
         raise ConfigError("name the new results before --against: ampcompare judge NEW --against OLD")
     new = io.TextIOWrapper(sys.stdin.buffer, "utf-8-sig") if table == "-" else table
     result = judge_against(new, old, arm=arm, **kept)
-    say(json.dumps(result.data(), allow_nan=False))
+    say_on_stdout(json.dumps(result.data(), allow_nan=False))
     return result.exit_code

@@ -39,7 +39,7 @@ def make_server(torch_version: str | None = None) -> LanguageServer:
     server = LanguageServer(SOURCE, __version__)
     versions = known_versions(torch_version)
 
-    def examine(document: TextDocument) -> tuple[Selection, list[Finding]]:
+    def lint_document(document: TextDocument) -> tuple[Selection, list[Finding]]:
         path = Path(document.path)
         try:
             selection = replace(read_selection([path]), versions=versions)
@@ -47,38 +47,38 @@ def make_server(torch_version: str | None = None) -> LanguageServer:
         except (AmpCompareError, SourceInvalid):  # half a line is written, or the settings are: the next change tells
             return Selection(versions=versions), []
 
-    def publish(uri: str) -> None:
+    def publish_diagnostics(uri: str) -> None:
         document = server.workspace.get_text_document(uri)
-        diagnostics = [_diagnostic(document, finding) for finding in examine(document)[1]]
+        diagnostics = [_diagnostic_of_finding(document, finding) for finding in lint_document(document)[1]]
         server.text_document_publish_diagnostics(
             types.PublishDiagnosticsParams(uri=uri, diagnostics=diagnostics, version=document.version)
         )
 
-    def report(params: Any) -> None:
-        publish(params.text_document.uri)
+    def report_document(params: Any) -> None:
+        publish_diagnostics(params.text_document.uri)
 
     for event in (types.TEXT_DOCUMENT_DID_OPEN, types.TEXT_DOCUMENT_DID_CHANGE, types.TEXT_DOCUMENT_DID_SAVE):
-        server.feature(event)(report)
+        server.feature(event)(report_document)
 
     @server.feature(types.TEXT_DOCUMENT_DID_CLOSE)
-    def withdraw(params: types.DidCloseTextDocumentParams) -> None:
+    def withdraw_diagnostics(params: types.DidCloseTextDocumentParams) -> None:
         nothing = types.PublishDiagnosticsParams(uri=params.text_document.uri, diagnostics=[])
         server.text_document_publish_diagnostics(nothing)
 
     kinds = [types.CodeActionKind.QuickFix, FIX_ALL, MIGRATE]
 
     @server.feature(types.TEXT_DOCUMENT_CODE_ACTION, types.CodeActionOptions(code_action_kinds=kinds))
-    def actions(params: types.CodeActionParams) -> list[types.CodeAction]:
+    def list_code_actions(params: types.CodeActionParams) -> list[types.CodeAction]:
         document = server.workspace.get_text_document(params.text_document.uri)
-        selection, findings = examine(document)
+        selection, findings = lint_document(document)
         first, last = params.range.start.line, params.range.end.line
         found = [
-            _action(
+            _code_action(
                 document,
                 f"Fix {finding.code}: {CODES[finding.code].remedy}",
                 types.CodeActionKind.QuickFix,
                 finding.edits,
-                [_diagnostic(document, finding)],
+                [_diagnostic_of_finding(document, finding)],
             )
             for finding in findings
             if finding.edits and first <= finding.line - 1 <= last
@@ -86,12 +86,14 @@ def make_server(torch_version: str | None = None) -> LanguageServer:
         if any(finding.edits for finding in findings):
             text, _, fixed = fix_text(document.source, findings, selection)
             title = f"Fix {fixed} mistakes of mixed precision" if fixed != 1 else "Fix 1 mistake of mixed precision"
-            found.append(_action(document, title, FIX_ALL, [_whole_document_edit(document, text)]))
+            found.append(_code_action(document, title, FIX_ALL, [_whole_document_edit(document, text)]))
         if (rewritten := _rewrite_for_torch_amp(document)) is not None:
             text, by_hand = rewritten
             rest = f", {by_hand} lines left by hand" if by_hand else ""
             found.append(
-                _action(document, f"Rewrite Apex for torch.amp{rest}", MIGRATE, [_whole_document_edit(document, text)])
+                _code_action(
+                    document, f"Rewrite Apex for torch.amp{rest}", MIGRATE, [_whole_document_edit(document, text)]
+                )
             )
         wanted = params.context.only
         return [one for one in found if wanted is None or any(_is_of_kind(one.kind, kind) for kind in wanted)]
@@ -120,7 +122,7 @@ def _is_of_kind(kind: object, wanted: object) -> bool:
     return one == other or one.startswith(f"{other}.")
 
 
-def _diagnostic(document: TextDocument, finding: Finding) -> types.Diagnostic:
+def _diagnostic_of_finding(document: TextDocument, finding: Finding) -> types.Diagnostic:
     line = finding.line - 1
     text = document.lines[line].rstrip("\r\n") if line < len(document.lines) else ""
     start, end = types.Position(line, finding.column), types.Position(line, max(len(text), finding.column + 1))
@@ -133,7 +135,7 @@ def _diagnostic(document: TextDocument, finding: Finding) -> types.Diagnostic:
     )
 
 
-def _action(
+def _code_action(
     document: TextDocument,
     title: str,
     kind: types.CodeActionKind | str,
@@ -141,7 +143,8 @@ def _action(
     diagnostics: list[types.Diagnostic] | None = None,
 ) -> types.CodeAction:
     changes = [
-        types.TextEdit(range=_range(document, edit.start, edit.end), new_text=edit.text) for edit in sorted(set(edits))
+        types.TextEdit(range=_range_of_offsets(document, edit.start, edit.end), new_text=edit.text)
+        for edit in sorted(set(edits))
     ]
     return types.CodeAction(
         title=title, kind=kind, diagnostics=diagnostics, edit=types.WorkspaceEdit(changes={document.uri: changes})
@@ -152,7 +155,7 @@ def _whole_document_edit(document: TextDocument, text: str) -> Edit:
     return Edit(0, len(document.source), text)
 
 
-def _range(document: TextDocument, start: int, end: int) -> types.Range:
+def _range_of_offsets(document: TextDocument, start: int, end: int) -> types.Range:
     """Return the range of offsets in characters, in the units that the client counts in."""
     places = []
     for offset in (start, end):

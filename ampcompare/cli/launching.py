@@ -88,13 +88,13 @@ def save_at_signals(launcher: Launcher) -> Iterator[None]:
     """
     names: list[str] = []
 
-    def end(name: str) -> None:
+    def end_cell(name: str) -> None:
         names.append(name)
         if not launcher.terminate():
             raise Ended(f"ended by {name}; the same command resumes with the first cell that has no record")
 
     launcher.may_start = lambda: not names
-    with _at_signals(end):
+    with _signals_handled_by(end_cell):
         yield
 
 
@@ -102,15 +102,15 @@ def save_at_signals(launcher: Launcher) -> Iterator[None]:
 def leave_at_signals() -> Iterator[None]:
     """Leave the block at SIGTERM and SIGHUP as at an error, so that what it has started is ended too."""
 
-    def end(name: str) -> None:
+    def leave_block(name: str) -> None:
         raise Ended(f"ended by {name}; nothing was saved")
 
-    with _at_signals(end):
+    with _signals_handled_by(leave_block):
         yield
 
 
 @contextlib.contextmanager
-def _at_signals(act: Callable[[str], None]) -> Iterator[None]:
+def _signals_handled_by(act: Callable[[str], None]) -> Iterator[None]:
     """Call `act` with the name of a signal that asks the command to end.
 
     What `act` raises leaves the block, also where it has come up in a library that makes another error of it, as a
@@ -120,7 +120,7 @@ def _at_signals(act: Callable[[str], None]) -> Iterator[None]:
 
     raised: list[Ended] = []
 
-    def end(number: int, frame: object) -> None:
+    def call_act(number: int, frame: object) -> None:
         leave_closed_terminal()
         try:
             act(signal.Signals(number).name)
@@ -128,7 +128,7 @@ def _at_signals(act: Callable[[str], None]) -> Iterator[None]:
             raised.append(error)
             raise
 
-    with end_signals_handled(end):
+    with end_signals_handled(call_act):
         try:
             yield
         except Exception as error:

@@ -4,7 +4,7 @@ import click
 
 from ampcompare.api.migration import lint_paths
 from ampcompare.cli.help import Command, option, option_factory
-from ampcompare.cli.values import FILE, Choice
+from ampcompare.cli.values import FILE, WordChoice
 
 
 @click.command(
@@ -23,7 +23,7 @@ from ampcompare.cli.values import FILE, Choice
 @option(
     "--format",
     "form",
-    type=Choice(["text", "json", "github", "sarif"]),
+    type=WordChoice(["text", "json", "github", "sarif"]),
     default="text",
     show_default=True,
     help="of the report on stdout",

@@ -10,7 +10,7 @@ import click
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.formatting import format_ranges, printable
 from ampcompare.cli.help import Command
-from ampcompare.cli.values import FOLDER, Choice
+from ampcompare.cli.values import FOLDER, WordChoice
 
 if TYPE_CHECKING:
     from ampcompare.experiment.run_directory import RunBrief
@@ -28,7 +28,7 @@ MAX_SHOWN = 4  # arms
         ("What has been run, the newest first:", "ampcompare list runs"),
     ],
 )
-@click.argument("what", type=Choice([*KINDS, "runs", "all"]), default="all")
+@click.argument("what", type=WordChoice([*KINDS, "runs", "all"]), default="all")
 @click.argument("folder", metavar="[FOLDER]", required=False, type=FOLDER)
 def command(what: str, folder: str | None) -> int:
     """List arms, tasks, models, data, optimizers, runs and more.

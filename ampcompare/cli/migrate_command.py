@@ -11,28 +11,28 @@ import click
 
 from ampcompare.api.migration import migrate_script
 from ampcompare.base.errors import ConfigError, EnvironmentUnfit
-from ampcompare.cli.forms import Form, form, plain_form
+from ampcompare.cli.forms import Form, form_asked_by, plain_form
 from ampcompare.cli.help import Command, option, option_factory
-from ampcompare.cli.output import note
-from ampcompare.cli.values import FILE, Choice
+from ampcompare.cli.output import note_on_stderr
+from ampcompare.cli.values import FILE, WordChoice
 
 if TYPE_CHECKING:
     from ampcompare.source.migrate.adapter.project import Plan
     from ampcompare.source.migrate.project import FileMigration
 
-VERIFY_RESUME = form(
+VERIFY_RESUME = form_asked_by(
     "--verify-resume STEP",
     "resume_step",
     ("paths", "adapter", "rewrite", "resume_args", "convert"),
     ", which runs two scripts and changes no file",
 )
-VERIFY = form(
+VERIFY = form_asked_by(
     "--verify",
     "verify",
     ("paths", "adapter", "rewrite", "steps", "stack", "preflight"),
     ", which changes no file and rewrites for the torch that is installed",
 )
-ADAPT = form("--adapter", "adapter", ("paths", "mode"), ", which keeps the code, for all versions of torch")
+ADAPT = form_asked_by("--adapter", "adapter", ("paths", "mode"), ", which keeps the code, for all versions of torch")
 FORMS = (VERIFY_RESUME, VERIFY, ADAPT, plain_form(("paths", "torch_version", "mode", "rewrite")))
 
 
@@ -59,7 +59,9 @@ FORMS = (VERIFY_RESUME, VERIFY, ADAPT, plain_form(("paths", "torch_version", "mo
 @option("--rewrite", is_flag=True, help="rewrite all that nothing speaks against, with notes; the adapter for none")
 @option_factory(migrate_script)("--torch-version", metavar="VERSION")
 @option("--verify", is_flag=True, help="run the script before and after the rewrite on the CPU, and compare each step")
-@option("--device", type=Choice(["cpu"]), default="cpu", expose_value=False, help="of --verify, which needs no other")
+@option(
+    "--device", type=WordChoice(["cpu"]), default="cpu", expose_value=False, help="of --verify, which needs no other"
+)
 @option("--steps", type=click.IntRange(min=1), default=20, show_default=True, help="of --verify")
 @option(
     "--stack",
@@ -172,7 +174,7 @@ def _write_all(paths: tuple[str, ...], torch_version: str | None, *, adapter: bo
     output.put_files(choice.rewritten)
     waiting = [each for each in choice.files if each.by_hand]
     left = sum(each.by_hand for each in waiting)
-    _say_on_stderr(_sums_line(len(files), output, adapted, left, len(waiting)))
+    _say_on_stderr(_line_of_counts(len(files), output, adapted, left, len(waiting)))
     if left and not adapter:
         _say_how_it_runs([each.path for each in waiting], paths, some_written=bool(output.changed) and write)
     elif output.changed and not output.faults:
@@ -269,7 +271,7 @@ def _say_how_it_runs(files: list[Path], paths: tuple[str, ...], *, some_written:
         _say_on_stderr(f"what is left{names} runs on with {install}")
 
 
-def _sums_line(files: int, output: _Output, adapted: int, left: int, by_hand: int) -> str:
+def _line_of_counts(files: int, output: _Output, adapted: int, left: int, by_hand: int) -> str:
     done = ["rewritten", "moved to the adapter"] if output.write else ["to rewrite", "to move to the adapter"]
     changed = (len(output.changed) - adapted, adapted)
     counts = [f"{count} {how}" for count, how in zip(changed, done, strict=True) if count]
@@ -283,5 +285,5 @@ def _sums_line(files: int, output: _Output, adapted: int, left: int, by_hand: in
 
 
 def _say_on_stderr(line: str) -> None:
-    note(line)
+    note_on_stderr(line)
     sys.stderr.flush()

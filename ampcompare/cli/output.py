@@ -23,7 +23,7 @@ def text_width() -> int:
     return min(shutil.get_terminal_size((100, 24)).columns, MAX_TEXT_WIDTH)
 
 
-def note(line: str, write: Callable[[str], object] | None = None) -> None:
+def note_on_stderr(line: str, write: Callable[[str], object] | None = None) -> None:
     """Write a line for people to stderr, or by a function, folded to the width of a terminal."""
     import click
 
@@ -34,7 +34,7 @@ def note(line: str, write: Callable[[str], object] | None = None) -> None:
         write(text)
 
 
-def say(text: str, *, nl: bool = True) -> None:
+def say_on_stdout(text: str, *, nl: bool = True) -> None:
     """Write a result to stdout as it is, colors included; if the reader has closed it, the command continues."""
     import click
 

@@ -10,7 +10,7 @@ from ampcompare.api.diagnosis import profile as api_profile
 from ampcompare.backends.arm import parse_arms
 from ampcompare.cli.help import ARMS, OUTPUT, SCRIPT, default_of, option, option_factory
 from ampcompare.cli.launching import leave_at_signals
-from ampcompare.cli.output import note, text_width
+from ampcompare.cli.output import note_on_stderr, text_width
 from ampcompare.cli.settings import ScriptCommand, watched_config, watched_script_options
 from ampcompare.cli.shared_options import json_option, recipe_options
 from ampcompare.cli.values import FOLDER
@@ -74,7 +74,7 @@ def command(**parameters: Any) -> int:
 
     @cache  # the preflight and what follows may say the same
     def say(line: str) -> None:
-        note(f"ampcompare: {line}")
+        note_on_stderr(f"ampcompare: {line}")
 
     with leave_at_signals():
         if options.reference.script is not None and parameters["preflight"]:

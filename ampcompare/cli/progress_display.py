@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from ampcompare.base.environment.gpus import torch_build
 from ampcompare.base.formatting import printable
-from ampcompare.cli.output import leave_closed_terminal, note
-from ampcompare.cli.progress_lines import describe_outline, notices
+from ampcompare.cli.output import leave_closed_terminal, note_on_stderr
+from ampcompare.cli.progress_lines import describe_outline, notice_lines
 from ampcompare.doctor.gpu import has_nvidia_gpu
 from ampcompare.experiment.launch.contract import Progress
-from ampcompare.experiment.observer import Observer, Outline
+from ampcompare.experiment.observer import Observer, PlanOutline
 from ampcompare.experiment.running_cells import RunningCells
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
@@ -65,7 +65,7 @@ class Display(Observer):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def plan(self, outline: Outline) -> None:
+    def plan(self, outline: PlanOutline) -> None:
         with self._lock:
             self._cells.plan(outline)
             if not self.quiet:
@@ -123,7 +123,7 @@ class Display(Observer):
 
     def _print(self, line: str) -> None:
         with _despite_hangup():
-            note(line, None if self._region is None else self._draw_region)
+            note_on_stderr(line, None if self._region is None else self._draw_region)
 
     def _draw_region(self, above: str | None = None) -> None:
         if self._region is not None:
@@ -155,7 +155,7 @@ class Display(Observer):
         if self.notify_seconds is None or now - self.notified < self.notify_seconds:
             return
         self.notified = now
-        for line in notices(*self._cells.views(now), idle=self._idle):
+        for line in notice_lines(*self._cells.views(now), idle=self._idle):
             self._print(line)
 
     @property

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from ampcompare.base.formatting import format_count, format_ranges, printable, rough_duration
-from ampcompare.experiment.observer import Outline
+from ampcompare.experiment.observer import PlanOutline
 from ampcompare.experiment.running_cells import CellView, MatrixView
 from ampcompare.settings.config import RunConfig
 
@@ -11,7 +11,7 @@ MAX_NAMED = 3  # arms in the first line
 MAX_NOTICES = 16  # plain lines at a time
 
 
-def describe_outline(outline: Outline, device: str) -> str:
+def describe_outline(outline: PlanOutline, device: str) -> str:
     """Return the first line: what will run, on which device, into which folder, and what is there already."""
     arms, seeds, count = outline.arms, outline.seeds, len(outline.cells)
     named = f" ({printable(', '.join(arms), 100)})" if len(arms) <= MAX_NAMED else ""
@@ -44,7 +44,7 @@ def _places_text(cells: Sequence[RunConfig], device: str) -> str:
     return ", ".join(parts)
 
 
-def notices(cells: Sequence[CellView], matrix: MatrixView, *, idle: str = "") -> list[str]:
+def notice_lines(cells: Sequence[CellView], matrix: MatrixView, *, idle: str = "") -> list[str]:
     """Return plain lines on some running cells and the matrix, and in one more how many others run."""
     end = f"; {rough_duration(int(matrix.seconds))} since the start"
     if matrix.left is not None and matrix.total > 1:

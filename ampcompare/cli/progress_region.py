@@ -42,7 +42,7 @@ class Region:
 
     def draw(self, cells: Sequence[CellView], matrix: MatrixView, idle: str = "", above: str | None = None) -> None:
         """Draw the bars of cells, as far as there is room, and of the matrix; a line above them stays."""
-        self._live.update(bars(cells, matrix, self._console, idle), refresh=above is None)
+        self._live.update(draw_bars(cells, matrix, self._console, idle), refresh=above is None)
         if above is not None:
             self._console.print(Text(above), soft_wrap=True)
 
@@ -51,7 +51,7 @@ class Region:
         self._live.stop()
 
 
-def bars(cells: Sequence[CellView], matrix: MatrixView, console: Console, idle: str = "") -> RenderableType:
+def draw_bars(cells: Sequence[CellView], matrix: MatrixView, console: Console, idle: str = "") -> RenderableType:
     """Return what stands at the bottom of the terminal: each running cell, and the matrix if it has several."""
     between = ", " if console.options.ascii_only else " · "
     shown = cells[: max(1, (console.height - 4) // 2)]  # without the matrix, the others, and a row that scrolls

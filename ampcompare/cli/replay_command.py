@@ -9,7 +9,7 @@ import click
 from ampcompare.base.errors import ConfigError
 from ampcompare.cli.help import COMPARISON, option
 from ampcompare.cli.launching import leave_at_signals
-from ampcompare.cli.output import note, text_width
+from ampcompare.cli.output import note_on_stderr, text_width
 from ampcompare.cli.settings import ScriptCommand
 from ampcompare.cli.shared_options import json_option
 from ampcompare.cli.values import FILE
@@ -63,7 +63,7 @@ def command(
     except ConfigError as error:
         raise ConfigError(f"{error}; the capsule was kept there, so call replay where its script is") from None
     with leave_at_signals():
-        found = replay(Path(capsule), facts, sides, config, lambda line: note(f"ampcompare: {line}"))
+        found = replay(Path(capsule), facts, sides, config, lambda line: note_on_stderr(f"ampcompare: {line}"))
     if as_json:
         click.echo(dump_json([one.data() for one in found]))
     else:

@@ -18,8 +18,8 @@ from ampcompare.base.files.write import write_atomically
 from ampcompare.base.formatting import printable
 from ampcompare.cli.comparison_output import details_option
 from ampcompare.cli.help import ARMS, OUTPUT, Command, option
-from ampcompare.cli.output import say
-from ampcompare.cli.values import FILE, FILE_OR_FOLDER, Choice
+from ampcompare.cli.output import say_on_stdout
+from ampcompare.cli.values import FILE, FILE_OR_FOLDER, WordChoice
 from ampcompare.results.report.base import FORMATS, Reporter, log_links
 from ampcompare.results.report.tables import terminal_width
 from ampcompare.results.report.terminal import has_color
@@ -48,7 +48,7 @@ SUFFIXES = {
 @option(
     "--format",
     "form",
-    type=Choice(list(FORMATS)),
+    type=WordChoice(list(FORMATS)),
     group=OUTPUT,
     help="what to write  [default: by the name of --output, else table]",
 )
@@ -101,7 +101,7 @@ def command(
         reporter = target.reporter(details)
         reporter.logs = log_links(comparison, source, target.file.parent) if target.file else {}
         text, excluded = reporter.render(comparison), comparison.excluded
-    _give_report(text, target)
+    _write_or_show_report(text, target)
     for line in excluded:
         click.echo(f"ampcompare: not used: {printable(line, 2000)}", err=True)
     return RecordError.exit_code if excluded else 0
@@ -173,10 +173,10 @@ def _target_from(form: str | None, output: str | None, shown: bool) -> _ReportTa
     return _ReportTarget(chosen, path / f"{RunFile.REPORT}{suffix}" if into_folder else path, shown)
 
 
-def _give_report(text: str, target: _ReportTarget) -> None:
+def _write_or_show_report(text: str, target: _ReportTarget) -> None:
     """Write a report to its file, and show it if that is asked for; without a file, to standard output."""
     if target.file is None:
-        say(text, nl=False)
+        say_on_stdout(text, nl=False)
         return
     write_atomically(target.file, text)
     click.echo(f"report: {printable(str(target.file), 500)}", err=True)

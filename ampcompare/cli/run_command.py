@@ -13,10 +13,10 @@ from ampcompare.base.errors import ConfigError, Ended
 from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.formatting import printable
 from ampcompare.cli.comparison_output import details_option, terminal_text
-from ampcompare.cli.forms import AllBut, Form, form, plain_form
+from ampcompare.cli.forms import AllBut, Form, form_asked_by, plain_form
 from ampcompare.cli.help import ARMS, CHECKPOINTS, DATA, PROCESSES, option, option_factory
 from ampcompare.cli.launching import count_processes, launch_options, options_by_name, save_at_signals
-from ampcompare.cli.output import note, say
+from ampcompare.cli.output import note_on_stderr, say_on_stdout
 from ampcompare.cli.settings import ScriptCommand, request_from, script_options, show_metrics
 from ampcompare.cli.shared_options import arm_from_flags, arm_options, output_options, recipe_options, stack_option
 from ampcompare.experiment.run_options import LaunchOptions, RunOptions
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from ampcompare.experiment.single_run import RunOutcome, Verification
 
 # What the first two print depends on every option of the run.
-LIST_METRICS = form("--list-metrics", "list_metrics", AllBut(("dry_run", "verify_resume")))
-DRY_RUN = form("--dry-run", "dry_run", AllBut(("verify_resume",)))
-VERIFY_RESUME = form("--verify-resume", "verify_resume", AllBut(()))
+LIST_METRICS = form_asked_by("--list-metrics", "list_metrics", AllBut(("dry_run", "verify_resume")))
+DRY_RUN = form_asked_by("--dry-run", "dry_run", AllBut(("verify_resume",)))
+VERIFY_RESUME = form_asked_by("--verify-resume", "verify_resume", AllBut(()))
 FORMS = (LIST_METRICS, DRY_RUN, VERIFY_RESUME, plain_form(AllBut(())))
 
 
@@ -139,18 +139,18 @@ def _show_run(outcome: RunOutcome, *, as_json: bool, quiet: bool, details: bool)
 
     record = outcome.record
     if as_json:
-        say(dump_json(record))
+        say_on_stdout(dump_json(record))
     if record.status == "failed":
         error = printable(record.error or "", 2000, keep_end=600)
-        note(f"ampcompare: {record.arm} failed: {error} (log: {outcome.log})")
+        note_on_stderr(f"ampcompare: {record.arm} failed: {error} (log: {outcome.log})")
     elif record.status == "interrupted":
         raise Ended(f"{record.arm} was {record.error}; --resume auto continues from its newest checkpoint")
     elif not as_json:
         row = summarize([record], arms=[record.arm], reference=record.arm)
-        say(terminal_text(row, details=details), nl=False)
+        say_on_stdout(terminal_text(row, details=details), nl=False)
         if record.ledger is not None:
             for sentence in ineffective_option_sentences(Arm.parse(record.arm), record.ledger):
-                note(f"ampcompare: {sentence}")
+                note_on_stderr(f"ampcompare: {sentence}")
         if not quiet:
             click.echo(f"record: {outcome.cell / CellFile.RECORD}", err=True)
 

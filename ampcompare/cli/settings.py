@@ -12,7 +12,7 @@ from ampcompare.base.formatting import printable
 from ampcompare.cli.forms import refuse_given
 from ampcompare.cli.help import OUTPUT, SCRIPT, Command, add_options, option
 from ampcompare.cli.shared_options import RECIPE_OPTIONS, parameter_of
-from ampcompare.cli.values import Choice
+from ampcompare.cli.values import WordChoice
 from ampcompare.experiment.sources import SettingsRequest, collect_settings
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.layers import Layer, parse_assignment, set_path
@@ -111,7 +111,7 @@ COMPAT_TORCH = option(
 SEED_ARG = option("--seed-arg", metavar="FLAG", group=SCRIPT, help="with -- SCRIPT: pass the seed as FLAG SEED")
 SHIFT_SEEDS = option(
     "--shift-seeds",
-    type=Choice(["global", "all"]),
+    type=WordChoice(["global", "all"]),
     is_flag=False,
     flag_value="global",
     metavar="[all]",

@@ -26,7 +26,7 @@ from ampcompare.cli.help import (
     option,
     value_type,
 )
-from ampcompare.cli.values import FILE, FLAG, FOLDER, HALF, LEVEL, Choice
+from ampcompare.cli.values import FILE, FLAG, FOLDER, HALF, LEVEL, WordChoice
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.reads import CommandReads
 
@@ -119,11 +119,11 @@ METAVARS: dict[str | type, str] = {
     int: "N",
     float: "NUMBER",
 }
-OUTPUT_DTYPE = Choice(("fp32", "fp16", "bf16"), {"float32": "fp32", "float": "fp32", **HALF.others})
+OUTPUT_DTYPE = WordChoice(("fp32", "fp16", "bf16"), {"float32": "fp32", "float": "fp32", **HALF.others})
 ARM_OPTIONS: dict[str, dict[str, Any]] = {  # of an arm, in the order of the help
     "--opt-level": {"type": LEVEL, "help": "opt level of Apex; needs no --backend"},
     "--engine": {
-        "type": Choice(("auto", "nvidia", "compat")),
+        "type": WordChoice(("auto", "nvidia", "compat")),
         "help": "Apex: the real one (nvidia), or ampcompare's own (compat)  [default: auto]",
     },
     "--dtype": {"type": HALF, "help": "native, half: 16-bit type  [default: fp16]"},
@@ -168,7 +168,7 @@ def _option_of_setting(flags: str, path: str, group: str) -> Callable[[Function]
     if kind is bool:
         names[0] = f"{names[0]}/--no-{names[0].removeprefix('--')}"
     elif get_origin(kind) is Literal:
-        settings["type"] = Choice(get_args(kind))
+        settings["type"] = WordChoice(get_args(kind))
     else:
         settings["type"] = kind
     return option(

@@ -9,7 +9,7 @@ from ampcompare.base.shim.switch import ShimStatus, shim_status, switch_off, swi
 from ampcompare.cli.forms import Form, plain_form
 from ampcompare.cli.help import Command, option
 from ampcompare.cli.shared_options import json_option
-from ampcompare.cli.values import Choice
+from ampcompare.cli.values import WordChoice
 
 ON = Form(
     "shim on",
@@ -40,7 +40,7 @@ FORMS = (ON, plain_form(("action", "as_json")))
     help="with on: answer imports of this library too, by the name that it is imported by; repeatable",
 )
 @json_option()
-@click.argument("action", metavar="on|off|status", type=Choice(["on", "off", "status"]))
+@click.argument("action", metavar="on|off|status", type=WordChoice(["on", "off", "status"]))
 def command(asked: Form, action: str, answered: tuple[str, ...], as_json: bool) -> int:
     """Make `from apex import amp` work in this environment, or undo that.
 

@@ -14,7 +14,7 @@ else:  # older versions of click, whose types are not generic
     StringChoice = click.Choice
 
 
-class Choice(StringChoice):
+class WordChoice(StringChoice):
     """One of some words, in any case and with `_` for `-`; a mistyped one is met by the nearest.
 
     Args:
@@ -54,7 +54,7 @@ def _plain_word(word: str) -> str:
     return word.lower().replace("_", "-")
 
 
-class _Path(click.Path):
+class _PathValue(click.Path):
     """A path, which the shell completes; whether it is there is checked where it is used."""
 
     def __init__(self, name: str) -> None:
@@ -68,9 +68,9 @@ class _Path(click.Path):
         return super().convert(value, param, ctx)
 
 
-FILE, FOLDER, FILE_OR_FOLDER = map(_Path, ("file", "dir", "file|dir"))
-FLAG = Choice(
+FILE, FOLDER, FILE_OR_FOLDER = map(_PathValue, ("file", "dir", "file|dir"))
+FLAG = WordChoice(
     ("true", "false"), {"yes": "true", "on": "true", "1": "true", "no": "false", "off": "false", "0": "false"}
 )
-LEVEL = Choice(LEVELS, mistakes={level.replace("O", "0"): level for level in LEVELS})
-HALF = Choice(("fp16", "bf16"), {"float16": "fp16", "half": "fp16", "bfloat16": "bf16"})
+LEVEL = WordChoice(LEVELS, mistakes={level.replace("O", "0"): level for level in LEVELS})
+HALF = WordChoice(("fp16", "bf16"), {"float16": "fp16", "half": "fp16", "bfloat16": "bf16"})

@@ -16,7 +16,7 @@ from ampcompare.training.assemble import Assembly, assemble
 from ampcompare.training.precision.base import make_precision, owned_params
 from ampcompare.training.precision.cpu_half import cpu_half
 from ampcompare.training.process import enter_process
-from ampcompare.training.process_group import own_group
+from ampcompare.training.process_group import group_for_one_process
 
 MAX_STEPS = 30  # a dynamic scale that begins too high is halved at each
 
@@ -25,7 +25,7 @@ MAX_STEPS = 30  # a dynamic scale that begins too high is halved at each
 def explain_step(config: dict[str, Any]) -> dict[str, Any]:
     """Prepare the model of a configuration, make one step and return what was seen, as plain data."""
     settings, device = enter_process(config)
-    with own_group(settings):
+    with group_for_one_process(settings):
         return _observe(settings, device)
 
 

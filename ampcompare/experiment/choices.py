@@ -16,7 +16,7 @@ from ampcompare.settings.optimizers import list_optimizers
 from ampcompare.tasks.catalog import list_data, list_models, list_tasks
 
 
-class Choice(NamedTuple):
+class AvailableChoice(NamedTuple):
     """One thing to choose: whether it can be had here, and what it is, or why it cannot."""
 
     name: str
@@ -24,10 +24,10 @@ class Choice(NamedTuple):
     text: str
 
 
-def list_choices() -> dict[str, list[Choice]]:
+def list_choices() -> dict[str, list[AvailableChoice]]:
     """Return all choices by kind; no library is imported to find out."""
     described = described_backends()
-    arms: list[tuple[str, bool, str]] = [_arm(name, spec) for name, spec in described.items()]
+    arms: list[tuple[str, bool, str]] = [_row_of_backend(name, spec) for name, spec in described.items()]
     apex = find_installed_apex()
     arms.append(("apex:...,engine=compat", True, "this package's own engine, on any device"))
     real = f"{apex.reason}; on CUDA only" if apex.has_amp else apex.reason
@@ -42,14 +42,14 @@ def list_choices() -> dict[str, list[Choice]]:
         "models": list_models(),
         "data": list_data(),
         "optimizers": list_optimizers(),
-        "launchers": _launchers(),
+        "launchers": _rows_of_launchers(),
         "recipes": list_recipes(),
         "guards": [(name, True, guard.mistake) for name, guard in checks.GUARDS.items()],
     }
-    return {kind: [Choice(*row) for row in rows] for kind, rows in kinds.items()}
+    return {kind: [AvailableChoice(*row) for row in rows] for kind, rows in kinds.items()}
 
 
-def _arm(backend: str, spec: BackendSpec) -> tuple[str, bool, str]:
+def _row_of_backend(backend: str, spec: BackendSpec) -> tuple[str, bool, str]:
     """Return the row of a backend; the library that it may need is searched, but not imported."""
     if spec.library is None:
         roles = Arm.make(backend).roles if spec.parsers else None
@@ -60,7 +60,7 @@ def _arm(backend: str, spec: BackendSpec) -> tuple[str, bool, str]:
     return backend, True, f"{spec.summary} ({installed[1]} {installed[2]})"
 
 
-def _launchers() -> list[tuple[str, bool, str]]:
+def _rows_of_launchers() -> list[tuple[str, bool, str]]:
     """Return the ways in which processes are started; torch itself is not imported to find out."""
     with_torch = find_spec("torch") is not None
     lacks = "torch is not installed: pip install torch"

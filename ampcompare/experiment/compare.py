@@ -22,12 +22,12 @@ from typing import Any
 from ampcompare.base.errors import ConfigError, Ended
 from ampcompare.base.files.write import write_atomically
 from ampcompare.base.secrets import reveal_secrets
-from ampcompare.experiment.launch.cell import command_of
+from ampcompare.experiment.launch.cell import command_of_cell
 from ampcompare.experiment.launch.cell_files import announce_cell
 from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.launch.local import LocalLauncher
 from ampcompare.experiment.launch.places import find_places
-from ampcompare.experiment.matrix import Row, find_reference
+from ampcompare.experiment.matrix import MatrixRow, find_reference
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.option_checks import check_cells
 from ampcompare.experiment.plan import Plan, parse_seeds, plan_rows
@@ -77,7 +77,7 @@ class PlannedComparison:
 
     options: CompareOptions
     sources: SettingsSources
-    rows: tuple[Row, ...]
+    rows: tuple[MatrixRow, ...]
     plan: Plan
     folder: Path
     terms: Terms
@@ -175,7 +175,9 @@ def plan_comparison(options: CompareOptions) -> PlannedComparison:
     return PlannedComparison(options, sources, rows, plan, folder, terms, gates, baseline)
 
 
-def _make_plan(options: CompareOptions, sources: SettingsSources, rows: Sequence[Row], seeds: Sequence[int]) -> Plan:
+def _make_plan(
+    options: CompareOptions, sources: SettingsSources, rows: Sequence[MatrixRow], seeds: Sequence[int]
+) -> Plan:
     plan = plan_rows(sources.config, rows, seeds, options.reference)
     plan = replace(plan, published=published_beside(sources, rows), timing_rounds=options.timing_rounds)
     is_elsewhere = any(cell.launcher in ("slurm", "ray") for cell in plan.cells)
@@ -228,7 +230,9 @@ def run_comparison(
         with launcher, hold, while_running(launcher):
             if requested_seeds(options, planned.sources) == "auto":
                 budget = BUDGET_SECONDS if options.budget_seconds is None else options.budget_seconds
-                comparison = run_auto(planned.plan_for, folder, launcher, budget_seconds=budget, **shared)
+                comparison = run_with_estimated_seeds(
+                    planned.plan_for, folder, launcher, budget_seconds=budget, **shared
+                )
             else:
                 comparison = run_plan(plan, folder, launcher, **shared)
     except AllFailAlike as failure:
@@ -275,7 +279,7 @@ def emit_cells(options: CompareOptions, file: Path) -> int:
         for config, folder in cells:
             announce_cell(config, folder)
     here = shlex.quote(os.getcwd())
-    commands = [f"cd {here} && {shlex.join(command_of(folder.resolve()))}\n" for _, folder in cells]
+    commands = [f"cd {here} && {shlex.join(command_of_cell(folder.resolve()))}\n" for _, folder in cells]
     write_atomically(file, "".join(commands))
     return len(commands)
 
@@ -363,7 +367,7 @@ def _seeds_needed_at_look(pilot: Comparison, size: int, looks: Sequence[Look], t
     return seeds_needed(pilot, error_rate) if error_rate else (0, "")
 
 
-def run_auto(
+def run_with_estimated_seeds(
     make: Callable[[Sequence[int]], Plan],
     folder: Path,
     launcher: Launcher,
@@ -399,7 +403,7 @@ def run_auto(
     observer.note(f"{margin} needs {needed} seeds, judging by the spread of {arm} over the pilot's {len(first)}")
     ended = ""
 
-    def may_start(records: Sequence[RunRecord]) -> bool:
+    def fits_budget(records: Sequence[RunRecord]) -> bool:
         nonlocal ended
         left = begin + budget_seconds - time.monotonic()
         seeds = len({record.config.recipe.seed for record in records})
@@ -411,7 +415,7 @@ def run_auto(
         )
         return False
 
-    comparison = run(make(range(needed)), observer=observer, may_start=may_start, pilot=first)
+    comparison = run(make(range(needed)), observer=observer, may_start=fits_budget, pilot=first)
     if not ended:
         return comparison
     comparison = comparison.model_copy(update={"reading": [*comparison.reading, ended]})

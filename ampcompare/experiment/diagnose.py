@@ -206,7 +206,7 @@ def run_examined(
             start_new_session=True,
         )
         try:
-            code = _exit_code(process, folder / ENDED)
+            code = _exit_code_of_watched(process, folder / ENDED)
         finally:
             _stop_process(process)
             assert process.stdin is not None
@@ -232,7 +232,7 @@ def _stop_process(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _exit_code(process: subprocess.Popen[bytes], ended: Path) -> int:
+def _exit_code_of_watched(process: subprocess.Popen[bytes], ended: Path) -> int:
     """Return the exit code of the watched process of a run, at its end.
 
     Other ranks get some seconds after the watched one has ended: they may still be running, waiting for it.

@@ -16,7 +16,7 @@ from ampcompare.settings.config import RunConfig
 
 
 @dataclass(frozen=True)
-class _Estimate:
+class _CostEstimate:
     """What is left to do.
 
     Attributes:
@@ -31,7 +31,7 @@ class _Estimate:
     unknown: tuple[str, ...]
 
 
-def estimate(plan: Plan, folder: Path, found: Preflight | None = None) -> _Estimate:
+def estimate_cost(plan: Plan, folder: Path, found: Preflight | None = None) -> _CostEstimate:
     """Estimate the cost of a plan: each arm costs what it did with other seeds of the same recipe.
 
     Args:
@@ -60,7 +60,7 @@ def estimate(plan: Plan, folder: Path, found: Preflight | None = None) -> _Estim
         rest = None if found is None else found.estimate(untrained)
     if rest is not None:
         rest += sum(_mean_seconds(alike[label]) for label, _ in left if label not in unknown)
-    return _Estimate(len(left), rest, peak, unknown)
+    return _CostEstimate(len(left), rest, peak, unknown)
 
 
 def _finished_records(run: RunDirectory) -> list[RunRecord]:

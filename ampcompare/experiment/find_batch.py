@@ -25,7 +25,7 @@ OUT_OF_MEMORY = ("out of memory", "out-of-memory")
 
 
 @dataclass(frozen=True)
-class Try:
+class BatchTry:
     """The result of one batch size, in samples of each process: why it does not fit, and its peak where it ended."""
 
     batch: int
@@ -44,14 +44,14 @@ class BatchLimit:
     """
 
     arm: str
-    fits: Try | None
-    fails: Try | None
+    fits: BatchTry | None
+    fails: BatchTry | None
     limit_bytes: int | None
     tries: int
 
 
 @dataclass(frozen=True)
-class BatchSearch:
+class BatchSearchTerms:
     """The terms of a search for the largest batch.
 
     Attributes:
@@ -92,7 +92,7 @@ def configs_of(config: RunConfig, arms: Sequence[str]) -> list[RunConfig]:
     return [_config_with_batch(config, config.recipe.batch_size, arm) for arm in arms]
 
 
-def search_batches(search: BatchSearch, gpus: str | None) -> list[BatchLimit]:
+def search_batches(search: BatchSearchTerms, gpus: str | None) -> list[BatchLimit]:
     """Return the largest batch of each arm, searched on the first GPU that is free.
 
     Args:
@@ -110,7 +110,7 @@ def search_batches(search: BatchSearch, gpus: str | None) -> list[BatchLimit]:
         return find_batches(search, launcher)
 
 
-def find_batches(search: BatchSearch, launcher: Launcher) -> list[BatchLimit]:
+def find_batches(search: BatchSearchTerms, launcher: Launcher) -> list[BatchLimit]:
     """Return the largest batch of each arm.
 
     A batch fits if some updates and an evaluation end, with the margin left of the limit. On a GPU the memory is what
@@ -128,8 +128,8 @@ def find_batches(search: BatchSearch, launcher: Launcher) -> list[BatchLimit]:
         return [_find_largest_batch(search, config, launcher, Path(folder)) for config in search.configs]
 
 
-def _find_largest_batch(search: BatchSearch, config: RunConfig, launcher: Launcher, folder: Path) -> BatchLimit:
-    tries: dict[int, Try] = {}
+def _find_largest_batch(search: BatchSearchTerms, config: RunConfig, launcher: Launcher, folder: Path) -> BatchLimit:
+    tries: dict[int, BatchTry] = {}
     limits: set[int | None] = set()
 
     def passes(batch: int) -> bool:
@@ -165,7 +165,7 @@ def _config_with_batch(config: RunConfig, batch: int, arm: str) -> RunConfig:
     return validate(RunConfig, {**values, "arm": arm, "saving": {}, "on_nan": "continue"})
 
 
-def _memory_limit_bytes(search: BatchSearch, record: RunRecord) -> int | None:
+def _memory_limit_bytes(search: BatchSearchTerms, record: RunRecord) -> int | None:
     """Return the bytes that the run may take; None where that is not known, as of one that has failed."""
     if search.memory_gib is not None:
         return int(search.memory_gib * GIB * (1 - search.margin))
@@ -179,12 +179,12 @@ def _no_limit_error() -> ConfigError:
     return ConfigError("find-batch on a CPU needs the GiB that a run may use, as in --memory-limit 4")
 
 
-def _judge_try(record: RunRecord, batch: int, limit: int | None) -> Try:
+def _judge_try(record: RunRecord, batch: int, limit: int | None) -> BatchTry:
     """Return whether a run fits."""
     summary, error = record.summary, record.error or ""
     if record.status == "failed":
         if _is_about_memory(error):
-            return Try(batch, error)
+            return BatchTry(batch, error)
         raise LaunchError(f"{record.arm} with batch {batch} failed for another reason than memory: {error}")
     if summary.num_steps and summary.skipped_steps >= summary.num_steps:
         raise LaunchError(
@@ -195,8 +195,8 @@ def _judge_try(record: RunRecord, batch: int, limit: int | None) -> Try:
     peaks = [summary.peak_reserved_bytes or summary.peak_bytes or 0, *by_rank]
     peak = max(peaks)
     if limit is not None and peak > limit:
-        return Try(batch, f"takes {peak / GIB:.2f} GiB of {limit / GIB:.2f}", peak)
-    return Try(batch, "", peak)
+        return BatchTry(batch, f"takes {peak / GIB:.2f} GiB of {limit / GIB:.2f}", peak)
+    return BatchTry(batch, "", peak)
 
 
 def _is_about_memory(error: str) -> bool:

@@ -60,14 +60,14 @@ def find_floor(
         for name in TWINS:
             options = words
             if name == WEIGHTS:
-                _move_weights(stored, folder / "moved.pt")
+                _move_weights_by_one_unit(stored, folder / "moved.pt")
                 options = ["--first-weights", str(folder / "moved.pt"), *words]
             rows = _train_in_fork(forks, name, folder, options, script)
             is_whole = rows.ended is not None and not rows.ended.get("exit_code") and len(rows.steps) == len(base.steps)
-            twins[name] = _rows_of(rows) if is_whole else None
+            twins[name] = _floor_rows(rows) if is_whole else None
             if not is_whole:
                 say(f"  {name}: left out: {(rows.ended or {}).get('error') or 'it made another number of steps'}")
-        envelope = make_envelope(_rows_of(base), twins, script=Path(script.name).name, environment=fingerprint())
+        envelope = make_envelope(_floor_rows(base), twins, script=Path(script.name).name, environment=fingerprint())
         for name, distance in envelope.twins.items():
             if distance is not None:
                 say(f"  {name}: loss up to {distance:.2g} apart")
@@ -102,11 +102,11 @@ def train_twin(words: Sequence[str]) -> None:
     runpy.run_path(command[0], run_name="__main__")
 
 
-def _rows_of(rows: ScriptRows) -> Rows:
+def _floor_rows(rows: ScriptRows) -> Rows:
     return [{"loss": step.loss, "grad_norm": step.grad_norm} for step in rows.steps]
 
 
-def _move_weights(stored: Path, moved: Path) -> None:
+def _move_weights_by_one_unit(stored: Path, moved: Path) -> None:
     """Move each first weight by one unit in the last place, up or down at random."""
     import torch
 

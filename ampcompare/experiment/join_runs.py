@@ -30,7 +30,7 @@ NO_JOURNAL = "Nothing was tested: a folder of an earlier version has no journal,
 
 
 @dataclass(frozen=True)
-class _Part:
+class _RunsOfFolder:
     """The runs of one folder, each record with the label of its row."""
 
     run: RunDirectory
@@ -65,7 +65,7 @@ def join_comparison(paths: Sequence[Path], *, reference: str | None = None) -> C
         ConfigError: no row is named like the reference, or a folder is in use.
     """
     require_stats()
-    parts = [_read_part(Path(path)) for path in paths]
+    parts = [_read_runs_of_folder(Path(path)) for path in paths]
     _check_one_comparison(parts)
     plan = _join_plans(parts, reference)
     records = [record for part in parts for record in part.records]
@@ -104,17 +104,17 @@ def join_comparison(paths: Sequence[Path], *, reference: str | None = None) -> C
         return sum_up(_JoinedJournal(parts[0].run, plan, looks, files).design_without_test(NOT_WRITABLE))
 
 
-def _read_part(path: Path) -> _Part:
+def _read_runs_of_folder(path: Path) -> _RunsOfFolder:
     run = RunDirectory(path)
     if not path.is_dir() or (plan := read_plan(run)) is None:
         raise RecordError(f"{path} is no run directory of `compare`; name folders with a plan.json to join them")
     records, excluded = run.records()
     by_cell = {record.cell: record for record in records}
     mine = [with_label(by_cell[cell], row_of(label)) for label, cell in plan.cells.items() if cell in by_cell]
-    return _Part(run, plan, tuple(mine), tuple(excluded))
+    return _RunsOfFolder(run, plan, tuple(mine), tuple(excluded))
 
 
-def _check_one_comparison(parts: Sequence[_Part]) -> None:
+def _check_one_comparison(parts: Sequence[_RunsOfFolder]) -> None:
     """Refuse folders that differ in more than their seeds.
 
     Raises:
@@ -146,7 +146,7 @@ def _check_one_comparison(parts: Sequence[_Part]) -> None:
             owners[label] = part.run.path
 
 
-def _join_plans(parts: Sequence[_Part], reference: str | None) -> StoredPlan:
+def _join_plans(parts: Sequence[_RunsOfFolder], reference: str | None) -> StoredPlan:
     first = parts[0].plan
     return first.model_copy(
         update={

@@ -12,14 +12,14 @@ from typing import Any
 from tabulate import tabulate
 
 from ampcompare.base.errors import LaunchError
-from ampcompare.experiment.resume_comparison import RESTORED, Trace, read_trace, run_error_text
+from ampcompare.experiment.resume_comparison import RESTORED, ResumeTrace, read_trace, run_error_text
 from ampcompare.settings.resume_trace import ATTEMPTS, RowKind, read_rows
 
 OF_STATE = tuple(role for role in RESTORED if role not in ("buffers",))
 
 
 @dataclass(frozen=True)
-class Kill:
+class KillOutcome:
     """A kill, in words, and what came of it: whether a training resumes, from where or why not."""
 
     point: str
@@ -27,7 +27,7 @@ class Kill:
     outcome: str
 
 
-def read_kills(folder: Path, trace: Path, whole: Trace, record: str) -> list[Kill]:
+def read_kills(folder: Path, trace: Path, whole: ResumeTrace, record: str) -> list[KillOutcome]:
     """Return the kills whose remains are in a folder.
 
     Args:
@@ -46,15 +46,15 @@ def read_kills(folder: Path, trace: Path, whole: Trace, record: str) -> list[Kil
     found = []
     for row in rows:
         if row["state"] == "hung":
-            found.append(Kill(row["point"], False, "the copy hung before it could be killed"))
+            found.append(KillOutcome(row["point"], False, "the copy hung before it could be killed"))
         elif row["state"] == "passed":
             continue  # it wrote less than the one that was left alone
         else:
-            found.append(Kill(row["point"], *outcomes[row["left"]]))
+            found.append(KillOutcome(row["point"], *outcomes[row["left"]]))
     return found
 
 
-def _outcome_of_tries(tries: list[dict[str, str]], whole: Trace, record: str) -> tuple[bool, str]:
+def _outcome_of_tries(tries: list[dict[str, str]], whole: ResumeTrace, record: str) -> tuple[bool, str]:
     if not tries:
         return False, "no file is left to start from"
     first = tries[0]
@@ -70,7 +70,7 @@ def _outcome_of_tries(tries: list[dict[str, str]], whole: Trace, record: str) ->
     return _resumed_step(trace, whole)
 
 
-def _resumed_step(trace: Trace, whole: Trace) -> tuple[bool, str]:
+def _resumed_step(trace: ResumeTrace, whole: ResumeTrace) -> tuple[bool, str]:
     """Return from which step a start resumes, and whether all of its state is of that step."""
     first = trace.steps[0]
     steps: dict[str, list[int]] = {}
@@ -107,7 +107,7 @@ def _success_text(count: int, bare: int) -> str:
     return f"{loads}nothing is left to load after {bare if bare < count else 'each'} of {count}, since {first}"
 
 
-def kills_lines(kills: Sequence[Kill], *, is_first: bool) -> tuple[list[str], bool]:
+def kills_lines(kills: Sequence[KillOutcome], *, is_first: bool) -> tuple[list[str], bool]:
     """Return what came of kills in words, equal ones in a row, and whether all is well.
 
     Args:

@@ -32,7 +32,7 @@ Vary = Sequence[tuple[str, Sequence[Any]]]
 
 
 @dataclass(frozen=True)
-class Row:
+class MatrixRow:
     """One row: the canonical text of an arm, values of settings by their paths, and the stack that it trains in."""
 
     arm: str
@@ -47,12 +47,16 @@ class Row:
         return " ".join([self.arm + at, *named])
 
 
-def cross(arms: Sequence[str], vary: Vary, stacks: Mapping[str, StackConfig] = MappingProxyType({})) -> list[Row]:
+def cross_arms_with_settings(
+    arms: Sequence[str], vary: Vary, stacks: Mapping[str, StackConfig] = MappingProxyType({})
+) -> list[MatrixRow]:
     """Return every arm, which may be lists such as `fp32,bf16@old`, with every combination of values of settings."""
     rows = arms_with_stacks(arms, stacks)
     paths = [path for path, _ in vary]
     combinations = list(itertools.product(*(values for _, values in vary)))
-    return [Row(arm, dict(zip(paths, values, strict=True)), stack) for arm, stack in rows for values in combinations]
+    return [
+        MatrixRow(arm, dict(zip(paths, values, strict=True)), stack) for arm, stack in rows for values in combinations
+    ]
 
 
 def find_setting(name: str, said: str) -> str:
@@ -82,7 +86,7 @@ def expand_matrix(
     vary: Vary = (),
     by_hand: Collection[str] = (),
     stacks: Mapping[str, StackConfig] = MappingProxyType({}),
-) -> list[Row]:
+) -> list[MatrixRow]:
     """Return the rows that a file describes, or the requested ones instead.
 
     Args:
@@ -93,31 +97,33 @@ def expand_matrix(
         stacks: those that arms may name, as in script@old.
     """
 
-    def is_kept(path: str) -> bool:
+    def is_setting_kept(path: str) -> bool:
         return path not in by_hand and not any(rival in by_hand for rival in MUTUALLY_EXCLUSIVE.get(path, ()))
 
     if matrix.rows is not None and not arms and not vary:
         rows = []
         for given in matrix.rows:
             paths = {find_setting(name, f"rows: {name}"): value for name, value in given.items() if name != "arm"}
-            row = Row(str(Arm.parse(given["arm"])), {path: value for path, value in paths.items() if is_kept(path)})
+            row = MatrixRow(
+                str(Arm.parse(given["arm"])), {path: value for path, value in paths.items() if is_setting_kept(path)}
+            )
             if row not in rows:
                 rows.append(row)
         if reference is not None and find_reference(rows, reference) is None:
-            rows.insert(0, Row(str(Arm.parse(reference))))
+            rows.insert(0, MatrixRow(str(Arm.parse(reference))))
         return rows
     axes: dict[str, Sequence[Any]] = {
         find_setting(name, f"vary: {name}"): values for name, values in (matrix.vary or {}).items()
     }
-    axes = {path: values for path, values in axes.items() if is_kept(path)} | dict(vary)
+    axes = {path: values for path, values in axes.items() if is_setting_kept(path)} | dict(vary)
     chosen = list(arms) or matrix.arms or list(DEFAULT_ARMS)
-    rows = cross(chosen, list(axes.items()), stacks)
+    rows = cross_arms_with_settings(chosen, list(axes.items()), stacks)
     if reference is not None and find_reference(rows, reference) is None:
-        return cross([reference, *chosen], list(axes.items()), stacks)
+        return cross_arms_with_settings([reference, *chosen], list(axes.items()), stacks)
     return rows
 
 
-def find_reference(rows: Sequence[Row], reference: str | None) -> Row | None:
+def find_reference(rows: Sequence[MatrixRow], reference: str | None) -> MatrixRow | None:
     """Return the row that the others are compared with; None if no row has the arm."""
     if reference is None:
         usual = [row for arm in ("script", "fp32") for row in rows if row.arm == arm]
@@ -131,7 +137,7 @@ def find_reference(rows: Sequence[Row], reference: str | None) -> Row | None:
     return next((row for row in rows if (row.arm, row.stack.name if row.stack else "") == wanted), None)
 
 
-def first_row_of_arm(matrix: Matrix, arm: str | None) -> Row | None:
+def first_row_of_arm(matrix: Matrix, arm: str | None) -> MatrixRow | None:
     """Return the first row of a file, of an arm where one is asked for; None where the file has no such row."""
     if matrix.rows is None and matrix.arms is None and matrix.vary is None:
         return None

@@ -11,7 +11,7 @@ from typing import Any
 
 from ampcompare.base.formatting import printable, rough_duration
 from ampcompare.experiment.launch.contract import Progress
-from ampcompare.experiment.observer import Observer, Outline
+from ampcompare.experiment.observer import Observer, PlanOutline
 from ampcompare.experiment.running_cells import MatrixView, RunningCells
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
@@ -45,7 +45,7 @@ class NotebookProgress(Observer):
         self._notes: list[str] = []
         self._shown = 0.0
 
-    def plan(self, outline: Outline) -> None:
+    def plan(self, outline: PlanOutline) -> None:
         self._cells.plan(outline)
         self._show()
 
@@ -80,7 +80,7 @@ class NotebookProgress(Observer):
         head, ended = self._head(matrix), self._ended[-MAX_LINES:]
         bundle = {
             "text/plain": "\n".join([head, *ended, *(text for _, text in rows), *self._notes]),
-            "text/html": _html(head, [*ended, *self._notes], rows),
+            "text/html": _progress_html(head, [*ended, *self._notes], rows),
         }
         if self._handle is None:
             display = import_module("IPython.display").display
@@ -99,7 +99,7 @@ class NotebookProgress(Observer):
         return ", ".join(words)
 
 
-def _html(head: str, lines: Sequence[str], rows: Sequence[tuple[float, str]]) -> str:
+def _progress_html(head: str, lines: Sequence[str], rows: Sequence[tuple[float, str]]) -> str:
     bars = [
         f'<div><progress value="{share:.3f}" max="1" style="width:12em;vertical-align:middle"></progress> '
         f"{escape(text)}</div>"

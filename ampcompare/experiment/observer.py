@@ -12,7 +12,7 @@ from ampcompare.settings.config import RunConfig
 
 
 @dataclass(frozen=True)
-class Outline:
+class PlanOutline:
     """What is about to run.
 
     Attributes:
@@ -51,7 +51,7 @@ class Observer:
     The number of a cell is its place in the matrix, from 1. With several cells in parallel their events alternate.
     """
 
-    def plan(self, outline: Outline) -> None:
+    def plan(self, outline: PlanOutline) -> None:
         """The cells are known, and none has started; a search for the number of seeds may plan more later."""
 
     def preflight(self, lines: Sequence[str]) -> None:

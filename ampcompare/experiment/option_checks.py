@@ -46,10 +46,10 @@ def check_cells(cells: Iterable[RunConfig]) -> None:
         _check_arm(cell.parsed_arm)
         check_task(cell.recipe)
         require_optimizer(cell.recipe.optimizer.name)
-    _check_distinct(cells)
+    _check_distinct_arms(cells)
 
 
-def _check_distinct(cells: Iterable[RunConfig]) -> None:
+def _check_distinct_arms(cells: Iterable[RunConfig]) -> None:
     """Check that no two arms are one under two names: every difference between them would be chance."""
     for one, other in itertools.combinations({cell.arm: cell.parsed_arm for cell in cells}.values(), 2):
         if one.declares_the_same(other):

@@ -24,7 +24,7 @@ from typing import Any
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.files.read import FileFault, parse_yaml
-from ampcompare.experiment.matrix import Row, find_reference, find_setting
+from ampcompare.experiment.matrix import MatrixRow, find_reference, find_setting
 from ampcompare.results.records.comparison import Published
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.validation import validate
@@ -117,11 +117,11 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     return tuple(seeds)
 
 
-def plan_rows(base: RunConfig, rows: Sequence[Row], seeds: Sequence[int], reference: str | None = None) -> Plan:
+def plan_rows(base: RunConfig, rows: Sequence[MatrixRow], seeds: Sequence[int], reference: str | None = None) -> Plan:
     """Train each row with each seed."""
     if not rows or not seeds:
         raise ConfigError("a comparison needs at least one arm and one seed")
-    named: dict[str, Row] = {}
+    named: dict[str, MatrixRow] = {}
     for row in rows:
         if row.label in named:
             raise ConfigError(f"arm {row.label!r} is named twice; list each arm once")
@@ -150,7 +150,7 @@ def parse_vary(text: str) -> tuple[str, list[Any]]:
         raise ConfigError(f"--sweep {text!r}: a value cannot be read: {fault}") from None
 
 
-def _cell_config(base: RunConfig, row: Row, seed: int) -> RunConfig:
+def _cell_config(base: RunConfig, row: MatrixRow, seed: int) -> RunConfig:
     arm = row.arm
     varied = row.varied
     values = base.model_dump()

@@ -77,7 +77,7 @@ def try_arms(
     """
     begun = time.perf_counter()
     builds = {label: _build_key(cell) for label, cell in rows.items()}
-    trials: dict[str, _Trial] = {}  # by build
+    trials: dict[str, _ArmTrial] = {}  # by build
     untried: list[str] = []
     left = 0.0  # seconds
     with tempfile.TemporaryDirectory(prefix=".preflight.", suffix=f".{os.getpid()}.tmp", dir=folder) as place:
@@ -89,7 +89,7 @@ def try_arms(
                 untried.append(label)
                 continue
             trial = _run_trial(cell, seeds[0 if first is None else -1], launcher, Path(place, str(len(trials))))
-            left = trial.budget(cells) if first is None else left - trial.busy_seconds
+            left = trial.seconds_for_others(cells) if first is None else left - trial.busy_seconds
             trials[builds[label]] = trial
             if first is None and (trial.is_scripts_own or trial.faults):
                 break
@@ -101,20 +101,20 @@ def try_arms(
         tried = [trial for trial in trials.values() if not trial.is_by_hand]
         if len(tried) == 1 == len(rows) and len(seeds) > 1 and tried[0].is_trained and left >= tried[0].busy_seconds:
             tried += [_run_trial(cell, seeds[-1], launcher, Path(place, "again")) for cell in rows.values()]
-    found = _sum_up(tried, time.perf_counter() - begun)
+    found = _preflight_of_trials(tried, time.perf_counter() - begun)
     return found.model_copy(update={"arms": _summaries(builds, trials), "untried": untried})
 
 
-def _summaries(builds: Mapping[str, str], trials: Mapping[str, _Trial]) -> dict[str, ArmTrial]:
+def _summaries(builds: Mapping[str, str], trials: Mapping[str, _ArmTrial]) -> dict[str, ArmTrial]:
     """Return what is stored of each label that was tried; nothing of those that cannot be started from here."""
     found = {label: trials[build] for label, build in builds.items() if build in trials}
     return {label: trial.summary() for label, trial in found.items() if not trial.is_by_hand}
 
 
 def _try_advised(
-    failed: _Trial,
+    failed: _ArmTrial,
     cell: RunConfig,
-    trials: dict[str, _Trial],
+    trials: dict[str, _ArmTrial],
     left: float,
     seed: int,
     launcher: Launcher,
@@ -222,7 +222,7 @@ def _build_key(cell: RunConfig) -> str:
 
 
 @dataclass
-class _Trial:
+class _ArmTrial:
     """A few steps of a cell.
 
     Attributes:
@@ -282,7 +282,7 @@ class _Trial:
             return False
         return bool(self.error) and rows is not None and not rows.weights and not rows.steps and code != REFUSED
 
-    def budget(self, cells: int) -> float:
+    def seconds_for_others(self, cells: int) -> float:
         """Return the seconds that the other arms may take before so many cells."""
         found = self.summary()
         steps = self.total_steps * (found.step_seconds or 0.0)
@@ -298,7 +298,7 @@ class _Trial:
         )
 
 
-def _run_trial(cell: RunConfig, seed: int, launcher: Launcher, folder: Path) -> _Trial:
+def _run_trial(cell: RunConfig, seed: int, launcher: Launcher, folder: Path) -> _ArmTrial:
     recipe = cell.recipe.model_copy(update={"seed": seed})
     brief = cell.model_copy(update={"recipe": recipe, "warmup_steps": 1, "drain_every": 1})
     script = cell.script
@@ -307,7 +307,7 @@ def _run_trial(cell: RunConfig, seed: int, launcher: Launcher, folder: Path) -> 
         brief = brief.model_copy(update={"script": script.model_copy(update=limits)})
     else:
         brief = brief.model_copy(update={"saving": SavingConfig(stop_at_step=STEPS)})
-    limit = _Limit(launcher)
+    limit = _TimeLimit(launcher)
     begun = time.perf_counter()
     with limit:
         record = launcher.launch(brief, folder, limit.follow)
@@ -315,15 +315,15 @@ def _run_trial(cell: RunConfig, seed: int, launcher: Launcher, folder: Path) -> 
     busy = min(seconds, limit.seconds())
     steps = list(iter_steps(folder / CellFile.STEPS)) if (folder / CellFile.STEPS).exists() else []
     if script is None:
-        return _Trial(record, seconds, busy, steps, limit.total_steps)
+        return _ArmTrial(record, seconds, busy, steps, limit.total_steps)
     rows = rows_of_training_process(folder)
     known = [steps for steps in (script.max_steps, rows.planned_steps) if steps is not None]
-    trial = _Trial(record, seconds, busy, steps, min(known, default=0), rows)
+    trial = _ArmTrial(record, seconds, busy, steps, min(known, default=0), rows)
     _check_metric_matches(trial, script, folder)
     return trial
 
 
-class _Limit:
+class _TimeLimit:
     """Ends the cell of a launcher that takes too long, while this is a context; notes the steps of the whole cell."""
 
     def __init__(self, launcher: Launcher) -> None:
@@ -360,12 +360,12 @@ class _Limit:
         self._timer.start()
 
 
-def _check_metric_matches(trial: _Trial, script: ScriptConfig, folder: Path) -> None:
+def _check_metric_matches(trial: _ArmTrial, script: ScriptConfig, folder: Path) -> None:
     log = folder / CellFile.LOG
     assert trial.rows is not None
     if log.exists():
         output = OutputReader(log.open("rb"), Path(os.devnull), script.metrics)
-        output.pump()
+        output.read_to_end()
         trial.faults = output.part_faults()
         for metric in script.metrics:
             values = output.values[metric.name] if metric.pattern is not None else trial.rows.scalars.get(metric.name)
@@ -375,7 +375,7 @@ def _check_metric_matches(trial: _Trial, script: ScriptConfig, folder: Path) -> 
     trial.numbers |= {name: name for name in trial.rows.scalars}
 
 
-def _sum_up(trials: Sequence[_Trial], seconds: float) -> Preflight:
+def _preflight_of_trials(trials: Sequence[_ArmTrial], seconds: float) -> Preflight:
     if not trials:
         return Preflight()
     first, *others = [trial for trial in trials if not trial.error] or trials

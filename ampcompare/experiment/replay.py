@@ -39,7 +39,7 @@ OPEN = {"threads": "N", "arm": "ARM"}  # what stands for their values, which are
 
 
 @dataclass(frozen=True)
-class Side:
+class ReplaySide:
     """What a step is repeated with: settings, another environment, or another script; none of them is as it is."""
 
     name: str
@@ -50,7 +50,7 @@ class Side:
 
 def sides_of(
     changes: Sequence[str], stacks: Mapping[str, StackConfig], script: Sequence[str] | None, own: Sequence[str]
-) -> list[Side]:
+) -> list[ReplaySide]:
     """Return what to repeat a step with: each change alone, and in each stack.
 
     Args:
@@ -69,10 +69,10 @@ def sides_of(
             known = ", ".join(f"{name}={value}" for name, value in values.items())
             raise ConfigError(f"--change {text}: there is no such change; there are {known}")
         value = _read_arm(value) if name == "arm" else value
-        sides.append(Side(f"{name}={value}", {name: value}))
-    sides += [Side(f"stack {name}", stack=stack) for name, stack in stacks.items()]
+        sides.append(ReplaySide(f"{name}={value}", {name: value}))
+    sides += [ReplaySide(f"stack {name}", stack=stack) for name, stack in stacks.items()]
     if script is not None and list(script) != list(own):
-        sides.append(Side(f"script {shlex.join(script)}", script=script_config(list(script))))
+        sides.append(ReplaySide(f"script {shlex.join(script)}", script=script_config(list(script))))
     if not sides:
         raise ConfigError(
             "nothing is changed: give --change onednn=off, --stack new=/envs/new/bin/python, or another script after --"
@@ -126,7 +126,7 @@ def read_facts(capsule: Path) -> dict[str, Any]:
 def replay(
     capsule: Path,
     facts: Mapping[str, Any],
-    sides: Sequence[Side],
+    sides: Sequence[ReplaySide],
     own: ScriptConfig,
     say: Callable[[str], Any] = lambda line: None,
 ) -> list[ReplayJudgment]:
@@ -150,8 +150,8 @@ def replay(
         for source in (capsule, PROGRAM):
             (folder / source.name).write_bytes(source.read_bytes())
         settings = [facts["engine"] or "compat", facts["device"] or "", "yes" if facts["compat_torch"] else ""]
-        run = _Runs(stack.enter_context(ScriptForks()), folder, folder / capsule.name, settings)
-        base = run.repeat("base", Side(""), own)
+        run = _StepRuns(stack.enter_context(ScriptForks()), folder, folder / capsule.name, settings)
+        base = run.repeat("base", ReplaySide(""), own)
         found = []
         for side in sides:
             changed = {"fault": "nothing to compare with"} if base.get("fault") else run.repeat("change", side, own)
@@ -160,7 +160,7 @@ def replay(
         return found
 
 
-class _Runs:
+class _StepRuns:
     """Repeats a step, each time in a process of its own."""
 
     def __init__(self, forks: ScriptForks, folder: Path, capsule: Path, settings: Sequence[str]) -> None:
@@ -169,7 +169,7 @@ class _Runs:
         self._capsule = capsule
         self._settings = settings
 
-    def repeat(self, mode: str, side: Side, own: ScriptConfig) -> dict[str, Any]:
+    def repeat(self, mode: str, side: ReplaySide, own: ScriptConfig) -> dict[str, Any]:
         """Return what `one_step.py` has written, or why it wrote nothing."""
         script = side.script or own
         rows = self._folder / "rows.json"
@@ -192,7 +192,7 @@ class _Runs:
             )
             said = ""
         else:
-            code, said = _run_there(side.stack, words, self._folder)
+            code, said = _run_in_stack(side.stack, words, self._folder)
         try:
             found: dict[str, Any] = json.loads(rows.read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -200,7 +200,7 @@ class _Runs:
         return found
 
 
-def _run_there(stack: StackConfig, words: Sequence[str], folder: Path) -> tuple[int, str]:
+def _run_in_stack(stack: StackConfig, words: Sequence[str], folder: Path) -> tuple[int, str]:
     from ampcompare.experiment.launch.script.stacks import copy_recorder, inspect_stack, outside_environment
 
     copy_recorder(folder)

@@ -29,7 +29,7 @@ COUNTS = ("num_batches_tracked", "step")  # the least telling names of what diff
 WORDS = {"scaler": "the GradScaler", "optimizer": "the optimizer", "scheduler": "the schedule"}
 
 
-class Answer(Enum):
+class ResumptionAnswer(Enum):
     """What came of a resumption."""
 
     EXACT = "exact"
@@ -39,7 +39,7 @@ class Answer(Enum):
 
 
 @dataclass
-class Step:
+class TracedStep:
     """What one step of a trace started from, and computed.
 
     `made` has the numbers of the optimizers and scalers that are left, in the order in which all were made; `samples`
@@ -61,7 +61,7 @@ class Step:
 
 
 @dataclass
-class Trace:
+class ResumeTrace:
     """What a run of a script did.
 
     Attributes:
@@ -76,7 +76,7 @@ class Trace:
         last: a step that did not end.
     """
 
-    steps: list[Step] = field(default_factory=list)
+    steps: list[TracedStep] = field(default_factory=list)
     saves: list[dict[str, Any]] = field(default_factory=list)
     loads: list[dict[str, Any]] = field(default_factory=list)
     restored: list[dict[str, Any]] = field(default_factory=list)
@@ -84,7 +84,7 @@ class Trace:
     states: str = ""
     stopped: int | None = None
     error: str = ""
-    last: Step | None = None
+    last: TracedStep | None = None
 
     def fail(self, error: str) -> None:
         """Take an error, with which it ended; one that failed in its first step is compared as far as it came."""
@@ -94,7 +94,7 @@ class Trace:
 
 
 @dataclass(frozen=True)
-class Difference:
+class RoleDifference:
     """The first difference of a role: in which step, counted from 1, where, and its cause if that can be told."""
 
     role: str
@@ -110,11 +110,11 @@ class Resumption:
     `parted` is by how much the last losses are apart, relative to that without a break.
     """
 
-    answer: Answer
+    answer: ResumptionAnswer
     stopped: int
     steps: int
     resumed_steps: int
-    differences: tuple[Difference, ...]
+    differences: tuple[RoleDifference, ...]
     parted: float | None
 
     @property
@@ -123,15 +123,15 @@ class Resumption:
         return not any(one.role in RESTORED and one.step == self.stopped + 1 for one in self.differences)
 
 
-def read_trace(path: Path) -> Trace:
+def read_trace(path: Path) -> ResumeTrace:
     """Return the trace of a run; of one that trained nothing it is empty."""
     rows = read_rows(path)
-    trace = Trace(saves=saved_files(rows), states=last_state_folder(rows))
+    trace = ResumeTrace(saves=saved_files(rows), states=last_state_folder(rows))
     lists = {RowKind.LOAD: trace.loads, RowKind.RESTORE: trace.restored, RowKind.TRAINER: trace.trainers}
     for row in rows:
         kind = row["kind"]
         if kind == RowKind.START:
-            trace.steps.append(Step(row["state"], row["made"]))
+            trace.steps.append(TracedStep(row["state"], row["made"]))
         elif kind == RowKind.STOP:
             trace.stopped = trace.saves[-1]["step"]  # those behind are lost
         elif kind in lists:
@@ -155,24 +155,24 @@ def run_error_text(record: Path, text: str = "") -> str:
     return next(iter(errors), lines[-1] if lines else "it wrote nothing")
 
 
-def compare_traces(whole: Trace, broken: Trace, resumed: Trace) -> Resumption:
+def compare_traces(whole: ResumeTrace, broken: ResumeTrace, resumed: ResumeTrace) -> Resumption:
     """Compare a run without a break with the steps of one that was started again behind `broken.stopped` steps."""
     assert broken.stopped is not None
     at = broken.stopped
     if resumed.steps and at and _starts_from_scratch(whole, resumed, at):
-        found = [Difference("weights", at + 1, "all, as in the first step", _why_not_resumed(broken, resumed))]
-        answer, parted = Answer.NOT_RESUMED, losses_apart(whole, resumed)
+        found = [RoleDifference("weights", at + 1, "all, as in the first step", _why_not_resumed(broken, resumed))]
+        answer, parted = ResumptionAnswer.NOT_RESUMED, losses_apart(whole, resumed)
     else:
         found = _differences(whole, at, broken, resumed)
-        answer = _answer(found, whole, at, resumed)
+        answer = _answer_from_differences(found, whole, at, resumed)
         parted = None if resumed.error else losses_apart(whole, resumed)  # those of other steps tell nothing
     return Resumption(answer, at, len(whole.steps), len(resumed.steps), tuple(found), parted)
 
 
-def _differences(whole: Trace, at: int, broken: Trace, resumed: Trace) -> list[Difference]:
+def _differences(whole: ResumeTrace, at: int, broken: ResumeTrace, resumed: ResumeTrace) -> list[RoleDifference]:
     """Return the first difference of each role, those of the first steps first."""
     shift = _steps_behind(whole, at, resumed)
-    found: list[Difference] = []
+    found: list[RoleDifference] = []
     for role in ROLES:
         if role == "steps":
             continue
@@ -185,28 +185,30 @@ def _differences(whole: Trace, at: int, broken: Trace, resumed: Trace) -> list[D
         drawn = ("learning rate", "options", "batches", "generators")
         found = [one for one in found if one.step > at + 1 or one.role not in drawn]
         text = f"{lost} of {len(whole.steps[at].batches)} forward passes left out"
-        found.append(Difference("steps", at + 1, text, f"{MIDDLE}{_line_in_brackets(broken.saves)}"))
+        found.append(RoleDifference("steps", at + 1, text, f"{MIDDLE}{_line_in_brackets(broken.saves)}"))
     made, left = len(resumed.steps), len(whole.steps[at:])
     text = f"{made} steps where {left} were left"
     if shift:
-        found.append(Difference("steps", at + 1, text, _why_shifted(shift, at)))
+        found.append(RoleDifference("steps", at + 1, text, _why_shifted(shift, at)))
     elif made != left and not resumed.error:
-        found.append(Difference("steps", at + 1 + min(made, left), text, _why_other_steps()))
+        found.append(RoleDifference("steps", at + 1 + min(made, left), text, _why_other_steps()))
     return sorted(found, key=lambda one: (one.step, ROLES.index(one.role)))
 
 
-def _answer(found: list[Difference], whole: Trace, at: int, resumed: Trace) -> Answer:
+def _answer_from_differences(
+    found: list[RoleDifference], whole: ResumeTrace, at: int, resumed: ResumeTrace
+) -> ResumptionAnswer:
     """Return what the differences come to: a generator that nothing draws from changes nothing."""
     others = [one for one in found if one.role != "generators"]
     if not others:
-        return Answer.EXACT
+        return ResumptionAnswer.EXACT
     is_whole = not {one.role for one in found if one.step == at + 1} & set(RESTORED)
     if not is_whole or others[0].role != "batches":  # generators aside, which draw them
-        return Answer.DIFFERS
-    return Answer.DIFFERS if _has_unseen_samples(whole, resumed) else Answer.DATA_ORDER
+        return ResumptionAnswer.DIFFERS
+    return ResumptionAnswer.DIFFERS if _has_unseen_samples(whole, resumed) else ResumptionAnswer.DATA_ORDER
 
 
-def _has_unseen_samples(whole: Trace, resumed: Trace) -> bool:
+def _has_unseen_samples(whole: ResumeTrace, resumed: ResumeTrace) -> bool:
     """Return whether a script that was started again trains samples that the run without a break has not seen.
 
     Those of an augmentation that is not restored are others, and those of a sampler may be.
@@ -215,7 +217,7 @@ def _has_unseen_samples(whole: Trace, resumed: Trace) -> bool:
     return not {sample for step in resumed.steps for sample in step.samples} <= seen
 
 
-def _steps_behind(whole: Trace, at: int, resumed: Trace) -> int:
+def _steps_behind(whole: ResumeTrace, at: int, resumed: ResumeTrace) -> int:
     """Return by how many steps the count of a script is behind that of the run without a break; 0 if it is not.
 
     Its batches are then those of steps so much earlier, and it trains so many steps more.
@@ -225,23 +227,23 @@ def _steps_behind(whole: Trace, at: int, resumed: Trace) -> int:
         return 0
     pairs = list(zip(whole.steps[at - shift :], resumed.steps, strict=False))
     unshifted = list(zip(whole.steps[at:], resumed.steps, strict=False))
-    for numbers in (_first_batches, _rates):  # either goes by the script's count
+    for numbers in (_first_batches, _learning_rates_of):  # either goes by the script's count
         is_same = bool(pairs) and all(numbers(one) == numbers(other) for one, other in pairs)
         if is_same and any(numbers(one) != numbers(other) for one, other in unshifted):
             return shift
     return 0
 
 
-def _first_batches(step: Step) -> list[str]:
+def _first_batches(step: TracedStep) -> list[str]:
     """Return the first batch of a step: the next may be noise, say, whose generator goes on."""
     return step.batches[:1]
 
 
-def _rates(step: Step) -> Any:
+def _learning_rates_of(step: TracedStep) -> Any:
     return step.value("learning rate")
 
 
-def _lost_passes(whole: Trace, at: int, resumed: Trace) -> int:
+def _lost_passes(whole: ResumeTrace, at: int, resumed: ResumeTrace) -> int:
     """Return how many forward passes at the begin of the step behind the break were made before the script saved."""
     has_ended = bool(resumed.steps) and resumed.steps[0].has_ended
     due, given = whole.steps[at].batches, resumed.steps[0].batches if has_ended else []
@@ -249,7 +251,7 @@ def _lost_passes(whole: Trace, at: int, resumed: Trace) -> int:
     return lost if given and lost > 0 and due[lost:] == given != due[: len(given)] else 0
 
 
-def _is_shifted(role: str, whole: Trace, at: int, resumed: Trace, shift: int) -> bool:
+def _is_shifted(role: str, whole: ResumeTrace, at: int, resumed: ResumeTrace, shift: int) -> bool:
     return bool(whole.steps[at - shift].value(role) == resumed.steps[0].value(role))
 
 
@@ -263,12 +265,12 @@ def _why_shifted(shift: int, at: int) -> str:
     return f"steps {at + 1} to {at - shift} are left out: the count of steps, or the place in the epoch, is ahead"
 
 
-def _starts_from_scratch(whole: Trace, resumed: Trace, at: int) -> bool:
+def _starts_from_scratch(whole: ResumeTrace, resumed: ResumeTrace, at: int) -> bool:
     first, begun = resumed.steps[0].state["weights"], whole.steps[0].state["weights"]
     return bool(first == begun != whole.steps[min(at, len(whole.steps) - 1)].state["weights"])
 
 
-def _why_not_resumed(broken: Trace, resumed: Trace) -> str:
+def _why_not_resumed(broken: ResumeTrace, resumed: ResumeTrace) -> str:
     saved = {row["path"] for row in broken.saves}
     loads = [row for row in resumed.loads if row["path"] in saved]
     if not loads:
@@ -280,7 +282,7 @@ def _why_other_steps() -> str:
     return "the script does not continue its count of steps or epochs"
 
 
-def losses_apart(whole: Trace, other: Trace) -> float | None:
+def losses_apart(whole: ResumeTrace, other: ResumeTrace) -> float | None:
     """Return how far the losses of the last steps are apart, relative to that without a break; None if one has none."""
     first, second = (trace.steps[-1].losses[-1:] if trace.steps else [] for trace in (whole, other))
     for one, two in zip(first, second, strict=False):
@@ -289,7 +291,9 @@ def losses_apart(whole: Trace, other: Trace) -> float | None:
     return None
 
 
-def _first_difference(role: str, whole: Trace, at: int, broken: Trace, resumed: Trace) -> Difference | None:
+def _first_difference(
+    role: str, whole: ResumeTrace, at: int, broken: ResumeTrace, resumed: ResumeTrace
+) -> RoleDifference | None:
     if role == "averages":
         return _first_other_average(whole, at, broken, resumed)
     for index, (first, second) in enumerate(zip(whole.steps[at:], resumed.steps, strict=False)):
@@ -303,26 +307,28 @@ def _first_difference(role: str, whole: Trace, at: int, broken: Trace, resumed: 
         elif role == "options":
             what = str(_first_other_option(*values) or "")
         else:
-            what = "" if values[0] == values[1] else _in_words(role, *values)
+            what = "" if values[0] == values[1] else _difference_in_words(role, *values)
         if what:
             if role == "masters" and index and (half := _remade_masters_type(whole.steps[at], resumed.steps[0])):
-                return Difference(role, at + 1, what, MADE_AGAIN.format(half))
-            cause = _cause(role, what, at + index, at, whole, broken, resumed)
-            return Difference(role, at + index + 1, what, cause)
+                return RoleDifference(role, at + 1, what, MADE_AGAIN.format(half))
+            cause = _cause_of_difference(role, what, at + index, at, whole, broken, resumed)
+            return RoleDifference(role, at + index + 1, what, cause)
     return None
 
 
-def _compared_values(role: str, first: Step, second: Step, resumed: Trace) -> tuple[Any, Any]:
+def _compared_values(role: str, first: TracedStep, second: TracedStep, resumed: ResumeTrace) -> tuple[Any, Any]:
     """Return what is compared of a role: with masters, the weights of a script that has none."""
     has_none = role == "masters" and bool(first.value(role)) and not _has_masters(resumed)
     return first.value(role), second.value("weights" if has_none else role)
 
 
-def _has_masters(trace: Trace) -> bool:
+def _has_masters(trace: ResumeTrace) -> bool:
     return any(step.value("masters") for step in trace.steps)
 
 
-def _first_other_average(whole: Trace, at: int, broken: Trace, resumed: Trace) -> Difference | None:
+def _first_other_average(
+    whole: ResumeTrace, at: int, broken: ResumeTrace, resumed: ResumeTrace
+) -> RoleDifference | None:
     """Return the first copy of the weights that follows them from step to step, and is another one at the break.
 
     One that is still equal a step later, or that the script fills only behind its first step, is none.
@@ -338,11 +344,11 @@ def _first_other_average(whole: Trace, at: int, broken: Trace, resumed: Trace) -
             one != step.value("averages").get(name, {}).get("values") for one, step in pairs
         ):
             cause = "the average of the weights is not restored: it is not in the file, or not loaded"
-            return Difference("averages", at + 1, name, f"{cause}{_line_in_brackets(broken.saves)}")
+            return RoleDifference("averages", at + 1, name, f"{cause}{_line_in_brackets(broken.saves)}")
     return None
 
 
-def _remade_masters_type(due: Step, first: Step) -> str:
+def _remade_masters_type(due: TracedStep, first: TracedStep) -> str:
     """Return the type of the weights from which masters are made behind the first step's start; "" for none."""
     masters, given = due.value("masters"), {each["values"] for each in first.value("weights").values()}
     left = [masters[name] for name in masters.keys() - first.value("masters").keys()]
@@ -411,7 +417,7 @@ def _other_options(whole: list[Any], resumed: list[Any]) -> Iterator[_Option]:
                     yield _Option(name, optimizer, group, one[name], other[name], *several)
 
 
-def _in_words(role: str, whole: Any, resumed: Any) -> str:
+def _difference_in_words(role: str, whole: Any, resumed: Any) -> str:
     if role == "batches":
         return "another batch"
     if role == "generators":
@@ -431,10 +437,12 @@ def _in_words(role: str, whole: Any, resumed: Any) -> str:
 # Causes.
 
 
-def _cause(role: str, what: str, index: int, at: int, whole: Trace, broken: Trace, resumed: Trace) -> str:
+def _cause_of_difference(
+    role: str, what: str, index: int, at: int, whole: ResumeTrace, broken: ResumeTrace, resumed: ResumeTrace
+) -> str:
     """Return why a role differs in the step of an index, where that can be told."""
     if index != at:
-        return _cause_later(role, index, at, whole, broken, resumed)
+        return _cause_of_later_difference(role, index, at, whole, broken, resumed)
     first, second = whole.steps[at], resumed.steps[0]
     if role in ("weights", "buffers", "masters"):
         values = _compared_values(role, first, second, resumed)
@@ -465,7 +473,9 @@ def _cause(role: str, what: str, index: int, at: int, whole: Trace, broken: Trac
     return _cause_of_loss(index, whole, at, resumed) if role == "loss" else ""
 
 
-def _cause_later(role: str, index: int, at: int, whole: Trace, broken: Trace, resumed: Trace) -> str:
+def _cause_of_later_difference(
+    role: str, index: int, at: int, whole: ResumeTrace, broken: ResumeTrace, resumed: ResumeTrace
+) -> str:
     """Return why a role differs in a step behind the first one of a script that was started again."""
     if role in ("weights", "moments", "masters", "loss") and (
         kept := _type_difference_text(whole.steps[at], resumed.steps[0])
@@ -481,15 +491,15 @@ def _cause_later(role: str, index: int, at: int, whole: Trace, broken: Trace, re
     return _cause_of_loss(index, whole, at, resumed) if role == "loss" else ""
 
 
-def _step_of_rates(whole: Trace, at: int, resumed: Trace) -> int | None:
+def _step_of_rates(whole: ResumeTrace, at: int, resumed: ResumeTrace) -> int | None:
     """Return the step without a break from which on the rates are those of the script that was started again."""
-    rates = [_rates(step) for step in resumed.steps]
-    due = [_rates(step) for step in whole.steps]
+    rates = [_learning_rates_of(step) for step in resumed.steps]
+    due = [_learning_rates_of(step) for step in whole.steps]
     fitting = [then for then in range(1, len(due)) if all(a == b for a, b in zip(due[then:], rates, strict=False))]
     return min((then for then in fitting if then != at), key=lambda then: abs(then - at), default=None)
 
 
-def _cause_of_other_place(then: int, at: int, broken: Trace, resumed: Trace) -> str:
+def _cause_of_other_place(then: int, at: int, broken: ResumeTrace, resumed: ResumeTrace) -> str:
     """Return why the schedule resumes from another step than that of an index, at which the script was stopped."""
     steps = f"{abs(then - at)} step{'s' * (abs(then - at) != 1)}"
     restored = [row["line"] for row in resumed.restored if row["what"] == "scheduler"]
@@ -499,14 +509,14 @@ def _cause_of_other_place(then: int, at: int, broken: Trace, resumed: Trace) -> 
     return _cause_of_state("scheduler", False, broken, resumed, place=place)
 
 
-def _average_in(due: Step, given: Step) -> str:
+def _average_in(due: TracedStep, given: TracedStep) -> str:
     """Return the name of the average whose values a model has as its weights; "" for none."""
     averages = due.value("averages")
     apart = [one for one in given.value("together") if one not in due.value("together")]
     return next((name for name in sorted(averages) if averages[name]["values"] in apart), "")
 
 
-def _type_difference_text(whole: Step, resumed: Step) -> str:
+def _type_difference_text(whole: TracedStep, resumed: TracedStep) -> str:
     """Return which tensors have the due values, in another type; "" if none has."""
     for role in ("masters", "weights", "moments"):
         due, given = (_tensors_of(role, step) for step in (whole, resumed))
@@ -518,7 +528,7 @@ def _type_difference_text(whole: Step, resumed: Step) -> str:
     return ""
 
 
-def _rounding(pairs: list[tuple[dict[str, str], dict[str, str]]]) -> str:
+def _rounded_to_type(pairs: list[tuple[dict[str, str], dict[str, str]]]) -> str:
     """Return the 16-bit type to which all tensors were rounded that differ; "" if they were not."""
     apart = [(a, b) for a, b in pairs if a["values"] != b["values"]]
     for name, short in HALVES.items():
@@ -528,10 +538,10 @@ def _rounding(pairs: list[tuple[dict[str, str], dict[str, str]]]) -> str:
 
 
 def _cause_of_tensors(
-    role: str, whole: dict[str, Any], resumed: dict[str, Any], broken: Trace, *, has_masters: bool
+    role: str, whole: dict[str, Any], resumed: dict[str, Any], broken: ResumeTrace, *, has_masters: bool
 ) -> str:
     both = sorted(whole.keys() & resumed.keys())
-    half = _rounding([(whole[name], resumed[name]) for name in both])
+    half = _rounded_to_type([(whole[name], resumed[name]) for name in both])
     saved = broken.saves[-1]["line"] if broken.saves else ""
     if half and role == "masters":
         return MADE_AGAIN.format(half) if has_masters else f"{NO_MASTERS.format(half)}{_line_in_brackets(broken.saves)}"
@@ -540,12 +550,12 @@ def _cause_of_tensors(
     return ""
 
 
-def _cause_of_age(role: str, at: int, whole: Trace, broken: Trace, resumed: Trace) -> str:
+def _cause_of_age(role: str, at: int, whole: ResumeTrace, broken: ResumeTrace, resumed: ResumeTrace) -> str:
     """Return why tensors are those of an earlier step: an older file, or one that was written before they changed."""
-    due, given = (_flat(role, step) for step in (whole.steps[at], resumed.steps[0]))
+    due, given = (_flat_digests(role, step) for step in (whole.steps[at], resumed.steps[0]))
     apart = [name for name in due.keys() & given.keys() if due[name] != given[name]]
     for then in reversed(range(at)):
-        earlier = _flat(role, whole.steps[then])
+        earlier = _flat_digests(role, whole.steps[then])
         if not apart or any(earlier.get(name) != given[name] for name in apart):
             continue
         last = {row["path"]: row for row in broken.saves}
@@ -554,13 +564,13 @@ def _cause_of_age(role: str, at: int, whole: Trace, broken: Trace, resumed: Trac
             name = os.path.basename(old[-1]["path"])
             return f"an older file is loaded: {name}, of step {then} ({old[-1]['line']})"
         if not then:
-            return FIRST.format(role, _where_they_are(role, apart, broken, resumed))
+            return FIRST.format(role, _where_tensors_are_text(role, apart, broken, resumed))
         line = _line_in_brackets(broken.saves)
         return f"{role} are those behind step {then}: they were taken before step {then + 1}{line}"
     return ""
 
 
-def _where_they_are(role: str, apart: list[str], broken: Trace, resumed: Trace) -> str:
+def _where_tensors_are_text(role: str, apart: list[str], broken: ResumeTrace, resumed: ResumeTrace) -> str:
     """Return whether tensors that are not restored are in the file; of statistics of a batch norm it is known."""
     if role != "buffers" or not all(name.partition(" of model ")[0].endswith(STATISTICS) for name in apart):
         return f"they are not in the file, or are not loaded{_line_in_brackets(broken.saves)}"
@@ -569,12 +579,12 @@ def _where_they_are(role: str, apart: list[str], broken: Trace, resumed: Trace) 
     return f"they are not in the file{_line_in_brackets(broken.saves)}"
 
 
-def _flat(role: str, step: Step) -> dict[str, str]:
+def _flat_digests(role: str, step: TracedStep) -> dict[str, str]:
     """Return the digests of a role's values, by names of one tensor each."""
     return {name: each["values"] for name, each in _tensors_of(role, step).items()}
 
 
-def _tensors_of(role: str, step: Step) -> dict[str, Any]:
+def _tensors_of(role: str, step: TracedStep) -> dict[str, Any]:
     values: dict[str, Any] = step.value(role)
     if role != "moments":
         return values
@@ -592,7 +602,7 @@ def _is_permuted(whole: dict[str, Any], resumed: dict[str, Any]) -> bool:
     return bool(saved) and saved == count(resumed)
 
 
-def _cause_of_moments(whole: dict[str, Any], resumed: dict[str, Any], broken: Trace, again: Trace) -> str:
+def _cause_of_moments(whole: dict[str, Any], resumed: dict[str, Any], broken: ResumeTrace, again: ResumeTrace) -> str:
     both = [name for name in whole if name in resumed]
     owners = {name: name.partition(" of optimizer ")[2] for name in both}
     empty = {owner for owner in owners.values()
@@ -603,14 +613,18 @@ def _cause_of_moments(whole: dict[str, Any], resumed: dict[str, Any], broken: Tr
     if _is_permuted(whole, resumed):
         return "moments are those of other parameters: the optimizer is given its parameters in another order"
     pairs = [(value, resumed[name][key]) for name in both for key, value in whole[name].items() if key in resumed[name]]
-    if half := _rounding(pairs):
+    if half := _rounded_to_type(pairs):
         return _cause_of_rounding(half, both, pairs, broken, again)
     apart = {key for _, key in _other_moments(whole, resumed)}
     return "the optimizer's count of steps starts again" if apart == {"step"} else ""
 
 
 def _cause_of_rounding(
-    half: str, names: list[str], pairs: list[tuple[dict[str, str], dict[str, str]]], broken: Trace, again: Trace
+    half: str,
+    names: list[str],
+    pairs: list[tuple[dict[str, str], dict[str, str]]],
+    broken: ResumeTrace,
+    again: ResumeTrace,
 ) -> str:
     """Return where moments were rounded to a 16-bit type: at load, to the type of their weights, or else.
 
@@ -631,8 +645,8 @@ def _cause_of_rounding(
 def _cause_of_state(
     what: str,
     starts_again: bool,
-    broken: Trace,
-    resumed: Trace,
+    broken: ResumeTrace,
+    resumed: ResumeTrace,
     number: int | None = None,
     *,
     only_missing: bool = False,
@@ -663,10 +677,10 @@ def _cause_of_state(
     replaced = [row for row in of_kind if row["number"] is not None and row["number"] not in left]
     if replaced:
         return f"{begins}: {replaced[-1]['line']} loads its state into another one, which is replaced then"
-    return f"{begins}: its state is in {_where_it_is(what, broken, resumed)}"
+    return f"{begins}: its state is in {_where_state_is_text(what, broken, resumed)}"
 
 
-def _where_it_is(what: str, broken: Trace, resumed: Trace) -> str:
+def _where_state_is_text(what: str, broken: ResumeTrace, resumed: ResumeTrace) -> str:
     """Return the file that holds a state which was not loaded, and whether that was loaded."""
     loaded = {row["path"] for row in resumed.loads}
     read = {part for row in broken.saves if row["path"] in loaded for part in row["holds"]}
@@ -680,7 +694,7 @@ def _line_in_brackets(rows: list[dict[str, Any]]) -> str:
     return f" ({rows[-1]['line']})" if rows else ""
 
 
-def _cause_of_batches(index: int, at: int, whole: Trace, resumed: Trace) -> str:
+def _cause_of_batches(index: int, at: int, whole: ResumeTrace, resumed: ResumeTrace) -> str:
     given = resumed.steps[index - at].batches
     earlier = [number for number, step in enumerate(whole.steps[:at]) if step.batches == given]
     if earlier:
@@ -699,7 +713,7 @@ def _cause_of_batches(index: int, at: int, whole: Trace, resumed: Trace) -> str:
     return f"the sampler draws other batches: the generator that it draws from is not restored{others}"
 
 
-def _cause_of_loss(index: int, whole: Trace, at: int, resumed: Trace) -> str:
+def _cause_of_loss(index: int, whole: ResumeTrace, at: int, resumed: ResumeTrace) -> str:
     """Return why the same weights and batches have another loss: another scale by a power of two, or random numbers."""
     first, second = whole.steps[index], resumed.steps[index - at]
     if any(first.value(role) != second.value(role) for role in (*RESTORED, "batches")):
@@ -712,7 +726,7 @@ def _cause_of_loss(index: int, whole: Trace, at: int, resumed: Trace) -> str:
     return _cause_of_generators(index, whole, at, resumed)
 
 
-def _cause_of_generators(index: int, whole: Trace, at: int, resumed: Trace) -> str:
+def _cause_of_generators(index: int, whole: ResumeTrace, at: int, resumed: ResumeTrace) -> str:
     first, second = whole.steps[index], resumed.steps[index - at]
-    names = _in_words("generators", first.value("generators"), second.value("generators"))
+    names = _difference_in_words("generators", first.value("generators"), second.value("generators"))
     return f"dropout, or what else is random, draws other numbers: generators are not restored ({names})" * bool(names)

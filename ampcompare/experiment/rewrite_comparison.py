@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ampcompare.experiment.script_run import Run
+from ampcompare.experiment.script_run import ScriptRun
 
 # Relative; fp16 keeps 11 bits, and some steps of training make more of a rounding.
 ROUNDING = 0.01
@@ -40,7 +40,7 @@ IN_FP32 = (
 
 
 def compare_runs(
-    original: Run, rewritten: Run, twin: Run | None = None, of: Run | None = None
+    original: ScriptRun, rewritten: ScriptRun, twin: ScriptRun | None = None, of: ScriptRun | None = None
 ) -> tuple[str, list[str]]:
     """Return how the rewritten script trained against the original: the verdict, and what was compared, in words.
 
@@ -66,13 +66,15 @@ def compare_runs(
     compared += [*_compare_types(original, rewritten), *_compare_evaluations(original, rewritten)]
     # Different whatever roundings do: gradients that are not unscaled, no autocast.
     beyond = [_gradient_difference_text(original, rewritten), _precision_difference_text(original, rewritten)]
-    beyond += _other_settings(original, rewritten)
+    beyond += _other_settings_lines(original, rewritten)
     compared += [(DIFFERENT, line) for line in beyond if line]
     order = (EQUAL, WITHIN, DIFFERENT)
     return max((verdict for verdict, _ in compared), key=order.index), [line for _, line in compared]
 
 
-def differences_beyond_twin(original: Run, rewritten: Run, twin: Run, of: Run | None = None) -> list[str]:
+def differences_beyond_twin(
+    original: ScriptRun, rewritten: ScriptRun, twin: ScriptRun, of: ScriptRun | None = None
+) -> list[str]:
     """Return where a rewrite differs by more than roundings make, as a twin shows them.
 
     Args:
@@ -89,11 +91,13 @@ def differences_beyond_twin(original: Run, rewritten: Run, twin: Run, of: Run | 
     largest = 0.0
     base = of or original
     whose = "unchanged" if base is original else "rewritten"
-    apart = _differences(base, twin)
-    for number, difference in enumerate(_differences(original, rewritten), 1):
+    apart = _loss_differences(base, twin)
+    for number, difference in enumerate(_loss_differences(original, rewritten), 1):
         largest = max(largest, apart[number - 1] if number <= len(apart) else float("inf"))
         if difference > max(OF_TWIN * largest, WITHOUT_TWIN):
-            lines.append(_beyond(f"losses: {DIFFERENT}; at backward pass {number}", difference, largest, whose))
+            lines.append(
+                _difference_beyond_twin(f"losses: {DIFFERENT}; at backward pass {number}", difference, largest, whose)
+            )
             break
     for name, norms in original.norms.items():
         largest = 0.0
@@ -102,15 +106,15 @@ def differences_beyond_twin(original: Run, rewritten: Run, twin: Run, of: Run | 
         for number, (first, second, third, fourth) in enumerate(others, 1):
             if None in (first, second, third, fourth) or max(first or 0.0, second or 0.0) < MIN_NORM:
                 continue
-            largest = max(largest, _difference(fourth, third))
-            if _difference(first, second) > max(OF_TWIN * largest, NORMS_WITHOUT_TWIN):
+            largest = max(largest, _relative_difference(fourth, third))
+            if _relative_difference(first, second) > max(OF_TWIN * largest, NORMS_WITHOUT_TWIN):
                 where = f"gradients: {DIFFERENT}; their norm at step {number} of optimizer {int(name) + 1}"
-                lines.append(_beyond(where, _difference(first, second), largest, whose))
+                lines.append(_difference_beyond_twin(where, _relative_difference(first, second), largest, whose))
                 break
     return lines
 
 
-def differ_in_weights_alone(original: Run, rewritten: Run) -> bool:
+def differ_in_weights_alone(original: ScriptRun, rewritten: ScriptRun) -> bool:
     """Return whether the weights are all that is `DIFFERENT`, as those are whose gradients are roundings of nothing.
 
     Such as a bias in front of a batch norm: a twin shows how far roundings take it.
@@ -118,7 +122,7 @@ def differ_in_weights_alone(original: Run, rewritten: Run) -> bool:
     return compare_runs(original, dataclasses.replace(rewritten, weights=original.weights))[0] != DIFFERENT
 
 
-def compare_starts(original: Run, rewritten: Run) -> tuple[str, list[str]]:
+def compare_starts(original: ScriptRun, rewritten: ScriptRun) -> tuple[str, list[str]]:
     """Compare what two runs of two stacks begin with: first weights, batches and random numbers.
 
     Args:
@@ -145,7 +149,7 @@ def compare_starts(original: Run, rewritten: Run) -> tuple[str, list[str]]:
     return "", lines
 
 
-def cut_to_common_steps(original: Run, rewritten: Run) -> tuple[Run, Run]:
+def cut_to_common_steps(original: ScriptRun, rewritten: ScriptRun) -> tuple[ScriptRun, ScriptRun]:
     """Return two runs of two stacks as far as both were followed: they may end between the steps of two optimizers."""
     counts = [Counter(number for number, _ in run.applied) for run in (original, rewritten)]
     equal = {str(number) for number in counts[0] if counts[0][number] == counts[1][number]}
@@ -162,14 +166,14 @@ def cut_to_common_steps(original: Run, rewritten: Run) -> tuple[Run, Run]:
     )
 
 
-def _beyond(where: str, difference: float, largest: float, whose: str) -> str:
+def _difference_beyond_twin(where: str, difference: float, largest: float, whose: str) -> str:
     return (
         f"{where} by {difference:.2g}, where a twin of the {whose} script, its weights moved by one unit in the last "
         f"place of fp16, differs by {largest:.2g}"
     )
 
 
-def _compare_types(original: Run, rewritten: Run) -> list[tuple[str, str]]:
+def _compare_types(original: ScriptRun, rewritten: ScriptRun) -> list[tuple[str, str]]:
     """Return where an evaluation, or what comes to the host, has other types: fewer bits, or more."""
     found = []
     for what, before, after in (
@@ -184,26 +188,26 @@ def _compare_types(original: Run, rewritten: Run) -> list[tuple[str, str]]:
     return found
 
 
-def _compare_evaluations(original: Run, rewritten: Run) -> list[tuple[str, str]]:
+def _compare_evaluations(original: ScriptRun, rewritten: ScriptRun) -> list[tuple[str, str]]:
     """Return where an evaluation has other values, as one of weights that another script had at another time.
 
     Where losses have parted, so have evaluations.
     """
-    if _first_above(_differences(original, rewritten), ROUNDING) is not None:
+    if _first_above(_loss_differences(original, rewritten), ROUNDING) is not None:
         return []
     pairs = zip(original.evaluation_norms, rewritten.evaluation_norms, strict=False)
     for number, (first, second) in enumerate(pairs, 1):
-        if _difference(first, second) > OF_LENGTH:
+        if _relative_difference(first, second) > OF_LENGTH:
             what = "the norm of what a model returns without gradients"
             text = f"evaluations: {DIFFERENT}; {what} is {second:.3g}, not {first:.3g}, at the {number}. call"
             return [(DIFFERENT, text)]
     return []
 
 
-def _compare_losses(original: Run, rewritten: Run) -> tuple[str, str]:
+def _compare_losses(original: ScriptRun, rewritten: ScriptRun) -> tuple[str, str]:
     if _has_other_scaled_passes(original, rewritten):
         return EQUAL, f"losses: not compared, since {len(original.losses)} against {len(rewritten.losses)} were scaled"
-    differences = _differences(original, rewritten)
+    differences = _loss_differences(original, rewritten)
     first, parted = _first_above(differences, 0.0), _first_above(differences, ROUNDING)
     if first is None:
         return EQUAL, f"losses: {EQUAL} in {len(differences)} backward passes"
@@ -215,7 +219,7 @@ def _compare_losses(original: Run, rewritten: Run) -> tuple[str, str]:
     )
 
 
-def _compare_scales(original: Run, rewritten: Run) -> tuple[str, str]:
+def _compare_scales(original: ScriptRun, rewritten: ScriptRun) -> tuple[str, str]:
     if _has_other_scaled_passes(original, rewritten):
         return EQUAL, "loss scales: not compared"
     pairs = [(a or 1.0, b or 1.0) for a, b in zip(original.scales, rewritten.scales, strict=False)]
@@ -231,7 +235,7 @@ def _compare_scales(original: Run, rewritten: Run) -> tuple[str, str]:
     return EQUAL, "loss scales: equal"
 
 
-def _compare_steps(original: Run, rewritten: Run) -> tuple[str, str]:
+def _compare_steps(original: ScriptRun, rewritten: ScriptRun) -> tuple[str, str]:
     if rewritten.unchecked_steps:
         how = "an optimizer steps by itself, though a GradScaler has unscaled its gradients, so an overflow is stepped"
         return DIFFERENT, f"steps: {DIFFERENT}; {how}"
@@ -244,7 +248,7 @@ def _compare_steps(original: Run, rewritten: Run) -> tuple[str, str]:
     return EQUAL, "skipped steps: equal"
 
 
-def _compare_weights(original: Run, rewritten: Run, apart: Mapping[str, float]) -> tuple[str, str]:
+def _compare_weights(original: ScriptRun, rewritten: ScriptRun, apart: Mapping[str, float]) -> tuple[str, str]:
     """Return the verdict on weights, of every step where both were followed, else of the last one.
 
     Args:
@@ -257,7 +261,7 @@ def _compare_weights(original: Run, rewritten: Run, apart: Mapping[str, float]) 
     for key in keys:
         first, second = original.weights[key].shape, rewritten.weights[key].shape
         if first != second:
-            return DIFFERENT, f"weights: {_name(original, key)} has shape {first} against {second}"
+            return DIFFERENT, f"weights: {_optimizer_name(original, key)} has shape {first} against {second}"
     worst = 0.0
     where = ""
     verdict = WITHIN
@@ -266,10 +270,10 @@ def _compare_weights(original: Run, rewritten: Run, apart: Mapping[str, float]) 
     for key in keys:
         first, second = original.weights[key], rewritten.weights[key]
         difference = _largest_apart(first, second)
-        if difference > ROUNDING and _distance(first, second) <= allowed[key]:
-            by_length = f"; more in single weights such as those of {_name(original, key)}"
+        if difference > ROUNDING and _distance_in_lengths(first, second) <= allowed[key]:
+            by_length = f"; more in single weights such as those of {_optimizer_name(original, key)}"
         elif difference > ROUNDING and difference <= OF_TWIN * apart.get(key, 0.0):
-            by_length = f"; more in {_name(original, key)}, which roundings take as far"
+            by_length = f"; more in {_optimizer_name(original, key)}, which roundings take as far"
         else:
             verdict = verdict if difference <= ROUNDING else DIFFERENT
             if not difference <= worst:
@@ -278,18 +282,18 @@ def _compare_weights(original: Run, rewritten: Run, apart: Mapping[str, float]) 
         return EQUAL, "weights: not compared, since the runs end between the steps of their optimizers"
     if place is None and not worst and not by_length:
         return EQUAL, f"weights: {EQUAL} after the last step"
-    begin = "" if place is None else f"first at step {place[0]} in {_name(original, place[1])}; "
+    begin = "" if place is None else f"first at step {place[0]} in {_optimizer_name(original, place[1])}; "
     key = place[1] if place is not None else keys[0]
     return verdict, (
         f"weights: {verdict}; {begin}at the end by {worst:.2g} of the largest weight at most, in "
-        f"{_name(original, where or key)}{by_length}"
+        f"{_optimizer_name(original, where or key)}{by_length}"
     )
 
 
-def _allowed_distances(original: Run, rewritten: Run, keys: Sequence[str]) -> dict[str, float]:
+def _allowed_distances(original: ScriptRun, rewritten: ScriptRun, keys: Sequence[str]) -> dict[str, float]:
     """Return how far each tensor may be apart, in its lengths: farther if it is small, and where losses have parted."""
     # Where losses have parted in later steps, so have weights.
-    has_parted = _first_above(_differences(original, rewritten), ROUNDING) is not None
+    has_parted = _first_above(_loss_differences(original, rewritten), ROUNDING) is not None
     sizes = {key: float(abs(original.weights[key]).max()) for key in keys}
     largest = max(sizes.values(), default=0.0)
     allowed = {}
@@ -299,7 +303,7 @@ def _allowed_distances(original: Run, rewritten: Run, keys: Sequence[str]) -> di
     return allowed
 
 
-def _first_weight_apart(original: Run, rewritten: Run) -> tuple[int, str] | None:
+def _first_weight_apart(original: ScriptRun, rewritten: ScriptRun) -> tuple[int, str] | None:
     found: list[tuple[int, str]] = []
     for number, steps in original.digests.items():
         for index, (first, second) in enumerate(zip(steps, rewritten.digests.get(number, []), strict=False), 1):
@@ -310,29 +314,29 @@ def _first_weight_apart(original: Run, rewritten: Run) -> tuple[int, str] | None
     return min(found, default=None)
 
 
-def _name(run: Run, key: str) -> str:
+def _optimizer_name(run: ScriptRun, key: str) -> str:
     number, _, index = key.partition(".")
     shape = f" ({'x'.join(map(str, run.weights[key].shape))})" if key in run.weights else ""
     name = run.names.get(key, f"parameter {int(index) + 1}")
     return f"{name}{shape} of optimizer {int(number) + 1}"
 
 
-def _gradient_difference_text(original: Run, rewritten: Run) -> str:
+def _gradient_difference_text(original: ScriptRun, rewritten: ScriptRun) -> str:
     """Return where an optimizer was given other gradients; Adam trains nearly alike if they are not unscaled."""
     for number, norms in original.norms.items():
         for index, (first, second) in enumerate(zip(norms, rewritten.norms.get(number, []), strict=False)):
-            taken = _is_taken(original, number, index) and _is_taken(rewritten, number, index)
+            taken = _is_step_taken(original, number, index) and _is_step_taken(rewritten, number, index)
             if not taken or first is None or second is None or (first < MIN_NORM and second < MIN_NORM):
                 continue
             # Of the first step, the same losses have the same gradients.
             factor = OF_FIRST_NORM if index == 0 and _has_equal_first_losses(original, rewritten) else OF_NORM
-            if not (first <= factor * second and second <= factor * first) and _difference(first, second):
+            if not (first <= factor * second and second <= factor * first) and _relative_difference(first, second):
                 where = f"step {index + 1} of optimizer {int(number) + 1}"
                 return f"gradients: {DIFFERENT}; first at {where}: norm {first:.3g} against {second:.3g}"
     return ""
 
 
-def _precision_difference_text(original: Run, rewritten: Run) -> str:
+def _precision_difference_text(original: ScriptRun, rewritten: ScriptRun) -> str:
     """Return which operations run in another precision; without autocast losses are no more than roundings apart."""
     for number, (first, second) in enumerate(zip(original.passes, rewritten.passes, strict=False), 1):
         for name in sorted(first.keys() & second.keys()):
@@ -347,7 +351,7 @@ def _precision_difference_text(original: Run, rewritten: Run) -> str:
     return ""
 
 
-def _other_settings(original: Run, rewritten: Run) -> list[str]:
+def _other_settings_lines(original: ScriptRun, rewritten: ScriptRun) -> list[str]:
     """Return what a run of few steps need not show: another 16-bit type or policy of the loss scale, kept gradients."""
     found = []
     if original.halves and rewritten.halves and original.halves != rewritten.halves:
@@ -367,37 +371,37 @@ def _other_settings(original: Run, rewritten: Run) -> list[str]:
     return found
 
 
-def _is_taken(run: Run, number: str, index: int) -> bool:
+def _is_step_taken(run: ScriptRun, number: str, index: int) -> bool:
     steps = [taken for each, taken in run.applied if str(each) == number]
     return index < len(steps) and steps[index]
 
 
-def _has_equal_first_losses(original: Run, rewritten: Run) -> bool:
+def _has_equal_first_losses(original: ScriptRun, rewritten: ScriptRun) -> bool:
     """Return whether the losses of the first step are equal to the last bit."""
-    differences = _differences(original, rewritten)
+    differences = _loss_differences(original, rewritten)
     passes = max(1, len(original.losses) // max(1, len(original.applied)))
     return bool(differences) and not any(differences[:passes])
 
 
-def _count_first_passes(run: Run) -> int:
+def _count_first_passes(run: ScriptRun) -> int:
     """Return the backward passes of the first taken steps, of all where there are no more steps."""
     taken = [number for number, (_, applied) in enumerate(run.applied, 1) if applied]
     return len(run.losses) if len(taken) <= FIRST else len(run.losses) * taken[FIRST - 1] // len(run.applied)
 
 
-def _has_other_scaled_passes(original: Run, rewritten: Run) -> bool:
+def _has_other_scaled_passes(original: ScriptRun, rewritten: ScriptRun) -> bool:
     """Return whether both ran as many backward passes, and scaled more of them in one: Apex leaves plain ones alone."""
     return len(original.passes) == len(rewritten.passes) and len(original.losses) != len(rewritten.losses)
 
 
-def _differences(original: Run, rewritten: Run) -> list[float]:
+def _loss_differences(original: ScriptRun, rewritten: ScriptRun) -> list[float]:
     """Return the relative difference of the losses of each backward pass; none if other passes were scaled."""
     if _has_other_scaled_passes(original, rewritten):
         return []
-    return [_difference(*pair) for pair in zip(original.losses, rewritten.losses, strict=False)]
+    return [_relative_difference(*pair) for pair in zip(original.losses, rewritten.losses, strict=False)]
 
 
-def _difference(first: float | None, second: float | None) -> float:
+def _relative_difference(first: float | None, second: float | None) -> float:
     """Return a relative difference: 0 for two NaN, infinity where one alone is NaN or there is none."""
     if first == second or (first != first and second != second):
         return 0.0
@@ -417,6 +421,6 @@ def _largest_apart(first: Any, second: Any) -> float:
     return float(abs(first - second).max()) / max(float(abs(first).max()), 1e-6)
 
 
-def _distance(first: Any, second: Any) -> float:
+def _distance_in_lengths(first: Any, second: Any) -> float:
     """Return how far two vectors are apart, in lengths of the first."""
     return float(((first - second) ** 2).sum() ** 0.5) / max(float((first**2).sum() ** 0.5), 1e-12)

@@ -235,7 +235,7 @@ class RunDirectory:
 
     def plan(self) -> StoredPlan | None:
         """Read the plan; None where there is none."""
-        return validate(StoredPlan, _document(self.plan_file)) if os.path.lexists(self.plan_file) else None
+        return validate(StoredPlan, _read_json_object(self.plan_file)) if os.path.lexists(self.plan_file) else None
 
     def stored_preflight(self) -> Preflight | None:
         """Return what an earlier command has seen of the arms; None without a plan that can be read."""
@@ -285,14 +285,14 @@ class RunDirectory:
         try:
             record, raw = read_with_source(path, RunRecord, "run record")
         except RecordError as error:
-            return _set_aside(path, CellFile.UNREADABLE, error)
+            return _set_record_aside(path, CellFile.UNREADABLE, error)
         if reason := _why_cell_runs_again(record, config):
             return Reuse(None, reason)
         try:
             check_record(path, raw, record)
             return Reuse(record, "")
         except RecordError as error:
-            return _set_aside(path, CellFile.REJECTED, error)
+            return _set_record_aside(path, CellFile.REJECTED, error)
 
     def find_reusable_cell(self, config: RunConfig, others: Collection[str]) -> tuple[RunConfig, Reuse]:
         """Return a cell and its record; that of another launcher where it has one alone.
@@ -336,9 +336,9 @@ class RunDirectory:
         """Return what it holds in brief; one with damaged files has a fault instead of facts."""
         changed = datetime.fromtimestamp(self.time_of_change()).astimezone()
         try:
-            plan, report = self.plan(), _document(self.path / REPORT)
+            plan, report = self.plan(), _read_json_object(self.path / REPORT)
             if plan is not None:
-                done = sum(_is_result(self.cell_named(cell) / CellFile.RECORD) for cell in plan.cells.values())
+                done = sum(_is_trained_to_end(self.cell_named(cell) / CellFile.RECORD) for cell in plan.cells.values())
                 headline = report.get("headline")
                 return RunBrief(
                     self.path,
@@ -349,7 +349,7 @@ class RunDirectory:
                     (done, len(plan.cells)),
                     str(headline[0]) if isinstance(headline, list) and headline else "",
                 )
-            records = [_document(record) for record in self.record_files()]
+            records = [_read_json_object(record) for record in self.record_files()]
             arms = tuple(dict.fromkeys(str(record.get("arm")) for record in records))
             seeds = {int(record["config"]["recipe"]["seed"]) for record in records}
             done = sum(record.get("status") in RESULTS for record in records)
@@ -412,7 +412,7 @@ def _some_names_text(names: Sequence[str]) -> str:
     return ", ".join([*names[:MAX_NAMED], *(["..."] if len(names) > MAX_NAMED else [])])
 
 
-def _set_aside(path: Path, name: str, error: RecordError) -> Reuse:
+def _set_record_aside(path: Path, name: str, error: RecordError) -> Reuse:
     path.replace(path.with_name(name))
     return Reuse(None, f"{error}; the file is kept as {name}")
 
@@ -447,15 +447,15 @@ def newest_runs(folder: Path = DEFAULT_FOLDER) -> list[Path]:
     return [run.path for run in found]
 
 
-def _is_result(record: Path) -> bool:
+def _is_trained_to_end(record: Path) -> bool:
     """Return whether a cell was trained to its end; one whose record is damaged is not."""
     try:
-        return _document(record).get("status") in RESULTS
+        return _read_json_object(record).get("status") in RESULTS
     except FileFault:
         return False
 
 
-def _document(path: Path) -> Mapping[str, Any]:
+def _read_json_object(path: Path) -> Mapping[str, Any]:
     """Return a JSON object; empty where there is no such file."""
     if not os.path.lexists(path):
         return {}

@@ -22,7 +22,7 @@ from ampcompare.experiment.interim_analyses import Journal
 from ampcompare.experiment.launch.cell_files import code_folder, make_cell_folder, write_config, write_record
 from ampcompare.experiment.launch.contract import Launcher, Progress, failed_record
 from ampcompare.experiment.launch.dispatch import LauncherPool
-from ampcompare.experiment.observer import Observer, Outline
+from ampcompare.experiment.observer import Observer, PlanOutline
 from ampcompare.experiment.plan import Plan, device_of_cells
 from ampcompare.experiment.preflight import preflight, require_any_trainable, require_followed_seeds
 from ampcompare.experiment.run_directory import Reuse, RunDirectory, StoredPlan, with_label
@@ -89,7 +89,7 @@ def run_plan(
     is_pool = isinstance(launcher, LauncherPool) and launcher.are_equal
     left = [plan.cells[index] for index in running.indices_to_run(every)]
     together = may_start is None and (is_pool or (bool(left) and all(map(launcher.is_queue, left))))
-    observer.plan(Outline(plan.cells, plan.labels, tuple(records), folder, jobs, plan.timing_rounds))
+    observer.plan(PlanOutline(plan.cells, plan.labels, tuple(records), folder, jobs, plan.timing_rounds))
     try:
         if check and left:
             running.run_preflight(are_seeds_asked=are_seeds_asked)
@@ -239,7 +239,7 @@ class RunningPlan:
         if found.record is None:
             self._check_code()
         if found.reason:
-            self.observer.note(f"{self._name(index)}, runs again: {found.reason}")
+            self.observer.note(f"{self._name_of_cell(index)}, runs again: {found.reason}")
         self.observer.begin(self.plan.cells[index], index + 1, len(self.plan.cells))
 
     def reuse(self, index: int) -> None:
@@ -253,7 +253,7 @@ class RunningPlan:
         """Record the result of a cell, and save the report, unless it is the last one, which `save` follows."""
         record = cell.record
         self._starts[cell.index] = record.started or cell.started  # it may have ended before it recorded its start
-        self._replace({cell.index: record})
+        self._replace_records({cell.index: record})
         if self.plan.timing_rounds or self.indices_to_run(self._every):
             self.write_report_on_the_way()
         self.observer.end(record, reused=False)
@@ -281,7 +281,7 @@ class RunningPlan:
         self._check_code()
         folders = [self.run.cell_folder(cell) for cell in self.plan.cells]
         timed = run_timing_rounds(self.plan, block, self.records, folders, self.launcher, self.observer.note)
-        self._replace(timed)
+        self._replace_records(timed)
         if timed and self.indices_to_run(self._every):
             self.write_report_on_the_way()
 
@@ -328,7 +328,7 @@ class RunningPlan:
             self._stored = self._stored.model_copy(update={"order": order})
             self.run.write_plan(self._stored)
 
-    def _replace(self, records: dict[int, RunRecord]) -> None:
+    def _replace_records(self, records: dict[int, RunRecord]) -> None:
         for index, record in records.items():
             self.records[index] = record
             self._saved = None
@@ -350,7 +350,7 @@ class RunningPlan:
                 "trained again"
             )
 
-    def _name(self, index: int) -> str:
+    def _name_of_cell(self, index: int) -> str:
         return f"{self.plan.labels[index]}, seed {self.plan.cells[index].recipe.seed}"
 
 
@@ -401,7 +401,7 @@ class CellRunner:
 
         def begin(index: int) -> None:
             if index not in started:
-                started[index] = _now()
+                started[index] = _time_now_text()
                 self.running.begin(index)
 
         def place(number: int, name: str) -> None:
@@ -439,7 +439,7 @@ class CellRunner:
                 while not stopped.is_set():
                     run(waiting.popleft(), device)
 
-        for device, waiting in enumerate(self._queues(indices)):
+        for device, waiting in enumerate(self._cells_by_device(indices)):
             executor.submit(run_all, waiting, device).add_done_callback(news.put)
         left = len(indices)
         while left:
@@ -453,7 +453,7 @@ class CellRunner:
                 else:
                     item()
 
-    def _queues(self, indices: Sequence[int]) -> list[deque[int]]:
+    def _cells_by_device(self, indices: Sequence[int]) -> list[deque[int]]:
         """Return for each device the cells that it runs; without a design they share one queue."""
         if not isinstance(self.running.launcher, LauncherPool) or not self.running.launcher.are_equal:
             return [deque(indices)] * self.jobs
@@ -467,7 +467,7 @@ class CellRunner:
 
     def _run(self, index: int, on_progress: Callable[[Progress], None], device: int | None = None) -> FinishedCell:
         config, folder = self.running.cell(index)
-        started = _now()
+        started = _time_now_text()
         if (refusal := self.running.refusal(index)) is not None:
             return FinishedCell(index, refusal, started)
         if device is not None and isinstance(self.running.launcher, LauncherPool):
@@ -477,7 +477,7 @@ class CellRunner:
         return FinishedCell(index, record, started)
 
 
-def _now() -> str:
+def _time_now_text() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 

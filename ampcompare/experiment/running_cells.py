@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ampcompare.base.formatting import printable, rough_duration
 from ampcompare.experiment.launch.contract import Phase, Progress
-from ampcompare.experiment.observer import Outline
+from ampcompare.experiment.observer import PlanOutline
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 
@@ -126,7 +126,7 @@ class RunningCells:
     """
 
     def __init__(self, now: float) -> None:
-        self.outline: Outline | None = None
+        self.outline: PlanOutline | None = None
         self.done = 0
         self._began = now
         self._running: dict[int, CellView] = {}
@@ -140,7 +140,7 @@ class RunningCells:
         """Number of all cells."""
         return 0 if self.outline is None else len(self.outline.cells)
 
-    def plan(self, outline: Outline) -> None:
+    def plan(self, outline: PlanOutline) -> None:
         """The cells are known."""
         self.outline = outline
         self.done = 0
@@ -155,7 +155,7 @@ class RunningCells:
     def begin(self, config: RunConfig, number: int, total: int, now: float) -> None:
         """A cell starts."""
         if self.outline is None:  # of a caller that runs no matrix
-            self.plan(Outline([config] * total, [config.arm] * total, [None] * total, Path()))
+            self.plan(PlanOutline([config] * total, [config.arm] * total, [None] * total, Path()))
         assert self.outline is not None
         label = self.outline.labels[number - 1]
         name = printable(f"{label}, seed {config.recipe.seed}", 60)
@@ -197,19 +197,21 @@ class RunningCells:
 
     def _seconds_left(self, now: float) -> float | None:
         """Return how long all cells will still take; None while nothing is known of any."""
-        costs = self._costs(now)
+        costs = self._seconds_by_arm(now)
         if not costs:
             return 0.0 if self.outline is not None and not (self._waiting or self._running) else None
         typical = statistics.fmean(costs.values())
-        running = [self._rest_of(cell, costs.get(cell.label, typical), now) for cell in self._running.values()]
+        running = [
+            self._seconds_left_of_cell(cell, costs.get(cell.label, typical), now) for cell in self._running.values()
+        ]
         waiting = [costs.get(label, typical) for label in self._waiting]
         return max([sum(running + waiting) / self._slots, *running])
 
-    def _rest_of(self, cell: CellView, cost: float, now: float) -> float:
+    def _seconds_left_of_cell(self, cell: CellView, cost: float, now: float) -> float:
         own = cell.seconds_left(now)
         return max(0.0, cost + cell.began - now) if own is None else own
 
-    def _costs(self, now: float) -> dict[str, float]:
+    def _seconds_by_arm(self, now: float) -> dict[str, float]:
         """Return the seconds of a cell of each arm of which something is known."""
         costs = {
             cell.label: now - cell.began + left
@@ -221,9 +223,9 @@ class RunningCells:
         return costs
 
     def _look_at(self, cell: CellView, now: float) -> CellView:
-        cost = self._costs(now).get(cell.label)
+        cost = self._seconds_by_arm(now).get(cell.label)
         cell.seconds = now - cell.began
-        cell.left = None if cost is None else self._rest_of(cell, cost, now)
+        cell.left = None if cost is None else self._seconds_left_of_cell(cell, cost, now)
         return cell
 
 

@@ -13,7 +13,7 @@ from ampcompare.base.files.run_files import CellFile
 from ampcompare.base.processes.sandbox import WITHOUT_OVERLAYS, open_sandbox
 from ampcompare.base.processes.script_environment import script_environment
 from ampcompare.base.processes.start import kill_with_descendants, module_command
-from ampcompare.experiment.script_run import Run, read_error, read_run
+from ampcompare.experiment.script_run import ScriptRun, read_error, read_run
 from ampcompare.script.process.rewrite_run import SEED
 from ampcompare.settings.stack import StackConfig
 
@@ -46,7 +46,7 @@ def run_script_in_child(
     twin: bool = False,
     stack: StackConfig | None = None,
     first_weights: Path | None = None,
-) -> Run:
+) -> ScriptRun:
     """Run a script in a child process: on the CPU, or in a stack, on the device that the script takes there.
 
     Args:

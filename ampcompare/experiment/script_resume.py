@@ -19,9 +19,9 @@ from ampcompare.base.processes.script_environment import script_environment
 from ampcompare.base.processes.start import module_command
 from ampcompare.experiment.killed_saves import kills_lines, read_kills
 from ampcompare.experiment.resume_comparison import (
-    Answer,
+    ResumeTrace,
     Resumption,
-    Trace,
+    ResumptionAnswer,
     compare_traces,
     losses_apart,
     read_trace,
@@ -71,7 +71,7 @@ def verify_script_resume(
     """
     _refuse_ranks(str(settings["name"]), is_module=is_module)
     found, is_safe = resume_script(settings, check, is_module=is_module, say=say)
-    return 0 if found.answer is Answer.EXACT and is_safe else 1
+    return 0 if found.answer is ResumptionAnswer.EXACT and is_safe else 1
 
 
 def resume_script(
@@ -79,26 +79,26 @@ def resume_script(
 ) -> tuple[Resumption, bool]:
     """Return the comparison of such runs, and whether all that kills have left loads; errors are those from above."""
     with tempfile.TemporaryDirectory(prefix="ampcompare-resume-") as outer:
-        runs = _Runs(Path(outer), settings, is_module)
-        (whole,) = runs.run([_Run("whole")], say)
+        runs = _ResumeRuns(Path(outer), settings, is_module)
+        (whole,) = runs.run([_ResumeRun("whole")], say)
         step = check.step
         at = next((row for row in whole.saves if row["step"] >= step), None)
         if at is not None and at["behind"]:  # a script with two optimizers, say
             runs.ends_with, step = at["behind"], at["counts"][str(at["behind"])]
-            (whole,) = runs.run([_Run("whole, its steps counted by another optimizer")], say)
+            (whole,) = runs.run([_ResumeRun("whole, its steps counted by another optimizer")], say)
             then = f": step {check.step} of the first is in step {step}" * (step != check.step)
             say(f"steps are those of its optimizer {at['number'] + 1}, behind which it saves{then}")
         say(f"without a break: {_steps_text(whole)}, {_files_text(whole)}")
         _refuse_incomparable(whole, step)
         added = shlex.split(check.arguments or "")
-        again = _Run("started again", added, {
+        again = _ResumeRun("started again", added, {
             "trainers": check.arguments is None, "rewrite": check.rewrite, "convert": check.convert,
         })  # fmt: skip
-        broken, *others = runs.run([_Run("stopped", options={"stop_at": step}), again])
+        broken, *others = runs.run([_ResumeRun("stopped", options={"stop_at": step}), again])
         if broken.stopped is None:
             raise ConfigError(_why_not_stopped(broken, step))
         saved = broken.saves[-1]
-        say(f"stopped behind step {broken.stopped}, after {saved['line']} had saved {_name(saved['path'])}")
+        say(f"stopped behind step {broken.stopped}, after {saved['line']} had saved {_shown_path(saved['path'])}")
         (resumed,) = others
         how = [f"with {check.arguments}"] * bool(added) + [f"with {row['by']}" for row in resumed.trainers[:1]]
         by = "with the adapter" if check.rewrite == "adapter" else "as migrate rewrites it"
@@ -111,10 +111,10 @@ def resume_script(
                 "as a whole is not followed. Save its state_dict(), and load that into one that the script makes"
             )
         found = compare_traces(whole, broken, resumed)
-        if resumed.error and found.answer is Answer.EXACT:  # as far as it came
+        if resumed.error and found.answer is ResumptionAnswer.EXACT:  # as far as it came
             raise LaunchError(resumed.error)
-        is_exact = found.answer is Answer.EXACT
-        twins = [] if is_exact or found.parted is None else runs.run([_Run("twin", settings={"twin": True})])
+        is_exact = found.answer is ResumptionAnswer.EXACT
+        twins = [] if is_exact or found.parted is None else runs.run([_ResumeRun("twin", settings={"twin": True})])
         for line in resumption_lines(found, losses_apart(whole, twins[0]) if twins else None, check.rewrite):
             say(line)
         if resumed.error:
@@ -128,7 +128,7 @@ def resume_script(
 
 
 @dataclass(frozen=True)
-class _Run:
+class _ResumeRun:
     """A run of the script: its name, what is added to its arguments, and fields of its request and its settings."""
 
     name: str
@@ -137,7 +137,7 @@ class _Run:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-class _Runs:
+class _ResumeRuns:
     """Runs of one script in processes of their own, whose traces lie in a folder."""
 
     def __init__(self, outer: Path, settings: Mapping[str, Any], is_module: bool) -> None:
@@ -146,7 +146,7 @@ class _Runs:
         self._settings, self._is_module = settings, is_module
         self.ends_with = 0  # the optimizer whose step ends a step
 
-    def run(self, given: Sequence[_Run], say: Callable[[str], None] = lambda line: None) -> list[Trace]:
+    def run(self, given: Sequence[_ResumeRun], say: Callable[[str], None] = lambda line: None) -> list[ResumeTrace]:
         """Run the script as often as it is asked, in one sandbox, until a run is not stopped; return the traces."""
         requests, code, text = self._start(given, say)
         traces = [read_trace(path) for each in requests if (path := each.with_name(TRACE)).exists()]
@@ -161,7 +161,9 @@ class _Runs:
                 raise LaunchError(error)
         return traces
 
-    def kill(self, whole: Trace, broken: Trace, added: Sequence[str], check: ResumeCheck) -> tuple[list[str], bool]:
+    def kill(
+        self, whole: ResumeTrace, broken: ResumeTrace, added: Sequence[str], check: ResumeCheck
+    ) -> tuple[list[str], bool]:
         """Kill copies of the script while they save; return what came of it in words, and whether all of it loads."""
         assert broken.stopped is not None
         folder = self._folder / "left"
@@ -176,7 +178,7 @@ class _Runs:
             "rewrite": check.rewrite,
             "convert": check.convert,
         }
-        given = [_Run("killed", options={"kill": kill}), _Run("started from what is left", added, again)]
+        given = [_ResumeRun("killed", options={"kill": kill}), _ResumeRun("started from what is left", added, again)]
         requests, code, text = self._start(given)
         if code:
             raise LaunchError(f"the script (killed) ended with exit code {code}: "
@@ -185,7 +187,7 @@ class _Runs:
         return kills_lines(read_kills(folder, requests[0].with_name(TRACE), whole, RECORD), is_first=is_first)
 
     def _start(
-        self, given: Sequence[_Run], say: Callable[[str], None] = lambda line: None
+        self, given: Sequence[_ResumeRun], say: Callable[[str], None] = lambda line: None
     ) -> tuple[list[Path], int, str]:
         """Run the script in one sandbox; return the files of the requests, the last exit code, and what was written."""
         script = str(self._settings["name"])
@@ -202,7 +204,7 @@ class _Runs:
             raise LaunchError(f"the script had not ended after {TIME_LIMIT:g} s; let it train less")
         return requests, code, text
 
-    def _request(self, run: _Run, sandbox: Sandbox) -> Path:
+    def _request(self, run: _ResumeRun, sandbox: Sandbox) -> Path:
         """Write the request for a run, and return its file."""
         folder = self._folder / run.name.replace(" ", "-")
         folder.mkdir()
@@ -245,7 +247,7 @@ def _refuse_ranks(name: str, *, is_module: bool) -> None:
     )
 
 
-def _refuse_incomparable(whole: Trace, step: int) -> None:
+def _refuse_incomparable(whole: ResumeTrace, step: int) -> None:
     """Refuse what leaves nothing to compare.
 
     Raises:
@@ -267,23 +269,23 @@ def _refuse_incomparable(whole: Trace, step: int) -> None:
         )
 
 
-def _why_not_stopped(broken: Trace, step: int) -> str:
+def _why_not_stopped(broken: ResumeTrace, step: int) -> str:
     at = sorted({row["step"] for row in broken.saves if row["step"] < len(broken.steps)})
     last = f"the last file before its end is that of step {at[-1]}" if at else "it saves only at its end"
     return f"the script saves no file between step {step} and its last step: {last}; let it save earlier"
 
 
-def _steps_text(trace: Trace) -> str:
+def _steps_text(trace: ResumeTrace) -> str:
     count = sum(step.has_ended for step in trace.steps)
     return f"{count} step{'s' * (count != 1)}"
 
 
-def _files_text(trace: Trace) -> str:
+def _files_text(trace: ResumeTrace) -> str:
     count = len({row["path"] for row in trace.saves})
     return f"{count} file{'s' * (count != 1)} saved"
 
 
-def _name(path: str) -> str:
+def _shown_path(path: str) -> str:
     short = os.path.relpath(path)
     return path if short.startswith("..") else short
 
@@ -295,8 +297,8 @@ def resumption_lines(found: Resumption, twin: float | None, rewrite: str | None 
     floor = [] if found.parted is None else [f"the last losses are {found.parted:.2g} apart"]
     if floor and twin is not None:
         floor = [f"{floor[0]}, those of a twin, whose first weights differ by one part in 512, {twin:.2g}"]
-    if found.answer is not Answer.EXACT:
-        lines += [] if found.answer is Answer.NOT_RESUMED else floor
+    if found.answer is not ResumptionAnswer.EXACT:
+        lines += [] if found.answer is ResumptionAnswer.NOT_RESUMED else floor
         if rewrite is not None and found.is_state_whole:
             lines.append("all that a checkpoint has to restore is taken over: what differs is how the steps compute")
     return [*lines, f"resumes: {answer_in_words(found)}"]
@@ -305,14 +307,14 @@ def resumption_lines(found: Resumption, twin: float | None, rewrite: str | None 
 def answer_in_words(found: Resumption) -> str:
     """Return the answer and its cause, without the table."""
     left = found.steps - found.stopped
-    if found.answer is Answer.EXACT:
+    if found.answer is ResumptionAnswer.EXACT:
         unused = " (generators differ, and nothing draws from them)" * bool(found.differences)
         return f"exact in the {left} steps behind the break{unused}"
     first = next((one for one in found.differences if one.role != "generators"), found.differences[0])
-    if found.answer is Answer.NOT_RESUMED:
+    if found.answer is ResumptionAnswer.NOT_RESUMED:
         return f"not resumed; the script starts from its beginning: {first.cause}"
     why = f": {first.cause}" * bool(first.cause)
-    if found.answer is Answer.DATA_ORDER:
+    if found.answer is ResumptionAnswer.DATA_ORDER:
         return f"same up to data order{why}"
     return f"differs from step {first.step} by {first.role}{why}"
 
@@ -353,7 +355,7 @@ def verify_migrated_resume(
     settings = {"arm": "script", "device": "cpu", "compat_torch": True, "guards": "off", "seed": 0, "name": path}
     check = ResumeCheck(step, resume_args, rewrite="adapter" if moved.adapter else "torch", convert=convert)
     found, _ = resume_script({**settings, "arguments": arguments}, check, is_module=False, say=say)
-    return 0 if found.answer is Answer.EXACT else 1
+    return 0 if found.answer is ResumptionAnswer.EXACT else 1
 
 
 def compare_resumptions(
@@ -396,7 +398,7 @@ def compare_resumptions(
             codes.append(error.exit_code)
             continue
         rows.append([arm, answer_in_words(found) + "; what kills leave does not load" * (not is_safe)])
-        codes.append(0 if found.answer is Answer.EXACT and is_safe else 1)
+        codes.append(0 if found.answer is ResumptionAnswer.EXACT and is_safe else 1)
     for line in tabulate(rows, ["arm", "resumes"], maxcolwidths=[None, 90]).splitlines():
         say(line)
     return max(codes, default=0)

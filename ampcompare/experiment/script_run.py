@@ -14,7 +14,7 @@ UNKNOWN = "unknown"  # what became of `amp.initialize` in a stack
 
 
 @dataclass(frozen=True)
-class Run:
+class ScriptRun:
     """What a script trained.
 
     Attributes:
@@ -76,7 +76,7 @@ class Run:
     place: str = ""
     is_cut: bool = False
 
-    def sums(self) -> str:
+    def counts_in_words(self) -> str:
         """Return the counts in words."""
         skipped = sum(not taken for _, taken in self.applied)
         return f"{len(self.applied)} steps, {skipped} skipped, {len(self.losses)} backward passes"
@@ -88,7 +88,7 @@ def read_error(folder: Path) -> str:
     return str(ends[-1]["error"] or "") if ends else ""
 
 
-def read_run(folder: Path, *, steps: int) -> Run:
+def read_run(folder: Path, *, steps: int) -> ScriptRun:
     """Return what a run has left in its folder.
 
     Args:
@@ -102,7 +102,7 @@ def read_run(folder: Path, *, steps: int) -> Run:
     return _read_trace(folder) if (folder / "trace.json").exists() else _read_recording(folder, steps)
 
 
-def _read_trace(folder: Path) -> Run:
+def _read_trace(folder: Path) -> ScriptRun:
     trace = json.loads((folder / "trace.json").read_text(encoding="utf-8"))
     rows = read_rows(folder / RECORD)
     count = max((len(each) for each in trace["digests"].values()), default=0)
@@ -119,7 +119,7 @@ def _read_trace(folder: Path) -> Run:
             weights = {key: data[key] for key in data.files}
     by_step = _optimizer_renamer([rows[number] for number in stepped])
     return dataclasses.replace(
-        _run_of(rows[:end], [rows[number] for number in stepped], rows),
+        _run_from_rows(rows[:end], [rows[number] for number in stepped], rows),
         digests=by_step(trace["digests"]),
         weights=by_step(weights),
         names=by_step(trace["names"]),
@@ -143,7 +143,7 @@ def _read_trace(folder: Path) -> Run:
     )
 
 
-def _read_recording(folder: Path, steps: int) -> Run:
+def _read_recording(folder: Path, steps: int) -> ScriptRun:
     """Return what the recorder of a stack has written: of the optimizers whose loss was scaled."""
     rows = read_rows(folder / RECORD)
     scaled = {number for row in rows if row.get("kind") == "backward" for number in row["optimizers"]}
@@ -164,7 +164,7 @@ def _read_recording(folder: Path, steps: int) -> Run:
         weights = {f"{number}.{place}": one.numpy() for number, each in held for place, one in enumerate(each)}
     none: dict[str, Any] = {"sha256": [], "draws": []}
     batches = next((row for row in rows if row.get("kind") == "batches"), none)
-    run = _run_of(rows, stepped, rows)
+    run = _run_from_rows(rows, stepped, rows)
     return dataclasses.replace(
         run,
         weights=by_step(weights),
@@ -186,14 +186,16 @@ def _optimizer_renamer(steps: list[dict[str, Any]]) -> Callable[[dict[str, Any]]
     """
     order = {number: str(place) for place, number in enumerate(dict.fromkeys(row["optimizer"] for row in steps))}
 
-    def by_step(values: dict[str, Any]) -> dict[str, Any]:
+    def rename_by_first_step(values: dict[str, Any]) -> dict[str, Any]:
         parts = ((*key.partition("."), value) for key, value in values.items())
         return {f"{order.get(int(number), number)}{dot}{rest}": value for number, dot, rest, value in parts}
 
-    return by_step
+    return rename_by_first_step
 
 
-def _run_of(rows: list[dict[str, Any]], steps: list[dict[str, Any]], all_rows: list[dict[str, Any]]) -> Run:
+def _run_from_rows(
+    rows: list[dict[str, Any]], steps: list[dict[str, Any]], all_rows: list[dict[str, Any]]
+) -> ScriptRun:
     """Return what the rows of a record say: backward passes of `rows`, and the steps."""
     backwards = [row for row in rows if row.get("kind") == "backward"]
     losses, scales = (
@@ -202,4 +204,4 @@ def _run_of(rows: list[dict[str, Any]], steps: list[dict[str, Any]], all_rows: l
     order = {number: place for place, number in enumerate(dict.fromkeys(row["optimizer"] for row in steps))}
     applied = [(order[row["optimizer"]], row["applied"]) for row in steps]
     levels = tuple(row["opt_level"] for row in all_rows if row.get("kind") == "initialize")
-    return Run(losses, scales, applied, {}, levels=levels)
+    return ScriptRun(losses, scales, applied, {}, levels=levels)

@@ -17,7 +17,7 @@ from typing import Any
 from ampcompare.base.errors import ConfigError, Ended, LaunchError
 from ampcompare.base.files.run_files import CellFile, RunFile
 from ampcompare.experiment.launch.contract import Launcher
-from ampcompare.experiment.observer import Observer, Outline
+from ampcompare.experiment.observer import Observer, PlanOutline
 from ampcompare.experiment.option_checks import check_cells
 from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.experiment.run_options import RunOptions
@@ -134,7 +134,7 @@ def _train(options: RunOptions, launcher: Launcher, observer: Observer) -> RunRe
     if earlier is not None and earlier.reason:
         observer.note(f"{config.arm} runs again: {earlier.reason}")
     reused = earlier.record if earlier is not None else None
-    observer.plan(Outline([config], [config.arm], [reused], run.path))
+    observer.plan(PlanOutline([config], [config.arm], [reused], run.path))
     observer.begin(config, 1, 1)
     record = reused or _launch(config, run.cell_folder(config), launcher, observer)
     observer.end(record, reused=reused is not None)

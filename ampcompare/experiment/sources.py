@@ -10,7 +10,7 @@ from typing import Any
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
 from ampcompare.base.formatting import parse_duration
-from ampcompare.experiment.matrix import Row, Vary, expand_matrix, find_setting, first_row_of_arm
+from ampcompare.experiment.matrix import MatrixRow, Vary, expand_matrix, find_setting, first_row_of_arm
 from ampcompare.experiment.plan import parse_seeds
 from ampcompare.results.analysis.pairing.comparability import changed_settings, iter_settings
 from ampcompare.results.records.comparison import Published, PublishedRow
@@ -142,7 +142,7 @@ def matrix_rows(
     reference: str | None = None,
     sweep: Vary = (),
     stacks: Mapping[str, StackConfig] = MappingProxyType({}),
-) -> list[Row]:
+) -> list[MatrixRow]:
     """Return the rows of a comparison: those asked for, or else of the file, of the recipe, or the default arms.
 
     Args:
@@ -160,7 +160,7 @@ def matrix_rows(
     )
 
 
-def published_beside(sources: SettingsSources, measured: Sequence[Row]) -> Published | None:
+def published_beside(sources: SettingsSources, measured: Sequence[MatrixRow]) -> Published | None:
     """Return the published table of the recipe, each line with the measured row that corresponds to it, if any."""
     full = sources.published
     config = sources.config
@@ -178,16 +178,20 @@ def published_beside(sources: SettingsSources, measured: Sequence[Row]) -> Publi
         machine=full.matrix.reference.machine,
         recipe=sources.recipe,
         scale=size,
-        differs=[] if size is not None else _departures(as_published, config, varied),
+        differs=[] if size is not None else _departures_from_published(as_published, config, varied),
         rows=[
-            _row(figure, beside, dict(iter_settings(config.model_dump())) if size is None else {})
+            _published_row(figure, beside, dict(iter_settings(config.model_dump())) if size is None else {})
             for figure in full.matrix.reference.figures
         ],
     )
 
 
-def _row(figure: PublishedResult, beside: Sequence[tuple[str, Row]], base: Mapping[str, Any]) -> PublishedRow:
-    own = Row(str(Arm.parse(figure.arm)), {find_setting(name, f"at: {name}"): at for name, at in figure.at.items()})
+def _published_row(
+    figure: PublishedResult, beside: Sequence[tuple[str, MatrixRow]], base: Mapping[str, Any]
+) -> PublishedRow:
+    own = MatrixRow(
+        str(Arm.parse(figure.arm)), {find_setting(name, f"at: {name}"): at for name, at in figure.at.items()}
+    )
     # A row may vary more than the publication did.
     fit = [
         (label, row)
@@ -200,15 +204,15 @@ def _row(figure: PublishedResult, beside: Sequence[tuple[str, Row]], base: Mappi
         row=found,
         top1=None if figure.top1 is None else figure.top1 / 100,
         top1_best=None if figure.top1_best is None else figure.top1_best / 100,
-        seconds=_seconds(figure.time),
-        epoch_seconds=_seconds(figure.epoch_time),
+        seconds=_parse_seconds(figure.time),
+        epoch_seconds=_parse_seconds(figure.epoch_time),
         peak_bytes=None if figure.memory_mib is None else round(figure.memory_mib * MIB),
         diverged=figure.diverged,
         remark=figure.remark,
     )
 
 
-def _seconds(text: str | None) -> float | None:
+def _parse_seconds(text: str | None) -> float | None:
     if text is None:
         return None
     seconds = parse_duration(text)
@@ -217,7 +221,7 @@ def _seconds(text: str | None) -> float | None:
     return seconds
 
 
-def _departures(published: RunConfig, measured: RunConfig, varied: set[str]) -> list[str]:
+def _departures_from_published(published: RunConfig, measured: RunConfig, varied: set[str]) -> list[str]:
     """Return the settings in which a comparison differs from the publication, except the location of its data."""
     there, here = dict(iter_settings(published.model_dump())), dict(iter_settings(measured.model_dump()))
     hidden = {"recipe.data.dir", "recipe.data.download", *varied}

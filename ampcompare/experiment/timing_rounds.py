@@ -56,7 +56,7 @@ def run_timing_rounds(
     rows = balanced_rows(list(labels), [], len(missing), plan.order_seed + seed)
     for number, row in zip(missing, rows, strict=True):
         cells = [labels[label] for label in row]
-        turns = {cell: _turn(completed[cell], number, folders[cell], launcher) for cell in cells}
+        turns = {cell: _run_turn(completed[cell], number, folders[cell], launcher) for cell in cells}
         failed = [plan.labels[cell] for cell, turn in turns.items() if turn is None]
         if failed:
             note(f"timing round {number} of seed {seed} does not count: {', '.join(failed)} failed in it")
@@ -88,7 +88,7 @@ def round_config(record: RunRecord) -> RunConfig:
     return config.model_copy(update={"recipe": recipe, "saving": SavingConfig(stop_at_step=steps)})
 
 
-def _turn(record: RunRecord, number: int, folder: Path, launcher: Launcher) -> TimingRound | None:
+def _run_turn(record: RunRecord, number: int, folder: Path, launcher: Launcher) -> TimingRound | None:
     """Run one turn in `folder/rounds/NUMBER`; None if it failed or diverged."""
     config = round_config(record)
     round_folder = folder / CellFile.ROUNDS / str(number)

@@ -22,7 +22,7 @@ from ampcompare.experiment.rewrite_comparison import (
     differences_beyond_twin,
 )
 from ampcompare.experiment.script_process import ENGINE, require_script, run_script_in_child
-from ampcompare.experiment.script_run import UNKNOWN, Run
+from ampcompare.experiment.script_run import UNKNOWN, ScriptRun
 from ampcompare.script.process.rewrite_run import FOR_ADAPTER, FOR_TORCH
 from ampcompare.script.process.target import CALLS_APEX
 from ampcompare.settings.stack import StackConfig
@@ -70,7 +70,7 @@ def verify_script(
     migrate_whole([script], how)
     check()
     with tempfile.TemporaryDirectory(prefix="ampcompare-verify-") as folder:
-        run: Callable[..., Run] = functools.partial(run_script_in_child, script, arguments, steps=steps)
+        run: Callable[..., ScriptRun] = functools.partial(run_script_in_child, script, arguments, steps=steps)
         if stack is not None:
             run = functools.partial(run, first_weights=Path(folder, CellFile.WEIGHTS))
         return _Verification(path, arguments, run, say, how=how, stack=stack).verify()
@@ -83,7 +83,7 @@ class _Verification:
         self,
         path: str,
         arguments: list[str],
-        run: Callable[..., Run],
+        run: Callable[..., ScriptRun],
         say: Callable[[str], None],
         *,
         how: str,
@@ -111,7 +111,7 @@ class _Verification:
         migrations = self._migrate_all(original)
         self._say_original(original)
         rewritten = self._run(rewrite=self._how)
-        self._say(f"{'with the adapter' if self._adapter else 'rewritten'}, on torch: {rewritten.sums()}")
+        self._say(f"{'with the adapter' if self._adapter else 'rewritten'}, on torch: {rewritten.counts_in_words()}")
         if not rewritten.applied and not rewritten.losses:
             made = f"{rewritten.plain_steps} steps and {len(rewritten.passes)} backward passes"
             self._say(
@@ -150,7 +150,7 @@ class _Verification:
         for line in lines:
             self._say(line)
 
-    def _migrate_all(self, original: Run) -> list[FileMigration]:
+    def _migrate_all(self, original: ScriptRun) -> list[FileMigration]:
         """Return what becomes of the script and of the files of it that use Apex."""
         files = original.files if self._stack is None else _files_of_project(self._script)
         others = [self._script.parent / each for each in files if each != self._script.name]
@@ -159,8 +159,8 @@ class _Verification:
         self._say_all(moved.reasons)
         return moved.files
 
-    def _say_original(self, original: Run) -> None:
-        self._say(f"unchanged, {original.place or ENGINE}: {original.sums()}")
+    def _say_original(self, original: ScriptRun) -> None:
+        self._say(f"unchanged, {original.place or ENGINE}: {original.counts_in_words()}")
         if original.limits:
             self._say(original.limits)
         if original.written:
@@ -168,16 +168,16 @@ class _Verification:
             more = f" and {len(original.written) - MAX_NAMES} more" * (len(original.written) > MAX_NAMES)
             self._say(f"the script writes {names}{more}: here into a copy that is gone afterwards; {STAY}")
 
-    def _say_starts(self, original: Run, rewritten: Run) -> str:
+    def _say_starts(self, original: ScriptRun, rewritten: ScriptRun) -> str:
         """Print what two runs of two stacks begin with; return why they are no pair, "" if they are one."""
         unpaired, lines = compare_starts(original, rewritten)
         self._say_all(lines)
         return unpaired
 
-    def _compare_at_o1(self, rewritten: Run) -> str:
+    def _compare_at_o1(self, rewritten: ScriptRun) -> str:
         """Compare with the unchanged script at O1, which O2 and O3 are rewritten to; return the verdict."""
         at_o1 = self._run(opt_level="O1")
-        self._say(f"unchanged, at O1{f', {ENGINE}' * (self._stack is not None)}: {at_o1.sums()}")
+        self._say(f"unchanged, at O1{f', {ENGINE}' * (self._stack is not None)}: {at_o1.counts_in_words()}")
         verdict, lines = self._compare(at_o1, rewritten, opt_level="O1")
         self._say_all(f"against O1: {line}" for line in lines)
         return verdict
@@ -207,7 +207,9 @@ class _Verification:
         self._say(f"verdict: {DIFFERENT}; keep the original until the first difference above is explained")
         return 1
 
-    def _compare(self, original: Run, rewritten: Run, *, opt_level: str | None = None) -> tuple[str, list[str]]:
+    def _compare(
+        self, original: ScriptRun, rewritten: ScriptRun, *, opt_level: str | None = None
+    ) -> tuple[str, list[str]]:
         """Return the verdict and its lines; where roundings differ, a twin shows what they make.
 
         The twin is that of the original, or of the rewritten script where the original ran in another stack.
@@ -227,12 +229,12 @@ class _Verification:
                 return DIFFERENT, [*lines, *beyond]
         return verdict, lines
 
-    def _say_whose_fault(self, rewritten: Run) -> None:
+    def _say_whose_fault(self, rewritten: ScriptRun) -> None:
         """Compare with the unchanged script here: where that trains as the rewritten one, the stacks are apart."""
         assert self._stack is not None
         here = self._run()
         verdict, _ = self._compare(here, rewritten)
-        self._say(f"unchanged, {ENGINE} here: {here.sums()}; against it, the rewritten script is {verdict}")
+        self._say(f"unchanged, {ENGINE} here: {here.counts_in_words()}; against it, the rewritten script is {verdict}")
         if verdict != DIFFERENT:
             replay = f"ampcompare replay capsule.pt --stack {self._stack.text()}"
             self._say(f"so the stacks are apart, not the rewrite; exec --capsule and {replay} name the module")
@@ -265,7 +267,7 @@ def _files_of_project(script: Path) -> list[str]:
     ]
 
 
-def _why_nothing(run: Run) -> str:
+def _why_nothing(run: ScriptRun) -> str:
     """Return why there is nothing to compare, from what the unchanged script did."""
     did = f"made {run.plain_steps} steps and {len(run.passes)} backward passes and ended"
     amp = {

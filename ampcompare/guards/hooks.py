@@ -55,7 +55,7 @@ class GuardHooks:
             _watch_disabled_scalers(self._events, self.facts)
         self._watch_clipping()
         self._watch_modules()
-        self._events.wrap(torch, "save", self._save)
+        self._events.wrap(torch, "save", self._report_save)
 
     def end(self) -> None:
         self._events.end()
@@ -112,26 +112,26 @@ class GuardHooks:
             # Torch wraps `step` when the first object is built; the guards' wrapper goes outside.
             if cls not in watched and hasattr(cls.__dict__["step"], "hooked"):
                 watched.add(cls)
-                self._events.wrap(cls, "step", self._step)
+                self._events.wrap(cls, "step", self._follow_step_call)
 
         def patch_step_function(original: Any, optimizer: Any) -> None:
             original(optimizer)
             self.facts.optimizers.add(optimizer)
             watch_step(type(optimizer))
 
-        for kind in list(_descendants(Optimizer)):
+        for kind in list(_subclasses_below(Optimizer)):
             watch_step(kind)
         self._events.wrap(Optimizer, "_patch_step_function", patch_step_function)
 
-    def _step(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    def _follow_step_call(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         facts = self.facts
         if facts.scaler_stepping:
             facts.scaler_stepping[-1].append(optimizer)
         if facts.stepping:  # by a scaler, or an optimizer around another
             return original(optimizer, *args, **kwargs)
-        return self._attempt(optimizer, None, lambda: original(optimizer, *args, **kwargs))
+        return self._report_step_attempt(optimizer, None, lambda: original(optimizer, *args, **kwargs))
 
-    def _attempt(self, optimizer: Any, scaler: Any, step: Any) -> Any:
+    def _report_step_attempt(self, optimizer: Any, scaler: Any, step: Any) -> Any:
         facts = self.facts
         facts.optimizers.add(optimizer)
         self._notify("attempt", optimizer, scaler)
@@ -172,7 +172,7 @@ class GuardHooks:
         def step(original: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
             if not scaler.is_enabled():
                 return original(scaler, optimizer, *args, **kwargs)
-            return self._attempt(optimizer, scaler, lambda: original(scaler, optimizer, *args, **kwargs))
+            return self._report_step_attempt(optimizer, scaler, lambda: original(scaler, optimizer, *args, **kwargs))
 
         def update(original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
             facts.end_window()
@@ -183,7 +183,7 @@ class GuardHooks:
             return original(scaler)
 
         watched: dict[str, Any] = {"scale": scale, "unscale_": unscale, "step": step, "update": update}
-        watched |= {"get_scale": get_scale, "state_dict": self._read_state}
+        watched |= {"get_scale": get_scale, "state_dict": self._report_state_read}
         for name, function in watched.items():
             self._events.wrap(torch.amp.GradScaler, name, function)
 
@@ -233,11 +233,11 @@ class GuardHooks:
             for place in (Tensor, torch):
                 self._events.wrap(place, name, clamp)
 
-    def _read_state(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+    def _report_state_read(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         self._notify("state_read")
         return original(*args, **kwargs)
 
-    def _save(self, original: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
+    def _report_save(self, original: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
         self._notify("save", obj)
         return original(obj, *args, **kwargs)
 
@@ -317,7 +317,7 @@ class GuardHooks:
             self._events.wrap(owner, "scale_loss", scale_loss)
         for owner in (frontend, amp):
             if "state_dict" in vars(owner):
-                self._events.wrap(owner, "state_dict", self._read_state)
+                self._events.wrap(owner, "state_dict", self._report_state_read)
 
     @contextmanager
     def _watch_block(self, inner: Any, loss: Any, optimizers: list[Any]) -> Iterator[Any]:
@@ -337,11 +337,11 @@ class GuardHooks:
         self._notify("after_block", optimizers)
 
 
-def _descendants(kind: type[Any]) -> Iterable[type[Any]]:
+def _subclasses_below(kind: type[Any]) -> Iterable[type[Any]]:
     child: type[Any]
     for child in kind.__subclasses__():
         yield child
-        yield from _descendants(child)
+        yield from _subclasses_below(child)
 
 
 def _as_list(value: Any) -> list[Any]:

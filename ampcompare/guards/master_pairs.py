@@ -86,7 +86,7 @@ class MasterPairs:
         both = any(self._which_written([self.masters[index] for index in written]))
         if both or self._farthest > distance:
             unit = torch.finfo(self.params[0].dtype).eps
-            if distance <= ROUNDING * unit * (float(_norm(self.masters)) + self._farthest):
+            if distance <= ROUNDING * unit * (float(_norm_of_tensors(self.masters)) + self._farthest):
                 return 0
         return sum(
             not torch.equal(self.params[index], self.masters[index].to(self.params[index].dtype)) for index in written
@@ -115,11 +115,11 @@ class MasterPairs:
     @torch.no_grad()
     def _distance(self, indices: Sequence[int]) -> float:
         pairs = [(self.params[index], self.masters[index]) for index in indices]
-        return float(_norm([param.float() - master.to(param.dtype).float() for param, master in pairs]))
+        return float(_norm_of_tensors([param.float() - master.to(param.dtype).float() for param, master in pairs]))
 
 
 @torch.no_grad()
-def _norm(tensors: Sequence[Tensor]) -> Tensor:
+def _norm_of_tensors(tensors: Sequence[Tensor]) -> Tensor:
     norms = [torch.linalg.vector_norm(one.detach().float()) for one in tensors]
     norm: Tensor = torch.linalg.vector_norm(torch.stack([one.to(norms[0].device) for one in norms]))
     return norm

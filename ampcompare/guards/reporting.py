@@ -56,11 +56,11 @@ class ViolationSink:
         violation = Violation(guard, location, what, remedy)
         if self._strict:
             raise GuardError(str(violation))
-        if _rank() == 0:
+        if _rank_of_process() == 0:
             self._say(violation)
 
 
-def _rank() -> int:
+def _rank_of_process() -> int:
     distributed: Any = getattr(sys.modules.get("torch"), "distributed", None)
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return int(distributed.get_rank())

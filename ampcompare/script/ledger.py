@@ -90,7 +90,7 @@ class ScriptLedger:
         """Look no longer."""
         if self._begins:
             if not self._is_stepped:
-                self._look.note(self._live())
+                self._look.note_held_after_step(self._live())
             self._finish_look()
         for subscriptions in (self._passes_of_step, self._setters, self._events):
             subscriptions.end()
@@ -255,7 +255,7 @@ class ScriptLedger:
             self._look.note_outcome(applied if callable(applied) else lambda: bool(applied))
         self._applied += bool(row["applied"])  # one that is not known yet counts as applied
         if self._begins:  # until the next forward pass, as another optimizer may step
-            self._look.note(self._live())
+            self._look.note_held_after_step(self._live())
             self._is_stepped, self._stepped_at = True, time.perf_counter()
         elif self._count % EVERY == 0 and self._spent <= MAX_SHARE * (time.perf_counter() - self._since):
             self._follow_passes()

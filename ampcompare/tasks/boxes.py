@@ -11,7 +11,7 @@ def box_iou(boxes: Tensor, others: Tensor) -> Tensor:
     ours, theirs = boxes[..., :, None, :], others[..., None, :, :]
     shared = torch.minimum(ours[..., 2:], theirs[..., 2:]) - torch.maximum(ours[..., :2], theirs[..., :2])
     both = shared.clamp(min=0).prod(-1)
-    union = _area(ours) + _area(theirs) - both
+    union = _area_of_boxes(ours) + _area_of_boxes(theirs) - both
     return torch.where(union > 0, both / union, 0.0)
 
 
@@ -64,5 +64,5 @@ def average_precision(right: NDArray[np.float64], found: NDArray[np.float64], ob
     return float((np.diff(hits, prepend=0.0) / objects * envelope).sum())
 
 
-def _area(boxes: Tensor) -> Tensor:
+def _area_of_boxes(boxes: Tensor) -> Tensor:
     return (boxes[..., 2:] - boxes[..., :2]).clamp(min=0).prod(-1)

@@ -192,7 +192,7 @@ def list_data(data_dir: str | Path | None = None) -> list[tuple[str, bool, str]]
     for name, description in DATA_SETS.items():
         reason = _missing_package(name) or missing_reason(name, Path(data_dir or DEFAULT_DATA_DIR))
         rows.append((name, not reason, f"{description}; {reason}" if reason else description))
-    return [*rows, *_of_other_tasks(lambda spec: spec.data_sets)]
+    return [*rows, *_rows_of_other_tasks(lambda spec: spec.data_sets)]
 
 
 def list_models() -> list[tuple[str, bool, str]]:
@@ -200,7 +200,7 @@ def list_models() -> list[tuple[str, bool, str]]:
     installed = find_spec("torchvision") is not None
     return [
         *((name, True, description) for name, description in BUILTIN_MODELS.items()),
-        *_of_other_tasks(lambda spec: spec.models),
+        *_rows_of_other_tasks(lambda spec: spec.models),
         (
             "any torchvision classifier",
             installed,
@@ -208,12 +208,12 @@ def list_models() -> list[tuple[str, bool, str]]:
             if installed
             else "torchvision is not installed: pip install torchvision",
         ),
-        *_of_libraries(),
+        *_rows_of_libraries(),
         ("module:factory", True, "your function that returns a torch.nn.Module"),
     ]
 
 
-def _of_other_tasks(names: Callable[[TaskSpec], Mapping[str, str]]) -> list[tuple[str, bool, str]]:
+def _rows_of_other_tasks(names: Callable[[TaskSpec], Mapping[str, str]]) -> list[tuple[str, bool, str]]:
     """Return rows of what tasks other than the default have, each with the option that chooses its task."""
     return [
         (name, True, f"{description}; --task {task}")
@@ -223,7 +223,7 @@ def _of_other_tasks(names: Callable[[TaskSpec], Mapping[str, str]]) -> list[tupl
     ]
 
 
-def _of_libraries() -> Iterator[tuple[str, bool, str]]:
+def _rows_of_libraries() -> Iterator[tuple[str, bool, str]]:
     """Yield a row for the models of each library."""
     for task, spec in TASKS.items():
         for prefix in spec.libraries:

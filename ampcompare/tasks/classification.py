@@ -31,15 +31,15 @@ def make_views(name: str, sample_shape: tuple[int, ...]) -> Sequence[View]:
             "use --tta none"
         )
     if name == "flips":
-        return (_flip,)
-    return tuple(_Shift(rows, columns) for rows, columns in ((1, 0), (-1, 0), (0, 1), (0, -1)))
+        return (_flip_images,)
+    return tuple(_ImageShift(rows, columns) for rows, columns in ((1, 0), (-1, 0), (0, 1), (0, -1)))
 
 
-def _flip(images: Tensor) -> Tensor:
+def _flip_images(images: Tensor) -> Tensor:
     return images.flip(-1)
 
 
-class _Shift:
+class _ImageShift:
     """Moves images by whole pixels, down and to the right."""
 
     def __init__(self, rows: int, columns: int) -> None:
@@ -130,7 +130,7 @@ class Classification(Task):
 
     def measure(self, outputs: Tensor, batch: tuple[Tensor, Tensor]) -> Mapping[str, Tensor]:
         labels = batch[1]
-        best = _best(outputs)
+        best = _five_best_classes(outputs)
         hits = best == labels[:, None]
         return {
             TOP1.name: hits[:, 0],
@@ -140,7 +140,7 @@ class Classification(Task):
         }
 
     def answers(self, outputs: Tensor, batch: tuple[Tensor, Tensor]) -> Tensor:
-        return _best(outputs)[:, 0]
+        return _five_best_classes(outputs)[:, 0]
 
     def chance(self, sums: Sums, samples: int) -> float:
         return float(sums[CLASSES].max()) / samples
@@ -149,6 +149,6 @@ class Classification(Task):
         return batch[1]
 
 
-def _best(logits: Tensor) -> Tensor:
+def _five_best_classes(logits: Tensor) -> Tensor:
     """Return the five best classes of each sample, or all: int64 (batch, classes)."""
     return logits.topk(min(5, logits.shape[1]), dim=1).indices  # of equal logits it may take others than `argmax`

@@ -62,7 +62,7 @@ class Detection(Task):
         ]
 
     def loss(self, models: Sequence[nn.Module], batch: Mapping[str, Tensor]) -> Tensor:
-        losses = models[0](list(batch["image"]), _targets(batch))
+        losses = models[0](list(batch["image"]), _targets_of_images(batch))
         if not isinstance(losses, Mapping) or not losses:
             raise ConfigError(
                 f"the model returned a {type(losses).__name__} in training mode; detection needs a dict of losses"
@@ -73,7 +73,7 @@ class Detection(Task):
         return models[0](list(batch["image"]))
 
     def measure(self, outputs: Detections, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        boxes, labels, scores = (_pad(outputs, name) for name in ("boxes", "labels", "scores"))
+        boxes, labels, scores = (_pad_to_one_tensor(outputs, name) for name in ("boxes", "labels", "scores"))
         order = scores.argsort(dim=1, descending=True, stable=True)
         labels, scores = labels.gather(1, order), scores.gather(1, order)
         boxes = boxes.gather(1, order[..., None].expand(-1, -1, 4))
@@ -113,7 +113,7 @@ class Detection(Task):
         return (batch["labels"] * digits).sum(1)
 
 
-def _targets(batch: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+def _targets_of_images(batch: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
     """Return the boxes and labels that each image has, without the filling."""
     return [
         {"boxes": boxes[labels > 0], "labels": labels[labels > 0]}
@@ -121,7 +121,7 @@ def _targets(batch: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
     ]
 
 
-def _pad(outputs: Detections, name: str) -> Tensor:
+def _pad_to_one_tensor(outputs: Detections, name: str) -> Tensor:
     """Return what the images have by a name as one tensor (images, detections, ...), with zeros for none."""
     try:
         return pad_sequence([image[name] for image in outputs], batch_first=True)

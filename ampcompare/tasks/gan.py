@@ -30,14 +30,14 @@ BORDER = 1.5  # of the histogram; what lies outside counts in its outer cells
 
 
 def gan(recipe: Recipe) -> Gan:
-    train = _points("training", recipe.data.train_size or TRAIN)
-    val = _points("validation", recipe.data.val_size or VAL)
+    train = _draw_points("training", recipe.data.train_size or TRAIN)
+    val = _draw_points("validation", recipe.data.val_size or VAL)
     latents = torch.randn(len(val), LATENT, generator=generator("latents of validation"))
     data = _WithLatents.of("gaussians", (train,), (val, latents), seed=recipe.seed)
     return Gan(data, recipe.model)
 
 
-def _points(part: str, count: int) -> Tensor:
+def _draw_points(part: str, count: int) -> Tensor:
     """Return points (count, 2) of eight normal distributions around the unit circle, the same ones for every seed."""
     draws = generator(f"eight modes, {part}")
     angles = torch.randint(MODES, (count,), generator=draws) * (2 * math.pi / MODES)
@@ -110,7 +110,7 @@ class Gan(Task):
         return points
 
     def measure(self, outputs: Tensor, batch: tuple[Tensor, Tensor]) -> Mapping[str, Tensor]:
-        return {"real": _cells(batch[0]), "generated": _cells(outputs)}
+        return {"real": _cells_of_points(batch[0]), "generated": _cells_of_points(outputs)}
 
     def values(self, sums: Sums, samples: int) -> dict[str, float]:
         return {DISTANCE.name: float(abs(sums["generated"] - sums["real"]).sum()) / (2 * samples)}
@@ -120,7 +120,7 @@ class Gan(Task):
         return 1 - float(sums["real"].max()) / samples
 
 
-def _cells(points: Tensor) -> Tensor:
+def _cells_of_points(points: Tensor) -> Tensor:
     """Return which cell of the grid each point is in: (points, cells) bool. A point that is not finite is in none."""
     finite = points.isfinite().all(1, keepdim=True)
     places = (points.nan_to_num().clamp(-BORDER, BORDER) + BORDER) * (CELLS / (2 * BORDER))

@@ -27,10 +27,10 @@ class LabeledImages:
 
 def image_parts(name: str, transforms: Mapping[str, Callable[[Any], Any]]) -> tuple[dict[str, LabeledImages], int]:
     """Return the images of `hf:PATH_OR_NAME`, transformed by part, and the number of classes."""
-    parts = _parts(name)
+    parts = _load_parts(name)
     features = parts["train"].features
-    image = _column(name, features, "images", {"Image": lambda feature: True})
-    label = _column(name, features, "classes", {"ClassLabel": lambda feature: True, "Value": _is_integer})
+    image = _find_column(name, features, "images", {"Image": lambda feature: True})
+    label = _find_column(name, features, "classes", {"ClassLabel": lambda feature: True, "Value": _is_integer})
     samples = {part: LabeledImages(rows, image, label, transforms[part]) for part, rows in parts.items()}
     names = getattr(features[label], "names", None)
     return samples, len(names) if names else max(max(each.labels, default=0) for each in samples.values()) + 1
@@ -38,13 +38,13 @@ def image_parts(name: str, transforms: Mapping[str, Callable[[Any], Any]]) -> tu
 
 def text_parts(name: str) -> tuple[bytes, bytes]:
     """Return the texts of `hf:PATH_OR_NAME` for training and validation, a row per line, in UTF-8."""
-    parts = _parts(name)
-    column = _column(name, parts["train"].features, "texts", {"Value": lambda feature: "string" in feature.dtype})
+    parts = _load_parts(name)
+    column = _find_column(name, parts["train"].features, "texts", {"Value": lambda feature: "string" in feature.dtype})
     train, val = ("\n".join(parts[part][column]).encode() for part in ("train", "val"))
     return train, val
 
 
-def _parts(name: str) -> dict[str, Any]:
+def _load_parts(name: str) -> dict[str, Any]:
     with explain_missing_package(f"--data {name} needs", "datasets"):
         import datasets
     place = name.removeprefix("hf:")
@@ -61,7 +61,7 @@ def _parts(name: str) -> dict[str, Any]:
     return {"train": splits["train"], "val": splits[val]}
 
 
-def _column(name: str, features: Mapping[str, Any], what: str, kinds: Mapping[str, Callable[[Any], bool]]) -> str:
+def _find_column(name: str, features: Mapping[str, Any], what: str, kinds: Mapping[str, Callable[[Any], bool]]) -> str:
     """Return the one column of the first kind, a class of features, that any column has and that will do."""
     for kind, is_usable in kinds.items():
         usable = [

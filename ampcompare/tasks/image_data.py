@@ -67,19 +67,19 @@ _SYNTHETIC_VAL = 512
 _SYNTHETIC_CONTRAST = 0.5
 
 
-def _imagefolder(name: str, root: str, options: SampleOptions) -> _StreamData:
+def _load_imagefolder(name: str, root: str, options: SampleOptions) -> _StreamData:
     """Read color images below `root`, one folder for each class, the same classes in `train` and `val`.
 
     Training images are random crops, resized and randomly flipped; validation images, and training
     images without `augment`, are resized and cropped at the center. Both are normalized as for ImageNet.
     """
     vision = load_torchvision()
-    parts: dict[str, _Samples] = {}
+    parts: dict[str, _SamplesOfPart] = {}
     classes: dict[str, set[str]] = {}
     for part, transform in _photo_transforms(name, options).items():
         with translate_errors(f"imagefolder: no images in {Path(root) / part}", _LAYOUT, errors=(OSError,)):
             images = vision.datasets.ImageFolder(str(Path(root) / part), transform=transform, loader=_open_image)
-        parts[part] = _Samples(images, f"the {part} folder of {root}", torch.tensor(images.targets))
+        parts[part] = _SamplesOfPart(images, f"the {part} folder of {root}", torch.tensor(images.targets))
         classes[part] = set(images.classes)
     if apart := sorted(classes["train"] ^ classes["val"]):
         raise ConfigError(f"{root} has {few_names(apart)} in one of train and val only; both need the same folders")
@@ -102,11 +102,11 @@ def _photo_transforms(name: str, options: SampleOptions) -> dict[str, Callable[[
     }
 
 
-def _hf_images(name: str, options: SampleOptions) -> _StreamData:
+def _load_hf_images(name: str, options: SampleOptions) -> _StreamData:
     """Read images and classes of a data set of Hugging Face, cropped and normalized as those of a folder."""
     images, num_classes = image_parts(name, _photo_transforms(name, options))
     parts = {
-        part: _Samples(images[part], f"the {part} split of {name}", torch.tensor(images[part].labels))
+        part: _SamplesOfPart(images[part], f"the {part} split of {name}", torch.tensor(images[part].labels))
         for part in ("train", "val")
     }
     size = options.image_size or _DEFAULT_SIZE
@@ -125,7 +125,7 @@ def _open_image(path: str) -> Any:
 
 
 @dataclass(frozen=True)
-class _Kind:
+class _TorchvisionSet:
     """The name of a set in torchvision, its normalization and its augmentation."""
 
     dataset: str
@@ -137,17 +137,21 @@ class _Kind:
 
 
 _KINDS = {
-    "mnist": _Kind("MNIST", 10, (0.1307,), (0.3081,), margin=2, flip=False),
-    "fashion-mnist": _Kind("FashionMNIST", 10, (0.2860,), (0.3530,), margin=2, flip=True),
-    "cifar10": _Kind("CIFAR10", 10, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), margin=4, flip=True),
-    "cifar100": _Kind("CIFAR100", 100, (0.5071, 0.4866, 0.4409), (0.2673, 0.2564, 0.2762), margin=4, flip=True),
+    "mnist": _TorchvisionSet("MNIST", 10, (0.1307,), (0.3081,), margin=2, flip=False),
+    "fashion-mnist": _TorchvisionSet("FashionMNIST", 10, (0.2860,), (0.3530,), margin=2, flip=True),
+    "cifar10": _TorchvisionSet("CIFAR10", 10, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), margin=4, flip=True),
+    "cifar100": _TorchvisionSet(
+        "CIFAR100", 100, (0.5071, 0.4866, 0.4409), (0.2673, 0.2564, 0.2762), margin=4, flip=True
+    ),
 }
 
 
 class SmallImages(torch.utils.data.Dataset[tuple[Tensor, int]]):
     """Images uint8 (N, C, H, W), each cropped and flipped at random, normalized and resized when it is read."""
 
-    def __init__(self, images: Tensor, labels: Tensor, kind: _Kind, *, image_size: int | None, augment: bool) -> None:
+    def __init__(
+        self, images: Tensor, labels: Tensor, kind: _TorchvisionSet, *, image_size: int | None, augment: bool
+    ) -> None:
         self.images = images
         self.labels = labels
         self.margin = kind.margin if augment else 0
@@ -184,28 +188,28 @@ def _torchvision_set(name: str, data_dir: str | None, options: SampleOptions, *,
         )
     dataset = getattr(load_torchvision().datasets, kind.dataset)
     if download and missing_files(name, folder):
-        _fetch(name, dataset, folder)
+        _download_set(name, dataset, folder)
     if reason := missing_reason(name, folder):
         raise ConfigError(f"{name} is {reason}")
     parts = {}
     for part in ("train", "val"):
         where = f"{name} in {folder / TORCHVISION_FILES[name][0]}"
         with translate_errors(f"{where} cannot be read", "delete that folder and pass --download"):
-            images, labels = _read(dataset(str(folder), train=part == "train"))
+            images, labels = _read_images(dataset(str(folder), train=part == "train"))
         samples = SmallImages(images, labels, kind, image_size=image_size, augment=options.augment and part == "train")
-        parts[part] = _Samples(samples, f"the {part} part of {name}", labels)
+        parts[part] = _SamplesOfPart(samples, f"the {part} part of {name}", labels)
     height, width = (image_size, image_size) if image_size is not None else images.shape[2:]
     return _StreamData.of(name, parts, options, kind.num_classes, (channels or len(kind.mean), height, width))
 
 
-def _read(samples: Any) -> tuple[Tensor, Tensor]:
+def _read_images(samples: Any) -> tuple[Tensor, Tensor]:
     """Return uint8 images (N, C, H, W) and int64 labels (N,)."""
     images = torch.as_tensor(samples.data)
     images = images[:, None] if images.ndim == 3 else images.permute(0, 3, 1, 2)
     return images.contiguous(), torch.as_tensor(samples.targets, dtype=torch.int64)
 
 
-def _fetch(name: str, dataset: Any, folder: Path) -> None:
+def _download_set(name: str, dataset: Any, folder: Path) -> None:
     """Download a set below `folder`; other processes that need it wait for the first."""
     remedy = f"copy it to {folder / TORCHVISION_FILES[name][0]} from a machine with a network, or use --data digits"
     what, errors = f"{name} could not be downloaded to {folder}", (OSError, RuntimeError)
@@ -221,7 +225,7 @@ def _fetch(name: str, dataset: Any, folder: Path) -> None:
                 socket.setdefaulttimeout(before)
 
 
-def _user_data(path: str, data_dir: str | None, options: SampleOptions, *, download: bool) -> LabeledData:
+def _load_user_data(path: str, data_dir: str | None, options: SampleOptions, *, download: bool) -> LabeledData:
     """Call the user's factory and build a data set from what it returns.
 
     It is called with those of `seed`, `data_dir`, `download`, `image_size`, `channels`, `train_size`, `val_size` and
@@ -240,7 +244,7 @@ def _user_data(path: str, data_dir: str | None, options: SampleOptions, *, downl
                 raise ConfigError(f"factory {path} has no parameter {option}, and {value} was requested; add it")
         if is_whole:
             return cast(LabeledData, result)
-        train, val, num_classes = _unpack(path, result)
+        train, val, num_classes = _unpack_factory_result(path, result)
         sample = [_first_sample(path, part, samples) for part, samples in (("train", train), ("val", val))][-1]
         if channels is not None and sample.shape[0] not in (1, channels):
             raise ConfigError(
@@ -249,7 +253,7 @@ def _user_data(path: str, data_dir: str | None, options: SampleOptions, *, downl
             )
         classes = _count_classes(path, train) if num_classes is None else num_classes
     parts = {
-        part: _Samples(samples, f"the {part} data set of factory {path}")
+        part: _SamplesOfPart(samples, f"the {part} data set of factory {path}")
         for part, samples in (("train", train), ("val", val))
     }
     shape = tuple(sample.shape) if channels is None or sample.shape[0] != 1 else (channels, *sample.shape[1:])
@@ -257,7 +261,7 @@ def _user_data(path: str, data_dir: str | None, options: SampleOptions, *, downl
     return _StreamData.of(path, parts, replace(options, **chosen_already), classes, shape)
 
 
-def _describe(values: Any) -> str:
+def _type_of_value_text(values: Any) -> str:
     """Return the type of a value; of a tuple or list those in it, with their sizes."""
     if not isinstance(values, tuple | list):
         return type(values).__name__
@@ -272,13 +276,13 @@ def _describe(values: Any) -> str:
     return f"({', '.join(described)})"
 
 
-def _unpack(path: str, result: Any) -> tuple[Any, Any, int | None]:
+def _unpack_factory_result(path: str, result: Any) -> tuple[Any, Any, int | None]:
     """Return both parts that a factory returned, and the number of classes where it has that."""
     is_tuple = isinstance(result, tuple | list) and len(result) in (2, 3)
     has_samples = is_tuple and all(hasattr(part, "__getitem__") and hasattr(part, "__len__") for part in result[:2])
     count = result[2] if is_tuple and len(result) == 3 else 1
     if not has_samples or not isinstance(count, int) or count < 1 or not all(map(len, result[:2])):
-        raise ConfigError(f"factory {path} returned {_describe(result)}; {_WANTED}")
+        raise ConfigError(f"factory {path} returned {_type_of_value_text(result)}; {_WANTED}")
     return *result[:2], count if len(result) == 3 else None
 
 
@@ -288,7 +292,7 @@ def _first_sample(path: str, part: str, samples: Any) -> Tensor:
         item = samples[0]
     is_pair = isinstance(item, tuple | list) and len(item) == 2 and isinstance(item[0], Tensor)
     if not is_pair or item[0].ndim == 0:
-        raise ConfigError(f"factory {path}: an item of {part} is {_describe(item)}; {_WANTED}")
+        raise ConfigError(f"factory {path}: an item of {part} is {_type_of_value_text(item)}; {_WANTED}")
     return cast(Tensor, item[0])
 
 
@@ -337,21 +341,21 @@ def load_data(
             raise ConfigError(f"{option} is {value}; it must be at least 1")
     check_data(name)
     if name in ("digits", "synthetic"):
-        return digits(options) if name == "digits" else _synthetic(options)
+        return digits(options) if name == "digits" else _make_synthetic_images(options)
     if name in TORCHVISION_FILES:
         return _torchvision_set(name, data_dir, options, download=download)
     kind, _, path = name.partition(":")
     if kind == "imagefolder":
-        return _imagefolder(name, path or data_dir or "", options)
+        return _load_imagefolder(name, path or data_dir or "", options)
     if kind == "hf":
-        return _hf_images(name, options)
-    return _user_data(name, data_dir, options, download=download)
+        return _load_hf_images(name, options)
+    return _load_user_data(name, data_dir, options, download=download)
 
 
 Key: TypeAlias = tuple[int, int]
 
 
-class _Samples(NamedTuple):
+class _SamplesOfPart(NamedTuple):
     """A part of a data set, map-style."""
 
     samples: Any
@@ -425,7 +429,7 @@ class _StreamData(LabeledData):
     def of(
         cls,
         name: str,
-        parts: Mapping[str, _Samples],
+        parts: Mapping[str, _SamplesOfPart],
         options: SampleOptions,
         num_classes: int,
         sample_shape: tuple[int, ...],
@@ -528,7 +532,7 @@ def digits(options: SampleOptions) -> MemoryData:
     )
 
 
-def _synthetic(options: SampleOptions) -> MemoryData:
+def _make_synthetic_images(options: SampleOptions) -> MemoryData:
     """Generate noisy images of ten smooth patterns, the same ones for every seed.
 
     By default 2048 images for training and 512 for validation, of 3 channels and 32 pixels. Training images are shifted
@@ -539,8 +543,8 @@ def _synthetic(options: SampleOptions) -> MemoryData:
     patterns = resize_images(torch.randn(_SYNTHETIC_CLASSES, planes, 4, 4, generator=draws), size)
     return memory_data(
         "synthetic",
-        _noisy(patterns, "training", options.train_size or _SYNTHETIC_TRAIN),
-        _noisy(patterns, "validation", options.val_size or _SYNTHETIC_VAL),
+        _draw_noisy_images(patterns, "training", options.train_size or _SYNTHETIC_TRAIN),
+        _draw_noisy_images(patterns, "validation", options.val_size or _SYNTHETIC_VAL),
         replace(options, image_size=None, channels=None, train_size=None, val_size=None),
         num_classes=_SYNTHETIC_CLASSES,
         moved_share=1.0,
@@ -548,7 +552,7 @@ def _synthetic(options: SampleOptions) -> MemoryData:
     )
 
 
-def _noisy(patterns: Tensor, part: str, count: int) -> tuple[Tensor, Tensor]:
+def _draw_noisy_images(patterns: Tensor, part: str, count: int) -> tuple[Tensor, Tensor]:
     """Return `count` images of the patterns, classes in turn, with unit noise; float32 and int64."""
     labels = torch.arange(count) % len(patterns)
     noise = torch.randn(count, *patterns.shape[1:], generator=generator(f"synthetic {part}", *patterns.shape[1:]))

@@ -29,7 +29,7 @@ class TensorData(Data):
 
     @classmethod
     def of(cls, name: str, train: Any, val: Any, *, seed: int) -> TensorData:
-        counts = [_count(name, part, value) for part, value in (("training", train), ("validation", val))]
+        counts = [_count_samples(name, part, value) for part, value in (("training", train), ("validation", val))]
         return cls(name, num_train=counts[0], num_val=counts[1], seed=seed, train=train, val=val)
 
     def _read(
@@ -41,19 +41,21 @@ class TensorData(Data):
         workers: int,
         pin_memory: bool | None,
     ) -> Iterator[Any]:
-        return _gather(self._training_samples(epoch, device) if part == "train" else self._on(device)[1], batches)
+        return _gather_batches(
+            self._training_samples(epoch, device) if part == "train" else self._parts_on_device(device)[1], batches
+        )
 
     def _training_samples(self, epoch: int, device: torch.device) -> Any:
-        return self._on(device)[0]
+        return self._parts_on_device(device)[0]
 
-    def _on(self, device: torch.device) -> tuple[Any, Any]:
+    def _parts_on_device(self, device: torch.device) -> tuple[Any, Any]:
         if device not in self._moved:
             parts = [map_tree(part, lambda tensor: tensor.to(device)) for part in (self.train, self.val)]
             self._moved[device] = parts[0], parts[1]
         return self._moved[device]
 
 
-def _count(name: str, part: str, samples: Any) -> int:
+def _count_samples(name: str, part: str, samples: Any) -> int:
     counts = {len(tensor) if tensor.dim() else 0 for tensor in tensors_in(samples)}
     if len(counts) != 1 or 0 in counts:
         raise ConfigError(
@@ -63,7 +65,7 @@ def _count(name: str, part: str, samples: Any) -> int:
     return counts.pop()
 
 
-def _gather(samples: Any, batches: Sequence[Tensor]) -> Iterator[Any]:
+def _gather_batches(samples: Any, batches: Sequence[Tensor]) -> Iterator[Any]:
     for batch in batches:
         yield map_tree(samples, lambda tensor, batch=batch: tensor.index_select(0, batch))  # type: ignore[misc]
 
@@ -81,7 +83,7 @@ class MemoryData(TensorData, LabeledData):
 
     def _training_samples(self, epoch: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return the samples of an epoch, whose images are kept until the next one."""
-        images, labels = self._on(device)[0]
+        images, labels = self._parts_on_device(device)[0]
         number, shifted = self._epochs.get(device, (None, images))
         if number != epoch:
             if self.moved_share:

@@ -108,7 +108,7 @@ class LanguageModeling(Task):
 
     def loss(self, models: Sequence[nn.Module], batch: Mapping[str, Tensor]) -> Tensor:
         logits = self.predict(models, batch)
-        targets = _targets(batch)
+        targets = _bytes_to_predict(batch)
         smoothing = self._label_smoothing
         # Looked up on the module at each call: O1 replaces the function there.
         mean = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, label_smoothing=smoothing)
@@ -128,7 +128,7 @@ class LanguageModeling(Task):
         return logits
 
     def measure(self, outputs: Tensor, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        targets = _targets(batch)
+        targets = _bytes_to_predict(batch)
         nats = F.cross_entropy(outputs.transpose(1, 2), targets, ignore_index=IGNORED, reduction="none")
         # Over the average length, so that the mean over samples is the mean over bytes.
         loss = nats.sum(1, dtype=torch.float64) / self._val_length
@@ -141,7 +141,7 @@ class LanguageModeling(Task):
         }
 
     def answers(self, outputs: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-        return outputs.argmax(-1).masked_fill(_targets(batch) == IGNORED, IGNORED)
+        return outputs.argmax(-1).masked_fill(_bytes_to_predict(batch) == IGNORED, IGNORED)
 
     def values(self, sums: Sums, samples: int) -> dict[str, float]:
         bits = float(sums[BITS_PER_BYTE.name]) / samples
@@ -164,7 +164,7 @@ class LanguageModeling(Task):
         return repeated_blocks(models[0])
 
 
-def _targets(batch: Mapping[str, Tensor]) -> Tensor:
+def _bytes_to_predict(batch: Mapping[str, Tensor]) -> Tensor:
     """Return the bytes to predict, int64 (batch, length), where filling is `IGNORED`."""
     targets = batch["tokens"][:, 1:].long()
     return targets.masked_fill(~batch["mask"], IGNORED) if "mask" in batch else targets
@@ -213,13 +213,13 @@ class Gpt(nn.Module):
 
 class _CausalBlock(AttentionBlock):
     def scores(self, query: Tensor, key: Tensor) -> Tensor:
-        query, key = _rotate(query, key)
+        query, key = _rotate_by_position(query, key)
         length = query.shape[-2]
         later = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
         return super().scores(query, key).masked_fill(later, -math.inf)
 
 
-def _rotate(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+def _rotate_by_position(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     """Rotate each pair of features (i, i + features / 2) of (batch, heads, length, features) by its position.
 
     Angles are computed in float32: fp16 could not tell late positions apart.
@@ -229,11 +229,11 @@ def _rotate(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     angles = torch.arange(length, device=query.device, dtype=torch.float32)[:, None] * ROTARY_BASE**-steps
     cosine, sine = angles.cos().to(query.dtype), angles.sin().to(query.dtype)
 
-    def rotate(part: Tensor) -> Tensor:
+    def rotate_part(part: Tensor) -> Tensor:
         first, second = part.chunk(2, dim=-1)
         return torch.cat([first * cosine - second * sine, first * sine + second * cosine], dim=-1)
 
-    return rotate(query), rotate(key)
+    return rotate_part(query), rotate_part(key)
 
 
 def _causal_model(name: str, *, vocabulary: int, sequence_length: int, arguments: Mapping[str, Any]) -> nn.Module:
@@ -372,7 +372,7 @@ def text_data(
         `mask`, bool (batch, length), too: which of the bytes to predict are not padding. A line begins after a newline
         and ends with one.
     """
-    train, val, cut = _read(name)
+    train, val, cut = _read_text(name)
     parts: list[Any] = []
     for text, size, word in ((train, train_size, "training"), (val, val_size, "validation")):
         samples = cut(text, sequence_length)
@@ -387,28 +387,28 @@ def text_data(
     return TensorData.of(name, *parts, seed=seed)
 
 
-def _read(name: str) -> tuple[bytes, bytes, Callable[[bytes, int], dict[str, Tensor]]]:
+def _read_text(name: str) -> tuple[bytes, bytes, Callable[[bytes, int], dict[str, Tensor]]]:
     """Return the text of both parts, and what cuts it into samples."""
     check_data(name, "lm")
     kind, _, path = name.partition(":")
     if name in _BUNDLED:
         source, cut = _BUNDLED[name]
-        return *_parts(source(), cut), cut
+        return *_cut_text_in_two(source(), cut), cut
     if kind in _FILES:
         with translate_errors(f"--data {name} cannot be read", "name a file", errors=(OSError,)):
-            return *_parts(Path(path).read_bytes(), _FILES[kind]), _FILES[kind]
-    return *(text_parts(name) if kind == "hf" else _from_factory(name)), _windows
+            return *_cut_text_in_two(Path(path).read_bytes(), _FILES[kind]), _FILES[kind]
+    return *(text_parts(name) if kind == "hf" else _text_from_factory(name)), _cut_into_windows
 
 
-def _parts(text: bytes, cut: Callable[[bytes, int], Any]) -> tuple[bytes, bytes]:
+def _cut_text_in_two(text: bytes, cut: Callable[[bytes, int], Any]) -> tuple[bytes, bytes]:
     """Cut a text in two, between two lines if its samples are lines."""
     at = len(text) - len(text) // HOLDOUT
-    if cut is _lines:
+    if cut is _cut_into_lines:
         at = text.rfind(b"\n", 0, at) + 1
     return text[:at], text[at:]
 
 
-def _from_factory(path: str) -> tuple[bytes, bytes]:
+def _text_from_factory(path: str) -> tuple[bytes, bytes]:
     factory = resolve_factory(path)
     with blame_factory(path, "calling it"):
         texts = factory(**select_arguments(factory, {}))
@@ -419,11 +419,11 @@ def _from_factory(path: str) -> tuple[bytes, bytes]:
 
 
 @functools.cache
-def _grammar() -> bytes:
+def _text_of_grammar() -> bytes:
     return "\n".join(sentences(SENTENCES)).encode()
 
 
-def _windows(text: bytes, length: int) -> dict[str, Tensor]:
+def _cut_into_windows(text: bytes, length: int) -> dict[str, Tensor]:
     """Return windows of `length + 1` bytes, each beginning with the last byte of the one before."""
     if len(text) <= length:
         return {"tokens": torch.empty(0, length + 1, dtype=torch.uint8)}
@@ -431,7 +431,7 @@ def _windows(text: bytes, length: int) -> dict[str, Tensor]:
     return {"tokens": torch.frombuffer(bytearray(text), dtype=torch.uint8).unfold(0, length + 1, length).contiguous()}
 
 
-def _lines(text: bytes, length: int) -> dict[str, Tensor]:
+def _cut_into_lines(text: bytes, length: int) -> dict[str, Tensor]:
     """Return each line that is not blank between two newlines, cut to `length` bytes to predict, and masks."""
     lines = [(b"\n" + line + b"\n")[: length + 1] for line in text.splitlines() if line.strip()]
     longest = max(map(len, lines), default=1)
@@ -444,7 +444,7 @@ def _lines(text: bytes, length: int) -> dict[str, Tensor]:
 
 
 _BUNDLED: dict[str, tuple[Callable[[], bytes], Callable[[bytes, int], dict[str, Tensor]]]] = {
-    "grammar": (_grammar, _windows),
-    "sentences": (_grammar, _lines),
+    "grammar": (_text_of_grammar, _cut_into_windows),
+    "sentences": (_text_of_grammar, _cut_into_lines),
 }
-_FILES = {"text": _windows, "lines": _lines}
+_FILES = {"text": _cut_into_windows, "lines": _cut_into_lines}

@@ -174,10 +174,10 @@ class UNet(nn.Module):
         require_positive(width=width, depth=depth)
         widths = [width * 2**stage for stage in range(depth)]
         self.down = nn.ModuleList(
-            _stage(before, after) for before, after in zip([sample_shape[0], *widths], widths, strict=False)
+            _make_stage(before, after) for before, after in zip([sample_shape[0], *widths], widths, strict=False)
         )
         self.up = nn.ModuleList(
-            _stage(deep + level, level) for deep, level in zip(widths[:0:-1], widths[-2::-1], strict=True)
+            _make_stage(deep + level, level) for deep, level in zip(widths[:0:-1], widths[-2::-1], strict=True)
         )
         self.head = nn.Conv2d(width, num_classes, 1)
 
@@ -193,7 +193,7 @@ class UNet(nn.Module):
         return self.head(hidden)  # type: ignore[no-any-return]
 
 
-def _stage(before: int, after: int) -> nn.Sequential:
+def _make_stage(before: int, after: int) -> nn.Sequential:
     layers: list[nn.Module] = []
     for channels in (before, after):
         layers += [nn.Conv2d(channels, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
@@ -230,7 +230,7 @@ class CenterNet(nn.Module):
         maps = self.net(torch.stack(list(images))).float()
         centers, sides = maps[:, : self.num_kinds], F.softplus(maps[:, self.num_kinds :]) * self.unit
         if not self.training:
-            return _detections(centers.sigmoid(), sides)
+            return _detections_from_peaks(centers.sigmoid(), sides)
         if targets is None:
             raise ValueError("a detector needs targets in training mode")
         boxes = pad_sequence([target["boxes"].float() for target in targets], batch_first=True)
@@ -239,7 +239,7 @@ class CenterNet(nn.Module):
 
     def _losses(self, centers: Tensor, sides: Tensor, boxes: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """Compare maps (batch, ..., height, width) with boxes (batch, objects, 4) of labels (batch, objects)."""
-        down, right = _pixels(centers)
+        down, right = _flatten_pixels(centers)
         middle = (boxes[..., :2] + boxes[..., 2:])[..., None, None] / 2
         size = (boxes[..., 2:] - boxes[..., :2]).clamp(min=1)[..., None, None]
         there = (labels > 0)[..., None, None]
@@ -258,12 +258,12 @@ class CenterNet(nn.Module):
         ways = torch.stack([right - left, down - above, rest - right, below - down], 2)  # (batch, objects, 4, h, w)
         misses = (sides[:, None] - ways).abs().mean(2) / self.unit
         return {
-            "center": _focal(centers, truth).sum() / objects,
+            "center": _focal_loss(centers, truth).sum() / objects,
             "box": (misses * near).sum() / near.sum().clamp(min=1),
         }
 
 
-def _focal(logits: Tensor, truth: Tensor) -> Tensor:
+def _focal_loss(logits: Tensor, truth: Tensor) -> Tensor:
     """Return the focal loss of each pixel, less the nearer to a center; source as above, with its exponents 2 and 4."""
     probability = logits.sigmoid()
     hit = (1 - probability).square() * F.logsigmoid(logits)
@@ -271,7 +271,7 @@ def _focal(logits: Tensor, truth: Tensor) -> Tensor:
     return -torch.where(truth == 1, hit, miss)
 
 
-def _detections(centers: Tensor, sides: Tensor) -> list[dict[str, Tensor]]:
+def _detections_from_peaks(centers: Tensor, sides: Tensor) -> list[dict[str, Tensor]]:
     """Return the highest peaks of the probabilities (batch, kinds, height, width), with their boxes."""
     height, width = centers.shape[2:]
     peaks = centers * (centers == F.max_pool2d(centers, 3, stride=1, padding=1))
@@ -285,7 +285,7 @@ def _detections(centers: Tensor, sides: Tensor) -> list[dict[str, Tensor]]:
     return [dict(zip(names, image, strict=True)) for image in zip(boxes, labels, scores, strict=True)]
 
 
-def _pixels(maps: Tensor) -> tuple[Tensor, Tensor]:
+def _flatten_pixels(maps: Tensor) -> tuple[Tensor, Tensor]:
     rows, columns = (torch.arange(size, device=maps.device) + 0.5 for size in maps.shape[2:])
     down, right = torch.meshgrid(rows, columns, indexing="ij")
     return down, right

@@ -28,7 +28,7 @@ Part = tuple[Tensor, Tensor]
 
 def regression(recipe: Recipe) -> Regression:
     name = recipe.data.name
-    train, val = diabetes() if name == "diabetes" else _from_factory(name)
+    train, val = diabetes() if name == "diabetes" else _parts_from_factory(name)
     train = _subset(train, recipe.data.train_size, f"the training part of {name}")
     val = _subset(val, recipe.data.val_size, f"the validation part of {name}")
     return Regression(train, val, recipe.model, name=name, seed=recipe.seed)
@@ -46,7 +46,7 @@ class Regression(Task):
         self, train: Part, val: Part, model: ModelConfig | None = None, *, name: str = "table", seed: int = 0
     ) -> None:
         self._model = model or ModelConfig(arch="mlp")
-        samples, targets = (_moments(part) for part in train)
+        samples, targets = (_mean_and_deviation(part) for part in train)
         self._unit = targets[1].item()
         parts = [((x - samples[0]) / samples[1], (y - targets[0]) / targets[1]) for x, y in (train, val)]
         self.data = TensorData.of(name, *parts, seed=seed)
@@ -89,7 +89,7 @@ def diabetes() -> tuple[Part, Part]:
     return (samples[~held_out], targets[~held_out]), (samples[held_out], targets[held_out])
 
 
-def _from_factory(path: str) -> tuple[Part, Part]:
+def _parts_from_factory(path: str) -> tuple[Part, Part]:
     factory = resolve_factory(path)
     with blame_factory(path, "calling it"):
         parts: Any = factory()
@@ -105,7 +105,7 @@ def _subset(part: Part, size: int | None, what: str) -> Part:
     return part[0][rows], part[1][rows]
 
 
-def _moments(values: Tensor) -> tuple[Tensor, Tensor]:
+def _mean_and_deviation(values: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviation over samples; a deviation of 0 becomes 1."""
     deviation = values.std(0, correction=0)
     return values.mean(0), torch.where(deviation > 0, deviation, 1.0)

@@ -24,7 +24,7 @@ def shapes(options: SampleOptions) -> TensorData:
     Returns:
         Batches of float32 images (batch, channels, size, size) and int64 classes (batch, size, size).
     """
-    train, val = ((images, classes) for images, classes, _ in _parts(options, SIZE))
+    train, val = ((images, classes) for images, classes, _ in _draw_parts(options, SIZE))
     return TensorData.of("shapes", train, val, seed=options.seed)
 
 
@@ -36,13 +36,13 @@ def boxed_shapes(options: SampleOptions) -> TensorData:
         (batch, 3, 4), as left, top, right, bottom in pixels; `labels`, int64 (batch, 3), 0 where there is no box.
     """
     parts = []
-    for images, classes, owners in _parts(options, BOXED_SIZE):
-        boxes, labels = zip(*(_box(owners == number, classes) for number in range(1, SHAPES + 1)), strict=True)
+    for images, classes, owners in _draw_parts(options, BOXED_SIZE):
+        boxes, labels = zip(*(_box_of_shape(owners == number, classes) for number in range(1, SHAPES + 1)), strict=True)
         parts.append({"image": images, "boxes": torch.stack(boxes, 1), "labels": torch.stack(labels, 1)})
     return TensorData.of("shapes", *parts, seed=options.seed)
 
 
-def _box(seen: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
+def _box_of_shape(seen: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
     """Return the box and the class of what is seen (count, size, size) of one shape; zeros where that is too little."""
     there = seen.flatten(1).sum(1) >= MIN_PIXELS
     ends = []
@@ -54,14 +54,14 @@ def _box(seen: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
     return box.float(), (classes * seen).flatten(1).amax(1) * there
 
 
-def _parts(options: SampleOptions, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def _draw_parts(options: SampleOptions, size: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield of each part images (count, channels, size, size), and of each pixel its class and its shape's number."""
     for part, count in (("training", options.train_size or TRAIN), ("validation", options.val_size or VAL)):
-        images, classes, owners = _draw(part, count, options.image_size or size)
+        images, classes, owners = _draw_images(part, count, options.image_size or size)
         yield images.repeat(1, options.channels or 1, 1, 1), classes, owners
 
 
-def _draw(part: str, count: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
+def _draw_images(part: str, count: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return images (count, 1, size, size), and for each pixel its class and the number of its shape, 0 for none."""
     draws = generator(f"shapes, {part}", size)
     rows = torch.arange(size, dtype=torch.float32)[:, None] / size

@@ -157,11 +157,11 @@ def make_task(recipe: Recipe) -> Task:
         task: Any = factory(recipe)
     if not isinstance(task, Task):
         raise ConfigError(f"factory {path} returned a {type(task).__name__}; it must return an ampcompare.tasks.Task")
-    _check(path, task)
+    _check_user_task(path, task)
     return task
 
 
-def _check(path: str, task: Task) -> None:
+def _check_user_task(path: str, task: Task) -> None:
     """Check that a user's task has what the contract asks for."""
     metrics = getattr(task, "metrics", ())
     if not metrics:

@@ -29,24 +29,24 @@ def load_torchvision() -> ModuleType:
         BackendUnavailable: torchvision is not installed, or cannot be imported for another reason.
     """
     try:
-        return _import()
+        return _import_torchvision()
     except RuntimeError as error:
         if "torchvision::" not in str(error):
-            raise _unavailable(error) from error
+            raise _unavailable_error(error) from error
     except ImportError as error:
-        raise _unavailable(error) from error
+        raise _unavailable_error(error) from error
     for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
         del sys.modules[name]
     try:
         _define_missing_operators()
-        vision = _import()
+        vision = _import_torchvision()
     except (RuntimeError, ImportError) as error:
-        raise _unavailable(error) from error
+        raise _unavailable_error(error) from error
     _replace_operators_of_detectors()
     return vision
 
 
-def _import() -> ModuleType:
+def _import_torchvision() -> ModuleType:
     with warnings.catch_warnings():
         # Some versions warn that their image decoders cannot be loaded; images are decoded by PIL here.
         warnings.simplefilter("ignore", UserWarning)
@@ -74,6 +74,6 @@ def _replace_operators_of_detectors() -> None:
     align._roi_align = inspect.unwrap(align._roi_align)  # type: ignore[union-attr]
 
 
-def _unavailable(error: Exception) -> BackendUnavailable:
+def _unavailable_error(error: Exception) -> BackendUnavailable:
     text = str(error).partition("\n")[0]
     return BackendUnavailable(f"torchvision cannot be imported ({type(error).__name__}: {text}); {_INSTALL_HINT}")

@@ -75,7 +75,7 @@ def make_schedule(config: ScheduleConfig, *, steps_per_epoch: int, total_steps: 
     if config.name == "constant" and warmup == 0:
         return None
 
-    def factor(step: int) -> float:
+    def rate_factor(step: int) -> float:
         if step < warmup:
             return (step + 1) / warmup
         if config.name == "step":
@@ -85,7 +85,7 @@ def make_schedule(config: ScheduleConfig, *, steps_per_epoch: int, total_steps: 
             return 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
         return 1.0
 
-    return factor
+    return rate_factor
 
 
 @dataclass
@@ -461,10 +461,10 @@ def compile_model(model: nn.Module, backend: str) -> nn.Module:
     """Return `model` compiled by a backend of torch.compile, sharing its parameters; itself for "none"."""
     if backend == "none":
         return model
-    return cast(nn.Module, torch.compile(_Whole(model), backend=backend))
+    return cast(nn.Module, torch.compile(_ModelInOwnFrame(model), backend=backend))
 
 
-class _Whole(nn.Module):
+class _ModelInOwnFrame(nn.Module):
     """Calls a model in a separate frame, so that its hooks are in the graph, and models of torch's own classes too."""
 
     def __init__(self, model: nn.Module) -> None:

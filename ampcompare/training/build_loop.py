@@ -49,12 +49,12 @@ def build_loop(recipe: Recipe, assembly: Assembly, precision: Precision, *, drai
         mean=ranks.mean if ranks.size > 1 else None,
         split=task.split,
         to_channels_last=task.channels_last,
-        update=_update_of(phases, assembly, recorded=recipe.cuda_graph),
+        update=_make_update(phases, assembly, recorded=recipe.cuda_graph),
         after_step=() if assembly.average is None else (assembly.average.update,),
     )
 
 
-def _update_of(phases: Sequence[Phase], assembly: Assembly, *, recorded: bool) -> Callable[..., Any]:
+def _make_update(phases: Sequence[Phase], assembly: Assembly, *, recorded: bool) -> Callable[..., Any]:
     """Return what makes an update: all optimizers at once, or phase by phase; or a CUDA graph of it."""
     if len(phases) > 1:
         if recorded:
@@ -150,13 +150,13 @@ class StepGraph:
         for optimizer in optimizers:
             optimizer.zero_grad(set_to_none=True)
 
-        def code() -> tuple[list[Tensor], Tensor | None]:
+        def run_update() -> tuple[list[Tensor], Tensor | None]:
             with precision.capturing():
                 losses, norm, _ = self._update(*arguments, inputs, clip_norm)
             return losses, norm
 
         try:
-            self._losses, self._norm = self._recorder.record(code)
+            self._losses, self._norm = self._recorder.record(run_update)
         except RuntimeError as error:
             first = str(error).strip().partition("\n")[0]
             raise UnsupportedCombination(
@@ -228,10 +228,14 @@ class _PhasedUpdate:
             losses += some
             norms += [] if norm is None else [norm]
             outcomes.append(outcome)
-        return losses, torch.stack(norms).amax() if norms else None, _Outcomes(outcomes, self.phases, len(optimizers))
+        return (
+            losses,
+            torch.stack(norms).amax() if norms else None,
+            _OutcomeOfPhases(outcomes, self.phases, len(optimizers)),
+        )
 
 
-class _Outcomes(StepOutcome):
+class _OutcomeOfPhases(StepOutcome):
     """The outcome of an update in phases."""
 
     __slots__ = ("_count", "_outcomes", "_phases")

@@ -19,7 +19,7 @@ def resolve_device(name: str) -> torch.device:
     """
     kind = accelerator_of(name)
     if kind:
-        return _accelerator(name, kind)
+        return _resolve_accelerator(name, kind)
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)
@@ -38,7 +38,7 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
-def _accelerator(name: str, kind: str) -> torch.device:
+def _resolve_accelerator(name: str, kind: str) -> torch.device:
     module = getattr(torch, kind, None)
     if module is None or not module.is_available():
         of = ACCELERATORS[kind]
@@ -62,25 +62,25 @@ def synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type != "cpu":
-        _module(device).synchronize()
+        _module_of_device(device).synchronize()
 
 
 def random_state(device: torch.device) -> Tensor:
     """Return the state of the random generator of a device, as bytes on the host."""
-    module = _module(device)
+    module = _module_of_device(device)
     state: Tensor = module.get_rng_state() if device.type == "mps" else module.get_rng_state(device)
     return state
 
 
 def set_random_state(state: Tensor, device: torch.device) -> None:
     """Set the random generator of a device to what `random_state` returned."""
-    module = _module(device)
+    module = _module_of_device(device)
     if device.type == "mps":
         module.set_rng_state(state)
     else:
         module.set_rng_state(state, device)
 
 
-def _module(device: torch.device) -> Any:
+def _module_of_device(device: torch.device) -> Any:
     """Return `torch.cuda`, `torch.mps` or `torch.xpu`."""
     return getattr(torch, device.type)

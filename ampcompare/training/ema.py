@@ -35,7 +35,7 @@ class ModelEma:
         self._replicas: Sequence[nn.Module] = ()
         self._optimizers: Sequence[Optimizer] = ()
         self._owned: list[Tensor] = []
-        self._sources: _Sources | None = None
+        self._sources: _AveragedTensors | None = None
 
     def follow(self, replicas: Sequence[nn.Module], optimizers: Sequence[Optimizer], owned: Sequence[Tensor]) -> None:
         """Average the weights of `replicas` from now on, as `prepare` returned them, unwrapped.
@@ -60,16 +60,16 @@ class ModelEma:
                 torch._foreach_copy_(means, sources)
         self._num_updates += 1
 
-    def _find_sources(self) -> _Sources:
+    def _find_sources(self) -> _AveragedTensors:
         updated = [param for optimizer in self._optimizers for param in owned_params(optimizer)]
         masters = {id(param): master for param, master in zip(self._owned, updated, strict=True)}
-        tensors = [masters.get(id(tensor), tensor) for tensor in _tensors(self._replicas)]
-        return _Sources(_tensors(self._models), tensors)
+        tensors = [masters.get(id(tensor), tensor) for tensor in _parameters_and_buffers(self._replicas)]
+        return _AveragedTensors(_parameters_and_buffers(self._models), tensors)
 
     @contextmanager
     def put_in_place(self, precision: Precision) -> Iterator[None]:
         """Write the average into the replicas, cast to their dtypes, and restore their own weights on exit."""
-        both = zip(_tensors(self._replicas), _tensors(self._models), strict=True)
+        both = zip(_parameters_and_buffers(self._replicas), _parameters_and_buffers(self._models), strict=True)
         pairs = [(tensor, mean) for tensor, mean in both if tensor.is_floating_point()]
         targets = [tensor for tensor, _ in pairs]
         weights = [tensor.detach().clone() for tensor in targets]
@@ -85,7 +85,9 @@ class ModelEma:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the decay, the number of updates, and per model the averaged tensors under its own names."""
-        for tensor, mean in zip(_tensors(self._replicas), _tensors(self._models), strict=False):
+        for tensor, mean in zip(
+            _parameters_and_buffers(self._replicas), _parameters_and_buffers(self._models), strict=False
+        ):
             if not mean.is_floating_point():  # a count is copied: it has no average
                 mean.copy_(tensor)
         models = [dict(model.state_dict()) for model in self._models]
@@ -104,7 +106,7 @@ class ModelEma:
         self._num_updates = int(state["num_updates"])
 
 
-class _Sources:
+class _AveragedTensors:
     """What is averaged: lists of tensors of one dtype, each with the list of their averages; counts are ignored.
 
     A source of another dtype than its average is read through a copy in the average's.
@@ -129,7 +131,7 @@ class _Sources:
         return self._groups
 
 
-def _tensors(models: Iterable[nn.Module]) -> list[Tensor]:
+def _parameters_and_buffers(models: Iterable[nn.Module]) -> list[Tensor]:
     """Return all parameters, then all buffers."""
     params: list[Tensor] = [param for model in models for param in model.parameters()]
     return params + [buffer for model in models for buffer in model.buffers()]

@@ -57,7 +57,7 @@ def evaluate(
     first = task.metrics[0]
     on_host = not has_float64(device)  # what is summed in float64 is measured where there is one
     device = torch.device("cpu") if on_host else device
-    measure = functools.partial(_measure, task, models, precision, extra=extra, on_host=on_host)
+    measure = functools.partial(_measure_batch, task, models, precision, extra=extra, on_host=on_host)
     keeps_samples = indices is not None and first.over_samples != "no"
     sums = _RankSums()
     with _evaluation_mode(models), torch.no_grad():
@@ -72,7 +72,7 @@ def evaluate(
             measure(any_batch())
         if not sums.by_name and any_batch is not None:
             sums.take_shapes(measure(any_batch()))
-    by_index = _by_index(sums.outcomes, indices if keeps_samples else None, device)
+    by_index = _values_by_index(sums.outcomes, indices if keeps_samples else None, device)
     whole, samples, by_sample = _sum_over_ranks(sums, by_index, total)
     extras = {name.removeprefix(EXTRA): float(part) for name, part in whole.items() if name.startswith(EXTRA)}
     return Evaluation(
@@ -133,7 +133,7 @@ def _evaluation_mode(models: Sequence[nn.Module]) -> Iterator[None]:
 def _sum_over_ranks(
     sums: _RankSums, by_index: Tensor, total: Callable[[Tensor], Tensor] | None
 ) -> tuple[dict[str, np.ndarray], int, np.ndarray]:
-    """Return sums by name, the number of samples, and what `_by_index` has made, summed over all ranks by `total`.
+    """Return sums by name, the number of samples, and what `_values_by_index` made, summed over all ranks by `total`.
 
     All of it goes to other ranks, and to the host, as one tensor.
     """
@@ -147,7 +147,7 @@ def _sum_over_ranks(
 
 
 def _pack_samples(kept: np.ndarray, *, is_share: bool) -> SampleResults | None:
-    """Return the results by sample that `_by_index` has made a row of numbers of; None if ranks had other samples.
+    """Return the results by sample that `_values_by_index` made numbers of; None if ranks had other samples.
 
     Args:
         kept: how many ranks had others, then all values and all labels; empty where samples are not kept.
@@ -159,7 +159,7 @@ def _pack_samples(kept: np.ndarray, *, is_share: bool) -> SampleResults | None:
     return pack_right(values > 0, labels) if is_share else pack_values(values, labels)
 
 
-def _measure(
+def _measure_batch(
     task: Task, models: Sequence[nn.Module], precision: Precision, batch: Any, *, extra: Extra | None, on_host: bool
 ) -> Mapping[str, Tensor]:
     with precision.autocast():
@@ -172,7 +172,7 @@ def _measure(
     return {**measured, **{EXTRA + name: value for name, value in extra(outputs, measured, batch).items()}}
 
 
-def _by_index(outcomes: Sequence[Tensor], indices: range | None, device: torch.device) -> Tensor:
+def _values_by_index(outcomes: Sequence[Tensor], indices: range | None, device: torch.device) -> Tensor:
     """Return values and labels at the indices of their samples, after a flag: whether there are more or fewer samples.
 
     The indices of other ranks hold zeros, so that the sum over ranks has all of them and counts the flags. Its shape is

@@ -36,7 +36,7 @@ SQUARES = ("exp_avg_sq", "square_avg", "sum", "exp_inf")  # of Adam, RMSprop, Ad
 
 
 @dataclass
-class _Seen:
+class _SeenTypes:
     """Elements, or multiply-adds, by type."""
 
     groups: dict[tuple[int, int], dict[str, Counter[str]]] = field(default_factory=dict)
@@ -75,12 +75,12 @@ class StepLook:
         self._parameters = parameters
         self.masters = masters
         self._weight_of: Any = WeakIdKeyDictionary()  # of masters of unknown origin
-        self._seen = _Seen()
+        self._seen = _SeenTypes()
         self._order: list[Optimizer] = []  # in which they were seen
         self._before: dict[int, list[Tensor]] = {}
         self._stepped: dict[int, list[tuple[Tensor, Tensor | None, Tensor | None]]] = {}
         self._given: set[int] = set()  # ids of optimizers in a step whose gradients were there when it began
-        self._operations = _Products(self._seen)
+        self._operations = _ProductCounter(self._seen)
         self._hooks: list[Any] = []
         self._forward_before: Counter[str] = Counter()
         self._is_detailed = False
@@ -91,12 +91,14 @@ class StepLook:
         self.steps.append(step)
         self._is_detailed = detailed
         self._hooks = [
-            register_optimizer_step_pre_hook(self._stepping),
+            register_optimizer_step_pre_hook(self._note_step_begin),
             register_optimizer_step_post_hook(self._after_step),
         ]
         self._forward_before = Counter(self._seen.forward)
         if detailed:
-            self._before = {id(optimizer): _samples(optimizer) for optimizer in map(_bare_optimizer, optimizers)}
+            self._before = {
+                id(optimizer): _copies_of_samples(optimizer) for optimizer in map(_bare_optimizer, optimizers)
+            }
 
     def observe_operations(self) -> AbstractContextManager[Any]:
         """Return the context whose operations are seen; those of optimizers in it are not."""
@@ -141,7 +143,7 @@ class StepLook:
 
     def end(self, optimizers: Sequence[Optimizer]) -> None:
         """Note what is held after the step, and look no longer."""
-        self.note(optimizers)
+        self.note_held_after_step(optimizers)
         self.close()
 
     def close(self) -> None:
@@ -152,7 +154,7 @@ class StepLook:
             self._seen.looks[name].append(self.steps[-1])
         self._before, self._stepped = {}, {}
 
-    def note(self, optimizers: Sequence[Optimizer]) -> None:
+    def note_held_after_step(self, optimizers: Sequence[Optimizer]) -> None:
         """Note what is held after a step of one of these optimizers; another one may step yet."""
         weights = [weight for weight in self._parameters() if weight.is_floating_point()]
         for weight in weights:
@@ -163,7 +165,7 @@ class StepLook:
             self._note_held(optimizer, weights, held)
             self._note_update(optimizer)
 
-    def _stepping(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _note_step_begin(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Note the gradients that an optimizer gets; those of a closure are there after the step."""
         if not any(map(callable, (*args[1:], *kwargs.values()))):
             self._operations.is_idle = True
@@ -171,7 +173,7 @@ class StepLook:
             self._follow_update(optimizer, self._note_gradients(optimizer))
 
     # A step that is looked at stays on the device, as the others do.
-    _stepping.only_looks = True  # type: ignore[attr-defined]
+    _note_step_begin.only_looks = True  # type: ignore[attr-defined]
 
     def _follow_update(self, optimizer: Optimizer, grads: Sequence[Tensor], *, is_over: bool = False) -> None:
         """Keep what shows which elements of a sample a step moves, or has moved if it is over."""
@@ -184,7 +186,7 @@ class StepLook:
         for group in optimizer.param_groups:
             is_moved = bool(rate_of(group))
             for param in group["params"]:
-                before = None if is_over else _sample(param).clone()
+                before = None if is_over else _sample_of_tensor(param).clone()
                 stepped.append((param.detach(), before, _moving_elements(param.grad, is_good) if is_moved else None))
 
     def _note_gradients(self, optimizer: Optimizer) -> list[Tensor]:
@@ -193,7 +195,7 @@ class StepLook:
         for number, group in enumerate(optimizer.param_groups):
             own = [param.grad for param in group["params"] if param.grad is not None]
             self._seen.stepped.update(id(param) for param in group["params"] if param.grad is not None)
-            _count_types(self._group(optimizer, number)["gradients"], own)
+            _count_types(self._counts_of_group(optimizer, number)["gradients"], own)
             grads += [grad for grad in own if not grad.is_sparse and grad.numel()]
         return grads
 
@@ -205,12 +207,12 @@ class StepLook:
 
     _after_step.only_looks = True  # type: ignore[attr-defined]
 
-    def _group(self, optimizer: Optimizer, number: int) -> dict[str, Counter[str]]:
-        key = (self._place(optimizer), number)
+    def _counts_of_group(self, optimizer: Optimizer, number: int) -> dict[str, Counter[str]]:
+        key = (self._number_of_optimizer(optimizer), number)
         self._seen.names[key] = f"{type(optimizer).__name__} {number}"
         return self._seen.groups.setdefault(key, defaultdict(Counter))
 
-    def _place(self, optimizer: Optimizer) -> int:
+    def _number_of_optimizer(self, optimizer: Optimizer) -> int:
         place = next((place for place, other in enumerate(self._order) if other is optimizer), None)
         if place is None:
             place = len(self._order)
@@ -219,10 +221,10 @@ class StepLook:
 
     def _note_held(self, optimizer: Optimizer, weights: Sequence[Tensor], all_held: set[int]) -> None:
         """Note the types of what an optimizer holds, and which weights of models it updates."""
-        own, pairs = set(map(id, weights)), self._pairs(optimizer)
+        own, pairs = set(map(id, weights)), self._weights_by_master(optimizer)
         free = [one for one in weights if one.requires_grad and id(one) not in all_held and type_name(one) in HALF]
         for number, group in enumerate(optimizer.param_groups):
-            counts = self._group(optimizer, number)
+            counts = self._counts_of_group(optimizer, number)
             elements = 0
             for param in group["params"]:
                 mastered = self._weights_of(param, pairs, [] if id(param) in own else free)
@@ -235,11 +237,13 @@ class StepLook:
                 _count_types(counts["weights"], mastered or [param])
                 state = optimizer.state.get(param, {})
                 self._seen.has_compensation |= COMPENSATION in state
-                _count_types(counts["state"], [one for name, one in _entries(state) if _is_state(name, one, param)])
-            key = self._place(optimizer), number
+                _count_types(
+                    counts["state"], [one for name, one in _state_entries(state) if _is_state(name, one, param)]
+                )
+            key = self._number_of_optimizer(optimizer), number
             self._seen.parameters[key] = max(elements, self._seen.parameters.get(key, 0))
 
-    def _pairs(self, optimizer: Optimizer) -> dict[int, Tensor]:
+    def _weights_by_master(self, optimizer: Optimizer) -> dict[int, Tensor]:
         """Return the weights of an optimizer's masters, by the ids of these, as far as the arm or Apex tells them."""
         stash = getattr(optimizer, "_amp_stash", None)
         of_apex = (getattr(stash, f"all_{name}", ()) for name in ("fp16_params", "fp32_from_fp16_params"))
@@ -258,7 +262,9 @@ class StepLook:
         if known is None and free and type_name(param) not in HALF:
             alike = [one for one in free if one.shape == param.shape]
             if len(alike) > 1:
-                alike.sort(key=lambda one: float((_sample(one).to(param) - _sample(param)).abs().sum()))
+                alike.sort(
+                    key=lambda one: float((_sample_of_tensor(one).to(param) - _sample_of_tensor(param)).abs().sum())
+                )
             if not alike and (param.dim() != 1 or param.numel() > sum(one.numel() for one in free)):
                 return []
             known = self._weight_of[param] = [weakref.ref(one) for one in (alike[:1] or free)]
@@ -275,19 +281,19 @@ class StepLook:
         for (_, _, moves), (param, group) in zip(stepped, held, strict=False):
             second = second_moment(optimizer, param)
             if moves is not None and second is not None:
-                zero = (_sample(second) == 0) if is_zero_eps(group, second.dtype) else torch.zeros_like(moves)
+                zero = (_sample_of_tensor(second) == 0) if is_zero_eps(group, second.dtype) else torch.zeros_like(moves)
                 self._seen.denominators.append(torch.stack([torch.ones_like(zero).sum(), zero.sum()]))
         for old, (copy, given, moves), (new, _) in zip(
             self._before.get(id(optimizer), []), stepped, held, strict=False
         ):
-            now = _sample(new)
+            now = _sample_of_tensor(new)
             before = old if old.dtype is now.dtype else given  # masters that were made in this step
             if before is None or moves is None or moves.shape != old.shape:
                 continue
             stayed = (before == now).logical_and_(moves)
             apart = torch.zeros_like(stayed)
             if copy.dtype is not now.dtype:
-                apart = (_sample(copy).to(now.dtype) != now).logical_and_(moves)
+                apart = (_sample_of_tensor(copy).to(now.dtype) != now).logical_and_(moves)
             self._seen.updates.append(torch.stack([moves.sum(), stayed.sum(), apart.sum()]))
 
     def result(self, **facts: Any) -> Ledger:
@@ -334,10 +340,10 @@ class StepLook:
         )
 
 
-class _Products(OperationMode):
+class _ProductCounter(OperationMode):
     """Counts multiply-adds by type and pass, and what ranks reduce."""
 
-    def __init__(self, seen: _Seen) -> None:
+    def __init__(self, seen: _SeenTypes) -> None:
         super().__init__()
         self._seen = seen
 
@@ -483,7 +489,7 @@ def second_moment(optimizer: Optimizer, param: Tensor) -> Tensor | None:
     Returns:
         A tensor of the parameter's shape, in the type in which the optimizer keeps it; None if there is none.
     """
-    state = dict(_entries(optimizer.state.get(param)))
+    state = dict(_state_entries(optimizer.state.get(param)))
     for name in SQUARES:
         found = state.get(name)
         if isinstance(found, Tensor) and found.shape == param.shape:
@@ -507,7 +513,7 @@ def _sum_rows(rows: Sequence[Tensor]) -> list[int]:
     return torch.stack([row.to(rows[0].device) for row in rows]).sum(dim=0).tolist() if rows else []
 
 
-def _entries(state: Any) -> Iterable[tuple[str, Any]]:
+def _state_entries(state: Any) -> Iterable[tuple[str, Any]]:
     return state.items() if isinstance(state, Mapping) else ()
 
 
@@ -521,15 +527,17 @@ def _is_state(name: str, value: Any, param: Tensor) -> bool:
     )
 
 
-def _sample(tensor: Tensor) -> Tensor:
+def _sample_of_tensor(tensor: Tensor) -> Tensor:
     return local_part(tensor.detach()).reshape(-1)[:SAMPLE]
 
 
 def _moving_elements(grad: Tensor | None, is_good: Tensor) -> Tensor | None:
     """Return where a weight should move; nowhere in a step that is skipped."""
-    return None if grad is None or grad.is_sparse else (_sample(grad) != 0).logical_and_(is_good.to(grad.device))
+    return (
+        None if grad is None or grad.is_sparse else (_sample_of_tensor(grad) != 0).logical_and_(is_good.to(grad.device))
+    )
 
 
-def _samples(optimizer: Optimizer) -> list[Tensor]:
+def _copies_of_samples(optimizer: Optimizer) -> list[Tensor]:
     """Return copies of the first elements of what an optimizer steps."""
-    return [_sample(param).clone() for group in optimizer.param_groups for param in group["params"]]
+    return [_sample_of_tensor(param).clone() for group in optimizer.param_groups for param in group["params"]]

@@ -56,13 +56,15 @@ def _result_in_precision(
     session: Session, name: str, compute: AbstractContextManager[Any], *, averaged: bool
 ) -> PrecisionResult:
     try:
-        return _evaluate(session, name, compute, averaged=averaged)
+        return _evaluate_in_precision(session, name, compute, averaged=averaged)
     except Exception as error:  # a precision that this model or device lacks is a row of the table
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         return PrecisionResult(precision=name, averaged=averaged, error=reason)
 
 
-def _evaluate(session: Session, name: str, compute: AbstractContextManager[Any], *, averaged: bool) -> PrecisionResult:
+def _evaluate_in_precision(
+    session: Session, name: str, compute: AbstractContextManager[Any], *, averaged: bool
+) -> PrecisionResult:
     assembly, own = session.assembly, session.precision
     config = session.config
     other = EvaluationPrecision(name, assembly.device, choice=config.cpu_half, lists=config.autocast_lists, outside=own)
@@ -106,7 +108,7 @@ def _sample_comparison(
     """Return what counts, sample by sample, how far an evaluation is from that of `models` in their own precision."""
     first = task.metrics[0]
 
-    def extra(outputs: Any, measured: Mapping[str, Tensor], batch: Any) -> Mapping[str, Tensor]:
+    def compare_by_sample(outputs: Any, measured: Mapping[str, Tensor], batch: Any) -> Mapping[str, Tensor]:
         with compute, own.autocast():
             theirs = in_fp32(task.predict(models, batch))
         here, there = task.answers(outputs, batch), task.answers(theirs, batch)
@@ -123,7 +125,7 @@ def _sample_comparison(
             counts[MOVED] = (measured[first.name].double() - reference[first.name].double()).abs()
         return counts
 
-    return extra
+    return compare_by_sample
 
 
 def _as_result(evaluation: Evaluation, name: str, mode: str | None, *, averaged: bool) -> PrecisionResult:

@@ -53,7 +53,7 @@ def group_of_one(backend: str, device: torch.device) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def own_group(config: RunConfig) -> contextlib.AbstractContextManager[None]:
+def group_for_one_process(config: RunConfig) -> contextlib.AbstractContextManager[None]:
     """Return the process group of a cell in one process, with the backend of several; none if it needs none."""
     if not config.parallel.needs_group:
         return contextlib.nullcontext()

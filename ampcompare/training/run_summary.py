@@ -30,7 +30,7 @@ MEDIAN_TO_MEAN_ERROR = math.sqrt(math.pi / 2)  # standard error of a median over
 
 
 @dataclass
-class Tracer:
+class StepSampler:
     """Keeps every n-th step while steps pass; n doubles when there are too many, so that memory stays bounded.
 
     Steps kept are multiples of n, so that runs of one length keep the same ones and can be averaged point by point.
@@ -59,7 +59,7 @@ class Tracer:
         self.points = [tuple(point) for point in state["points"]]
         self.last = None if state["last"] is None else tuple(state["last"])
 
-    def trace(self, seconds: Sequence[float]) -> RunTrace | None:
+    def trace_of_run(self, seconds: Sequence[float]) -> RunTrace | None:
         """Return the points with the last step, and quantiles of step times; None before the first step."""
         if self.last is None:
             return None
@@ -70,11 +70,11 @@ class Tracer:
             losses=[float(f"{loss:.6g}") for _, loss, _, _ in points],
             loss_scales=scales if len(scales) == len(points) else [],
             skipped=[skipped for *_, skipped in points],
-            step_seconds=_quantiles(seconds),
+            step_seconds=_quantiles_of_times(seconds),
         )
 
 
-def _quantiles(seconds: Sequence[float]) -> list[float]:
+def _quantiles_of_times(seconds: Sequence[float]) -> list[float]:
     """Return the 0, 5, ... 100 % quantiles, to four digits."""
     if len(seconds) < 2:
         return []
@@ -97,7 +97,7 @@ class RunMetrics:
     loader_start_seconds: float | None = None
     epochs: list[EpochResult] = field(default_factory=list)
     losses: array[float] = field(default_factory=lambda: array("d"))
-    tracer: Tracer = field(default_factory=Tracer)
+    tracer: StepSampler = field(default_factory=StepSampler)
     initial_parameters: str | None = None  # hash before the first step, where it is known
 
     def add_steps(self, records: Sequence[StepRecord]) -> None:
@@ -192,7 +192,7 @@ class RunMetrics:
 
 
 @dataclass(frozen=True)
-class _Halves:
+class _HalfMedians:
     """The median step time of the first and of the second half of a run, in seconds."""
 
     first: float
@@ -212,7 +212,7 @@ def outlier_share(seconds: Sequence[float]) -> float | None:
     return sum(abs(value - median) > limit for value in seconds) / len(seconds)
 
 
-def halves(seconds: Sequence[float]) -> _Halves | None:
+def medians_of_halves(seconds: Sequence[float]) -> _HalfMedians | None:
     """Return the medians of the first and the second half, or None where one of them has no positive one."""
     parts = seconds[: len(seconds) // 2], seconds[len(seconds) // 2 :]
     if not parts[0]:
@@ -224,7 +224,7 @@ def halves(seconds: Sequence[float]) -> _Halves | None:
         MEDIAN_TO_MEAN_ERROR * MAD_TO_SD * _median_deviation(part, median) / (median * math.sqrt(len(part)))
         for part, median in zip(parts, medians, strict=True)
     ]
-    return _Halves(medians[0], medians[1], math.hypot(*errors))
+    return _HalfMedians(medians[0], medians[1], math.hypot(*errors))
 
 
 def _median_deviation(values: Sequence[float], median: float) -> float:

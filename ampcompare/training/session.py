@@ -60,7 +60,7 @@ class Session:
             config.nan_patience, assembly.replicas, ranks.any, stops=config.on_nan != "continue"
         )
         self.policies = make_policies(config, assembly, self.divergence)
-        self.stateful: dict[str, _Stateful] = {
+        self.stateful: dict[str, _HasState] = {
             policy.name: policy for policy in self.policies if policy.name is not None
         }
         if assembly.average is not None:
@@ -99,7 +99,7 @@ class Session:
         recipe = self.config.recipe
         ranks = self.assembly.ranks
         position = self.position
-        share = self._share()
+        share = self._share_of_data()
         for policy in self.policies:
             policy.begin(position.step)
         for epoch in range(position.epoch, recipe.epochs):
@@ -107,8 +107,8 @@ class Session:
             # An epoch whose steps are all made still lacks its evaluation if the run was stopped in between.
             if (left <= 0 and position.batch == 0) or self.end_reason:
                 break
-            self._enter("training")
-            begin = self._now() - position.train_seconds
+            self._enter_phase("training")
+            begin = self._time_after_device() - position.train_seconds
             batches: Iterator[Any] = assembly.task.data.train_batches(
                 epoch, recipe.batch_size, device=assembly.device, start=position.batch, **share
             )
@@ -120,10 +120,10 @@ class Session:
                 yield records
                 if self._apply_policies(records) or self._save_and_check_stop(len(records), begin):
                     return
-            trained = self._now()
+            trained = self._time_after_device()
             if ranks.size > 1:
                 self._require_equal_ranks(epoch)
-            self._enter("evaluating")
+            self._enter_phase("evaluating")
             result = self._evaluate()
             averaged = self._evaluate_average()
             position.epoch = epoch + 1
@@ -141,7 +141,7 @@ class Session:
                 ema_loss=None if averaged is None else averaged.loss,
                 per_sample=result.per_sample,
                 train_seconds=trained - begin,
-                eval_seconds=self._now() - trained,
+                eval_seconds=self._time_after_device() - trained,
             )
             yield event
             for policy in self.policies:
@@ -149,7 +149,7 @@ class Session:
             if self._saver is not None:
                 self._save_epoch(self._saver, result)
         if self._saver is not None and self._saver.is_on:
-            self._enter("saving")
+            self._enter_phase("saving")
             self._saver.save(position, self.state_dict, last=True)
 
     def state_dict(self) -> dict[str, Any] | None:
@@ -219,10 +219,10 @@ class Session:
             asked = stop.is_due(before, position.step)
             self.interrupted = ranks.any(asked) if ranks.size > 1 else asked
         if self._saver is not None and (self.interrupted or self._saver.is_due(before, position.step)):
-            position.train_seconds = self._now() - begin
-            self._enter("saving")
+            position.train_seconds = self._time_after_device() - begin
+            self._enter_phase("saving")
             self._saver.save(position, self.state_dict, last=self.interrupted)
-            self._enter("training")
+            self._enter_phase("training")
         return self.interrupted
 
     def _save_epoch(self, saver: Saver, result: Evaluation) -> None:
@@ -233,10 +233,10 @@ class Session:
         if improved:
             self.best = {"value": value, "step": self.position.step}
         if saver.is_due_after(self.position.epoch) or (saver.is_on and improved):
-            self._enter("saving")
+            self._enter_phase("saving")
             saver.save(self.position, self.state_dict, best=improved)
 
-    def _enter(self, phase: TrainingPhase) -> None:
+    def _enter_phase(self, phase: TrainingPhase) -> None:
         if self.on_phase is not None:
             self.on_phase(phase)
 
@@ -250,7 +250,7 @@ class Session:
             assembly.task,
             models,
             precision,
-            data.val_batches(batch_size, device=assembly.device, **self._share()),
+            data.val_batches(batch_size, device=assembly.device, **self._share_of_data()),
             assembly.device,
             ranks.sum if ranks.size > 1 else None,
             range(ranks.rank, data.num_val, ranks.size),
@@ -269,7 +269,7 @@ class Session:
         with average.put_in_place(self.precision):
             yield
 
-    def _share(self) -> dict[str, Any]:
+    def _share_of_data(self) -> dict[str, Any]:
         """Return which part of the data this process reads, and how."""
         ranks = self.assembly.ranks
         return {
@@ -314,7 +314,7 @@ class Session:
         indices = next((model.device_ids for model in wrapped), [])
         return [torch.device(device.type, index) for index in indices] or [device]
 
-    def _now(self) -> float:
+    def _time_after_device(self) -> float:
         """Return the wall time after the device has finished its work; called between epochs, never in a timed step."""
         synchronize(self.assembly.device)
         return time.perf_counter()
@@ -362,7 +362,7 @@ def prefetch(batches: Iterable[Any], depth: int, stream: CudaCopyStream) -> Iter
         yield batch
 
 
-class _Stateful(Protocol):
+class _HasState(Protocol):
     """A part of a run that changes while it trains."""
 
     def state_dict(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from ampcompare import __version__
 from ampcompare.cli import COMMANDS, main
 from ampcompare.cli.group import cli
 from ampcompare.cli.help import GROUPS, OTHER, Command, group_of
-from ampcompare.cli.values import Choice
+from ampcompare.cli.values import WordChoice
 from ampcompare.tasks.catalog import BUILTIN_MODELS
 
 Call = Callable[..., Any]
@@ -130,7 +130,7 @@ def test_the_version(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_choices_are_read_in_any_case(value: str, word: str) -> None:
     """Case and underscores do not matter, and further words stand for a choice."""
-    assert Choice(["O2", "apex-ddp", "bf16"], {"bfloat16": "bf16"}).convert(value, None, None) == word
+    assert WordChoice(["O2", "apex-ddp", "bf16"], {"bfloat16": "bf16"}).convert(value, None, None) == word
 
 
 @pytest.mark.parametrize(

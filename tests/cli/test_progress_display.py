@@ -11,7 +11,7 @@ import pytest
 
 from ampcompare.cli.progress_display import Display
 from ampcompare.experiment.launch.contract import Progress
-from ampcompare.experiment.observer import Outline
+from ampcompare.experiment.observer import PlanOutline
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 from tests.cli.screen import Screen, open_terminal
@@ -78,8 +78,8 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
     terminal.stream.close()
 
 
-def outline(count: int, **options: int) -> Outline:
-    return Outline([CONFIG] * count, [CONFIG.arm] * count, [None] * count, Path("runs/made"), **options)
+def outline(count: int, **options: int) -> PlanOutline:
+    return PlanOutline([CONFIG] * count, [CONFIG.arm] * count, [None] * count, Path("runs/made"), **options)
 
 
 def record(status: str = "completed") -> RunRecord:
@@ -155,7 +155,7 @@ def test_a_cell_of_a_queue_that_moves(terminal: Terminal) -> None:
     """Until a cell runs the queue is named; a job that is queued again is seen at its new node, and ends there."""
     config = RunConfig(arm="half", launcher="slurm")
     with terminal.display() as display:
-        display.plan(Outline([config] * 2, ["half"] * 2, [None] * 2, Path("out")))
+        display.plan(PlanOutline([config] * 2, ["half"] * 2, [None] * 2, Path("out")))
         assert "waiting in the queue" in terminal.read(0.2)
         display.begin(config, 2, 2)
         for node in ("n1", "n2"):

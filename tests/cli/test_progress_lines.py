@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ampcompare.cli.progress_lines import describe_outline, notices
-from ampcompare.cli.progress_region import bars
+from ampcompare.cli.progress_lines import describe_outline, notice_lines
+from ampcompare.cli.progress_region import draw_bars
 from ampcompare.experiment.launch.contract import Progress
-from ampcompare.experiment.observer import Outline
+from ampcompare.experiment.observer import PlanOutline
 from ampcompare.experiment.running_cells import CellView, MatrixView
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
@@ -29,7 +29,7 @@ def drawn(
 ) -> list[str]:
     file = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     console = Console(file=file, width=size[0], height=size[1])
-    console.print(bars(cells, matrix, console))
+    console.print(draw_bars(cells, matrix, console))
     file.flush()
     return file.buffer.getvalue().decode().splitlines()  # type: ignore[attr-defined,no-any-return]
 
@@ -61,23 +61,23 @@ def test_nothing_is_wider_or_higher_than_the_terminal(width: int, count: int, he
 
 def test_plain_lines() -> None:
     """Without a terminal: the cell with all that is known, the time since the start, the time left for all."""
-    assert notices([cell()], MATRIX) == [
+    assert notice_lines([cell()], MATRIX) == [
         "[8/27] native:fp16, seed 1: training, step 120 of 900, loss 0.03413, loss scale 65536, about 12s for "
         "this cell, 4.12 ms/step, 3 skipped, epoch 2/5; 1m12s since the start, about 3m20s left"
     ]
-    assert notices([cell(None)], MatrixView(0, 1, 0.0, 41.0, None)) == [
+    assert notice_lines([cell(None)], MatrixView(0, 1, 0.0, 41.0, None)) == [
         "[8/1] native:fp16, seed 1: starting, about 12s left; 41s since the start"
     ]
-    assert notices([], MATRIX, idle="timing rounds")[0].startswith("7 of 27 cells: timing rounds; 1m12s since")
+    assert notice_lines([], MATRIX, idle="timing rounds")[0].startswith("7 of 27 cells: timing rounds; 1m12s since")
 
 
-def outline(arms: list[str], seeds: list[int], cached: int = 0, jobs: int = 1, **settings: object) -> Outline:
+def outline(arms: list[str], seeds: list[int], cached: int = 0, jobs: int = 1, **settings: object) -> PlanOutline:
     cells = [
         RunConfig.model_validate({"arm": arm, "recipe": {"seed": seed}, **settings}) for seed in seeds for arm in arms
     ]
     record = RunRecord(cell="0" * 12, arm="fp32", status="completed", config=cells[0])
     records = [record if place < cached else None for place in range(len(cells))]
-    return Outline(cells, [cell.arm for cell in cells], records, Path("runs/compare-1"), jobs)
+    return PlanOutline(cells, [cell.arm for cell in cells], records, Path("runs/compare-1"), jobs)
 
 
 @pytest.mark.parametrize(
@@ -101,6 +101,6 @@ def outline(arms: list[str], seeds: list[int], cached: int = 0, jobs: int = 1, *
     ],
     ids=["one", "one cached", "some cached", "parallel", "slurm"],
 )
-def test_the_first_line_says_what_runs_where(planned: Outline, said: str) -> None:
+def test_the_first_line_says_what_runs_where(planned: PlanOutline, said: str) -> None:
     """Cells, arms and seeds, what is cached, devices, threads and processes, and the folder."""
     assert describe_outline(planned, "cpu") == said

@@ -177,7 +177,7 @@ NARROW = """
 
 """
 STRIPES = """    if name == "stripes":
-        return _synthetic(options)
+        return _make_synthetic_images(options)
 """
 BACKEND = """
 from ampcompare.backends.explanation import ArmExplanation

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ampcompare.experiment.launch.contract import Progress
-from ampcompare.experiment.observer import Outline
+from ampcompare.experiment.observer import PlanOutline
 from ampcompare.experiment.running_cells import RunningCells
 from ampcompare.results.records.run import RunRecord, RunSummary
 from ampcompare.settings.config import RunConfig
@@ -17,7 +17,7 @@ STEPS = 50
 COSTS = {"fp32": 10.0, "half": 3.0, "native:fp16": 120.0, "apex:O1": 45.0, "apex:O2": 20.0, "native:bf16": 300.0}
 
 
-def outline(arms: list[str], seeds: int, cached: Mapping[int, float] | None = None, jobs: int = 1) -> Outline:
+def outline(arms: list[str], seeds: int, cached: Mapping[int, float] | None = None, jobs: int = 1) -> PlanOutline:
     """Blocks of all arms, each in another order; `cached` are seconds of work by place."""
     generator = random.Random(0)
     labels = [arm for _ in range(seeds) for arm in generator.sample(arms, len(arms))]
@@ -35,10 +35,10 @@ def outline(arms: list[str], seeds: int, cached: Mapping[int, float] | None = No
         else None
         for place, (arm, cell) in enumerate(zip(labels, cells, strict=True))
     ]
-    return Outline(cells, labels, records, Path("runs/made"), jobs)
+    return PlanOutline(cells, labels, records, Path("runs/made"), jobs)
 
 
-def following(plan: Outline) -> RunningCells:
+def following(plan: PlanOutline) -> RunningCells:
     cells = RunningCells(0.0)
     cells.plan(plan)
     return cells
@@ -74,7 +74,7 @@ class Simulation:
         spread: share by which the cells of an arm differ.
     """
 
-    plan: Outline
+    plan: PlanOutline
     costs: Mapping[str, float]
     spread: float = 0.0
     now: float = 0.0

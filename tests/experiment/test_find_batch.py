@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ampcompare.base.errors import ConfigError, LaunchError
-from ampcompare.experiment.find_batch import GIB, STEPS, BatchSearch, configs_of, find_batches, largest_passing
+from ampcompare.experiment.find_batch import GIB, STEPS, BatchSearchTerms, configs_of, find_batches, largest_passing
 from ampcompare.experiment.launch.contract import Launcher
 from ampcompare.experiment.launch.worker.cell import record_of_failure
 from ampcompare.results.records.run import RunRecord, RunSummary
@@ -51,7 +51,7 @@ def test_an_arm_that_cannot_train_is_named_before_the_search() -> None:
         lambda config: record_of_failure(config, KeyError("layer")) if config.arm == "half" else _on_cpu(config)
     )
     with pytest.raises(LaunchError, match=r"half: KeyError: 'layer' \(nothing else was started"):
-        find_batches(BatchSearch(configs_of(BASE, ["fp32", "half"]), 1.0), launcher)
+        find_batches(BatchSearchTerms(configs_of(BASE, ["fp32", "half"]), 1.0), launcher)
     assert [config.arm for config in launcher.asked] == ["fp32", "half"]
 
 
@@ -59,7 +59,9 @@ def test_each_arm_has_its_batch_within_the_margin() -> None:
     """On a CPU the limit less its margin decides; half of the memory for a sample is twice the batch."""
     launcher = Pretend(_on_cpu)
     notes: list[str] = []
-    fp32, half = find_batches(BatchSearch(configs_of(BASE, ["fp32", "half"]), 1.0, 0.1, notes.append, False), launcher)
+    fp32, half = find_batches(
+        BatchSearchTerms(configs_of(BASE, ["fp32", "half"]), 1.0, 0.1, notes.append, False), launcher
+    )
     assert fp32.fits is not None
     assert half.fits is not None
     assert fp32.fails is not None
@@ -76,7 +78,7 @@ def test_an_arm_in_shards_is_searched_next_to_others() -> None:
     plain, sharded = configs_of(BASE, ["fp32", "fsdp"])
     assert (plain.parallel.kind, sharded.parallel.kind) == ("none", "fsdp")
     launcher = Pretend(lambda config: _record(config, "cpu", peak_bytes=GIB // 100 * config.recipe.batch_size))
-    for limit in find_batches(BatchSearch([plain, sharded], 1.0), launcher):
+    for limit in find_batches(BatchSearchTerms([plain, sharded], 1.0), launcher):
         assert limit.fits is not None
     assert {config.parallel.kind for config in launcher.asked if config.arm != "fp32"} == {"fsdp"}
 
@@ -91,7 +93,7 @@ def test_a_gpu_needs_no_limit() -> None:
         return _record(config, "cuda:0", peak_bytes=taken // 2, peak_reserved_bytes=taken)
 
     on_gpu = BASE.model_copy(update={"device": "auto"})
-    (limit,) = find_batches(BatchSearch(configs_of(on_gpu, ["fp32"])), Pretend(answer))
+    (limit,) = find_batches(BatchSearchTerms(configs_of(on_gpu, ["fp32"])), Pretend(answer))
     assert limit.fits is not None
     assert limit.fails is not None
     assert 90 <= limit.fits.batch <= 95
@@ -110,7 +112,7 @@ def test_the_data_bound_the_batch() -> None:
             return record_of_failure(config, error)
         return _record(config, "cpu", peak_bytes=1)
 
-    (limit,) = find_batches(BatchSearch(configs_of(BASE, ["fp32"]), 1.0), Pretend(answer))
+    (limit,) = find_batches(BatchSearchTerms(configs_of(BASE, ["fp32"]), 1.0), Pretend(answer))
     assert limit.fits is not None
     assert limit.fails is not None
     assert limit.fits.batch in (48, 49, 50)
@@ -124,7 +126,7 @@ def test_micro_batches_and_rates_follow() -> None:
         {"recipe": {"batch_size": 8, "grad_accum_steps": 4, "optimizer": optimizer}, "device": "cpu"}
     )
     launcher = Pretend(_on_cpu)
-    find_batches(BatchSearch(configs_of(config, ["fp32"]), 1.0), launcher)
+    find_batches(BatchSearchTerms(configs_of(config, ["fp32"]), 1.0), launcher)
     assert all(tried.recipe.batch_size % 4 == 0 for tried in launcher.asked)
     assert all(
         tried.recipe.optimizer.lr == pytest.approx(0.1 * tried.recipe.batch_size / 8) for tried in launcher.asked
@@ -144,26 +146,26 @@ def test_micro_batches_and_rates_follow() -> None:
 def test_another_failure_ends_the_search(answer: Callable[[RunConfig], RunRecord], message: str) -> None:
     """A bug or an optimizer without state says nothing about memory."""
     with pytest.raises(LaunchError, match=message):
-        find_batches(BatchSearch(configs_of(BASE, ["fp32"]), 1.0), Pretend(answer))
+        find_batches(BatchSearchTerms(configs_of(BASE, ["fp32"]), 1.0), Pretend(answer))
 
 
 def test_a_cpu_needs_a_limit() -> None:
     """At once where the device is named, and after the first try where it was found."""
     with pytest.raises(ConfigError, match="find-batch on a CPU needs the GiB"):
-        find_batches(BatchSearch(configs_of(BASE, ["fp32"])), Pretend(_on_cpu))
+        find_batches(BatchSearchTerms(configs_of(BASE, ["fp32"])), Pretend(_on_cpu))
     launcher = Pretend(_on_cpu)
     found = BASE.model_copy(update={"device": "auto"})
     with pytest.raises(ConfigError, match="find-batch on a CPU needs the GiB"):
-        find_batches(BatchSearch(configs_of(found, ["fp32"])), launcher)
+        find_batches(BatchSearchTerms(configs_of(found, ["fp32"])), launcher)
     assert len(launcher.asked) == 1
 
 
 def test_bad_values_are_refused() -> None:
     """A margin, a limit and a batch of all processes that have no meaning."""
     with pytest.raises(ConfigError, match="margin 120%"):
-        BatchSearch([BASE], margin=1.2)
+        BatchSearchTerms([BASE], margin=1.2)
     with pytest.raises(ConfigError, match="--memory-limit 0"):
-        BatchSearch([BASE], memory_gib=0.0)
+        BatchSearchTerms([BASE], memory_gib=0.0)
     total = RunConfig.model_validate({"recipe": {"global_batch_size": 8}})
     with pytest.raises(ConfigError, match="leave out --global-batch-size"):
         configs_of(total, ["fp32"])

@@ -10,7 +10,7 @@ import pytest
 
 from ampcompare.base.errors import ConfigError, RecordError
 from ampcompare.base.files.run_files import RunFile
-from ampcompare.experiment.matrix import cross
+from ampcompare.experiment.matrix import cross_arms_with_settings
 from ampcompare.experiment.observer import Observer
 from ampcompare.experiment.plan import plan_rows
 from ampcompare.experiment.reload_report import reload_comparison
@@ -43,7 +43,7 @@ def _compare(
     folder: Path, seeds: Sequence[int], arms: Sequence[str] = ARMS, launcher: Pretend | None = None, **options: Any
 ) -> Comparison:
     terms = options.pop("terms", Terms(margin=0.5))
-    plan = plan_rows(RunConfig(), cross(arms, ()), seeds, options.pop("reference", None))
+    plan = plan_rows(RunConfig(), cross_arms_with_settings(arms, ()), seeds, options.pop("reference", None))
     return run_plan(plan, folder, launcher or Pretend(), terms=terms, **options)
 
 

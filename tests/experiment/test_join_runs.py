@@ -8,7 +8,7 @@ import pytest
 from ampcompare.base.errors import ConfigError, RecordError
 from ampcompare.cli.group import run_group
 from ampcompare.experiment.join_runs import join_comparison
-from ampcompare.experiment.matrix import cross
+from ampcompare.experiment.matrix import cross_arms_with_settings
 from ampcompare.experiment.plan import plan_rows
 from ampcompare.experiment.reload_report import reload_comparison
 from ampcompare.experiment.run_directory import RunDirectory
@@ -31,7 +31,12 @@ class Pretend(pretend.Pretend):
 
 def _compare(folder: Path, seeds: range, arms: tuple[str, ...] = ARMS, margin: float = 0.5, epochs: int = 5) -> Path:
     config = RunConfig.model_validate({"recipe": {"epochs": epochs}})
-    run_plan(plan_rows(config, cross(arms, ()), seeds), folder, Pretend(pause=0.0), terms=Terms(margin=margin))
+    run_plan(
+        plan_rows(config, cross_arms_with_settings(arms, ()), seeds),
+        folder,
+        Pretend(pause=0.0),
+        terms=Terms(margin=margin),
+    )
     return folder
 
 
@@ -50,7 +55,7 @@ def test_seeds_of_two_machines_are_one_table(machines: list[Path], tmp_path: Pat
     joined = join_comparison(machines)
     seeds = [0, 1, 2, 5, 6, 7, 8]
     alone = _compare(tmp_path / "alone", range(3))
-    plan = plan_rows(RunConfig.model_validate({"recipe": {"epochs": 5}}), cross(ARMS, ()), seeds)
+    plan = plan_rows(RunConfig.model_validate({"recipe": {"epochs": 5}}), cross_arms_with_settings(ARMS, ()), seeds)
     whole = run_plan(plan, alone, Pretend(pause=0.0), terms=Terms(margin=0.5))
     assert _pairs(joined) == len(seeds)
     assert [row.quality.effect for row in joined.arms] == [row.quality.effect for row in whole.arms]

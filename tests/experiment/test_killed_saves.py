@@ -2,11 +2,11 @@
 
 import pytest
 
-from ampcompare.experiment.killed_saves import Kill, kills_lines
+from ampcompare.experiment.killed_saves import KillOutcome, kills_lines
 
-LOADS = Kill("94 % of last.pt written", True, "resumes behind step 2")
-BARE = Kill("before it writes last.pt", False, "no file is left to start from")
-SPOILED = Kill("5 % of last.pt written", False, "last.pt does not load: EOFError")
+LOADS = KillOutcome("94 % of last.pt written", True, "resumes behind step 2")
+BARE = KillOutcome("before it writes last.pt", False, "no file is left to start from")
+SPOILED = KillOutcome("5 % of last.pt written", False, "last.pt does not load: EOFError")
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ SPOILED = Kill("5 % of last.pt written", False, "last.pt does not load: EOFError
         ([BARE, SPOILED], True, "kills: what is left does not serve after 1 of 2: save under another name"),
     ],
 )
-def test_files_that_are_gone_are_not_said_to_load(kills: list[Kill], is_first: bool, said: str) -> None:
+def test_files_that_are_gone_are_not_said_to_load(kills: list[KillOutcome], is_first: bool, said: str) -> None:
     lines, is_well = kills_lines(kills, is_first=is_first)
     assert lines[-1].startswith(said)
     assert is_well == ("does not serve" not in said)

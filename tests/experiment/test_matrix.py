@@ -3,7 +3,13 @@
 import pytest
 
 from ampcompare.base.errors import ConfigError
-from ampcompare.experiment.matrix import DEFAULT_ARMS, Row, cross, expand_matrix, find_reference
+from ampcompare.experiment.matrix import (
+    DEFAULT_ARMS,
+    MatrixRow,
+    cross_arms_with_settings,
+    expand_matrix,
+    find_reference,
+)
 from ampcompare.experiment.plan import plan_rows
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.file import Matrix
@@ -11,13 +17,13 @@ from ampcompare.settings.file import Matrix
 SIZES = (("recipe.batch_size", (16, 32)),)
 
 
-def _arms(rows: list[Row]) -> list[str]:
+def _arms(rows: list[MatrixRow]) -> list[str]:
     return [row.arm for row in rows]
 
 
 def test_arms_are_lists_too() -> None:
     """A text may hold several arms, on the command line and in a file."""
-    assert _arms(cross(["fp32,bf16", "o2"], ())) == ["fp32", "native:bf16", "apex:O2"]
+    assert _arms(cross_arms_with_settings(["fp32,bf16", "o2"], ())) == ["fp32", "native:bf16", "apex:O2"]
     assert _arms(expand_matrix(Matrix(arms=["fp32,O1"]))) == ["fp32", "apex:O1"]
     assert _arms(expand_matrix(Matrix.model_validate({"arms": "fp32,O1"}))) == ["fp32", "apex:O1"]
 
@@ -41,7 +47,7 @@ def test_a_reference_that_is_missing_comes_first() -> None:
 
 def test_the_reference_of_rows() -> None:
     """By default fp32 or the first; else the first row of the arm, or the row of that label."""
-    rows = cross(["half", "fp32"], SIZES)
+    rows = cross_arms_with_settings(["half", "fp32"], SIZES)
     assert find_reference(rows, None) == rows[2]
     assert find_reference(rows[:2], None) == rows[0]
     assert find_reference(rows, "Half") == rows[0]
@@ -53,7 +59,7 @@ def test_the_reference_of_rows() -> None:
 
 def test_a_plan_holds_its_reference() -> None:
     """The plan names the reference; its cells, folder and seeds are those of another reference."""
-    rows = cross(["fp32", "O2"], ())
+    rows = cross_arms_with_settings(["fp32", "O2"], ())
     plan, other = (plan_rows(RunConfig(), rows, [0, 1], reference) for reference in (None, "O2"))
     assert (plan.reference, other.reference) == ("fp32", "apex:O2")
     assert plan.digest() == other.digest()

@@ -11,7 +11,7 @@ import pytest
 
 from ampcompare.experiment.launch.contract import Progress
 from ampcompare.experiment.notebook_progress import NotebookProgress, default_observer
-from ampcompare.experiment.observer import Outline
+from ampcompare.experiment.observer import PlanOutline
 from ampcompare.results.records.comparison import read_comparison
 
 STORED = Path(__file__).parents[1] / "results" / "report" / "schema_2.json"
@@ -52,7 +52,7 @@ def test_progress_is_one_output(monkeypatch: pytest.MonkeyPatch) -> None:
     cells = [record.config for record in records]
     progress = default_observer(None)
     assert isinstance(progress, NotebookProgress)
-    progress.plan(Outline(cells, ["fp32 <b>", "bf16"], [None, None], Path("runs/first")))
+    progress.plan(PlanOutline(cells, ["fp32 <b>", "bf16"], [None, None], Path("runs/first")))
     monkeypatch.setattr("ampcompare.experiment.notebook_progress.SECONDS_BETWEEN", -1.0)
     progress.begin(cells[0], 1, 2)
     progress.place(1, "GPU 3")

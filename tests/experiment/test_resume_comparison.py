@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
-from ampcompare.experiment.resume_comparison import Answer, Trace, compare_traces, losses_apart, read_trace
+from ampcompare.experiment.resume_comparison import (
+    ResumeTrace,
+    ResumptionAnswer,
+    compare_traces,
+    losses_apart,
+    read_trace,
+)
 from ampcompare.settings.resume_trace import RowKind
 
 SAVE = {"kind": RowKind.SAVE, "path": "/f/last.pt", "line": "train.py:9", "holds": ["model", "optimizer", "scaler"]}
@@ -42,41 +48,43 @@ def rows(steps: range, *others: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"step": 0, **row} for row in found]
 
 
-def trace(folder: Path, *given: list[dict[str, Any]]) -> Trace:
+def trace(folder: Path, *given: list[dict[str, Any]]) -> ResumeTrace:
     path = folder / "trace.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for part in given for row in part), encoding="utf-8")
     return read_trace(path)
 
 
 @pytest.fixture
-def traces(tmp_path: Path) -> tuple[Trace, Trace, Trace]:
+def traces(tmp_path: Path) -> tuple[ResumeTrace, ResumeTrace, ResumeTrace]:
     """The run without a break, the one that is stopped, and one that resumes exactly."""
     whole = trace(tmp_path, rows(range(5), SAVE))
     broken = trace(tmp_path, rows(range(2)), [{**SAVE, "step": 2}, {"kind": RowKind.STOP, "step": 2}])
     return whole, broken, trace(tmp_path, rows(range(2, 5), LOAD))
 
 
-def test_equal_steps_are_exact(traces: tuple[Trace, Trace, Trace]) -> None:
+def test_equal_steps_are_exact(traces: tuple[ResumeTrace, ResumeTrace, ResumeTrace]) -> None:
     found = compare_traces(*traces)
-    assert (found.answer, found.differences, found.stopped, found.steps) == (Answer.EXACT, (), 2, 5)
+    assert (found.answer, found.differences, found.stopped, found.steps) == (ResumptionAnswer.EXACT, (), 2, 5)
     assert found.parted == 0.0
     traces[2].steps[0].state["generators"]["torch"] = "another"
     found = compare_traces(*traces)
-    assert found.answer is Answer.EXACT
+    assert found.answer is ResumptionAnswer.EXACT
     assert [one.role for one in found.differences] == ["generators"]
 
 
-def test_a_script_that_starts_from_scratch_is_not_resumed(tmp_path: Path, traces: tuple[Trace, Trace, Trace]) -> None:
+def test_a_script_that_starts_from_scratch_is_not_resumed(
+    tmp_path: Path, traces: tuple[ResumeTrace, ResumeTrace, ResumeTrace]
+) -> None:
     for loads, cause in (
         ([], "the script loads none of its files: it needs arguments that name one, by --resume-args"),
         ([LOAD], "train.py:3 loads a file, and the weights are not those in it"),
     ):
         found = compare_traces(*traces[:2], trace(tmp_path, rows(range(5), *loads)))
-        assert found.answer is Answer.NOT_RESUMED
+        assert found.answer is ResumptionAnswer.NOT_RESUMED
         assert found.differences[0].cause == cause
 
 
-def test_other_batches_alone_are_another_order(traces: tuple[Trace, Trace, Trace]) -> None:
+def test_other_batches_alone_are_another_order(traces: tuple[ResumeTrace, ResumeTrace, ResumeTrace]) -> None:
     whole, broken, resumed = traces
     for batch, cause in (
         ("x0", "the sampler starts its epoch again: these are the batches of step 1"),
@@ -87,18 +95,18 @@ def test_other_batches_alone_are_another_order(traces: tuple[Trace, Trace, Trace
         other.steps[0].batches, other.steps[0].losses = [batch], [0.5]
         other.steps[1].state["weights"]["b"] = digests("else")
         found = compare_traces(whole, broken, other)
-        assert found.answer is Answer.DATA_ORDER
+        assert found.answer is ResumptionAnswer.DATA_ORDER
         assert [(one.role, one.step) for one in found.differences] == [("batches", 3), ("loss", 3), ("weights", 4)]
         assert found.differences[0].cause == cause
 
 
-def test_the_first_difference_comes_first_with_its_cause(traces: tuple[Trace, Trace, Trace]) -> None:
+def test_the_first_difference_comes_first_with_its_cause(traces: tuple[ResumeTrace, ResumeTrace, ResumeTrace]) -> None:
     whole, broken, resumed = traces
     state = resumed.steps[0].state
     state["moments"]["a"]["exp_avg"] = digests("m2 in bf16")
     state["scales"] = [[1.0, 0.0]]
     found = compare_traces(whole, broken, resumed)
-    assert found.answer is Answer.DIFFERS
+    assert found.answer is ResumptionAnswer.DIFFERS
     assert [(one.role, one.step, one.what) for one in found.differences] == [
         ("moments", 3, "exp_avg of a"),
         ("loss scale", 3, "1 in place of 4"),
@@ -109,16 +117,18 @@ def test_the_first_difference_comes_first_with_its_cause(traces: tuple[Trace, Tr
     assert compare_traces(whole, broken, resumed).differences[0].cause == "the optimizer's count of steps starts again"
 
 
-def test_steps_that_are_left_are_counted(traces: tuple[Trace, Trace, Trace]) -> None:
+def test_steps_that_are_left_are_counted(traces: tuple[ResumeTrace, ResumeTrace, ResumeTrace]) -> None:
     whole, broken, resumed = traces
     resumed.steps.pop()
     found = compare_traces(whole, broken, resumed)
-    assert found.answer is Answer.DIFFERS
+    assert found.answer is ResumptionAnswer.DIFFERS
     assert (found.differences[0].role, found.differences[0].what) == ("steps", "2 steps where 3 were left")
-    assert losses_apart(whole, Trace()) is None
+    assert losses_apart(whole, ResumeTrace()) is None
 
 
-def test_tensors_of_an_earlier_step_tell_why(tmp_path: Path, traces: tuple[Trace, Trace, Trace]) -> None:
+def test_tensors_of_an_earlier_step_tell_why(
+    tmp_path: Path, traces: tuple[ResumeTrace, ResumeTrace, ResumeTrace]
+) -> None:
     whole, broken, resumed = traces
     resumed.steps[0].state["weights"]["b"] = digests("b1")
     found = compare_traces(whole, broken, resumed).differences[0]
@@ -135,7 +145,7 @@ def test_tensors_of_an_earlier_step_tell_why(tmp_path: Path, traces: tuple[Trace
     assert compare_traces(whole, broken, resumed).differences[0].cause == ""
 
 
-def test_moments_of_other_parameters_and_of_another_type(traces: tuple[Trace, Trace, Trace]) -> None:
+def test_moments_of_other_parameters_and_of_another_type(traces: tuple[ResumeTrace, ResumeTrace, ResumeTrace]) -> None:
     whole, broken, resumed = traces
     of_b = {"exp_avg": digests("n"), "step": digests("2")}
     whole.steps[2].state["moments"]["b"] = of_b
@@ -151,7 +161,7 @@ def test_moments_of_other_parameters_and_of_another_type(traces: tuple[Trace, Tr
     assert found.cause == "moments are in fp32 before the break, and in bf16 behind it"
 
 
-def test_the_optimizer_of_a_number_is_not_loaded(traces: tuple[Trace, Trace, Trace]) -> None:
+def test_the_optimizer_of_a_number_is_not_loaded(traces: tuple[ResumeTrace, ResumeTrace, ResumeTrace]) -> None:
     whole, broken, resumed = traces
     name = "a of optimizer 2"
     whole.steps[2].state["moments"][name] = {"exp_avg": digests("n")}
@@ -168,16 +178,16 @@ def test_the_optimizer_of_a_number_is_not_loaded(traces: tuple[Trace, Trace, Tra
     )
 
 
-def test_other_options_name_the_group_and_the_optimizer(traces: tuple[Trace, Trace, Trace]) -> None:
+def test_other_options_name_the_group_and_the_optimizer(traces: tuple[ResumeTrace, ResumeTrace, ResumeTrace]) -> None:
     whole, _, resumed = traces
     group = {"betas": [0.9, 0.999], "weight_decay": 0.01, "foreach": None}
     for one in (*whole.steps, *resumed.steps):
         one.state["options"] = [[group]]
-    assert compare_traces(*traces).answer is Answer.EXACT
+    assert compare_traces(*traces).answer is ResumptionAnswer.EXACT
     resumed.steps[0].state["options"] = [[{**group, "weight_decay": 0.1, "of another optimizer": 1}]]
     at_first = resumed.steps[0].made
     found = compare_traces(*traces)
-    assert found.answer is Answer.DIFFERS
+    assert found.answer is ResumptionAnswer.DIFFERS
     assert [(one.role, one.step, one.what) for one in found.differences] == [
         ("options", 3, "weight_decay: 0.1 in place of 0.01")
     ]
@@ -197,13 +207,21 @@ def test_other_options_name_the_group_and_the_optimizer(traces: tuple[Trace, Tra
     )
 
 
-def test_other_samples_are_no_other_order(traces: tuple[Trace, Trace, Trace]) -> None:
+def test_other_samples_are_no_other_order(traces: tuple[ResumeTrace, ResumeTrace, ResumeTrace]) -> None:
     whole, broken, resumed = traces
     for number, step in enumerate(whole.steps):
         step.samples = [f"s{number}", f"s{number + 5}"]
     for samples, answer, cause in (
-        (["s1", "s9"], Answer.DATA_ORDER, "the sampler draws other batches: the generator that it draws from is not"),
-        (["s1", "new"], Answer.DIFFERS, "samples are others: generators from which a sampler or an augmentation draws"),
+        (
+            ["s1", "s9"],
+            ResumptionAnswer.DATA_ORDER,
+            "the sampler draws other batches: the generator that it draws from is not",
+        ),
+        (
+            ["s1", "new"],
+            ResumptionAnswer.DIFFERS,
+            "samples are others: generators from which a sampler or an augmentation draws",
+        ),
     ):
         other = copy.deepcopy(resumed)
         other.steps[0].batches, other.steps[0].samples = ["new"], samples
@@ -213,7 +231,7 @@ def test_other_samples_are_no_other_order(traces: tuple[Trace, Trace, Trace]) ->
         assert found.differences[0].cause.startswith(cause)
 
 
-def test_a_loss_scale_of_the_script(traces: tuple[Trace, Trace, Trace]) -> None:
+def test_a_loss_scale_of_the_script(traces: tuple[ResumeTrace, ResumeTrace, ResumeTrace]) -> None:
     *others, resumed = traces
     loss = resumed.steps[1].losses[0]
     assert loss is not None
@@ -228,7 +246,7 @@ def test_a_loss_scale_of_the_script(traces: tuple[Trace, Trace, Trace]) -> None:
         assert bool(found.differences[0].cause) is bool(cause)
 
 
-def test_the_most_telling_tensor_is_named(traces: tuple[Trace, Trace, Trace]) -> None:
+def test_the_most_telling_tensor_is_named(traces: tuple[ResumeTrace, ResumeTrace, ResumeTrace]) -> None:
     whole, broken, resumed = traces
     names = ("1.num_batches_tracked of model 2", "1.running_mean of model 2")
     for one, text in ((whole.steps[2], "due"), (resumed.steps[0], "lost")):
@@ -238,7 +256,7 @@ def test_the_most_telling_tensor_is_named(traces: tuple[Trace, Trace, Trace]) ->
     assert [one.what for one in found] == ["1.running_mean of model 2", "exp_avg of a"]
 
 
-def test_a_scaler_that_is_made_behind_the_load(traces: tuple[Trace, Trace, Trace]) -> None:
+def test_a_scaler_that_is_made_behind_the_load(traces: tuple[ResumeTrace, ResumeTrace, ResumeTrace]) -> None:
     whole, broken, resumed = traces
     resumed.steps[0].state["scales"] = [[1.0, 0.0]]
     resumed.restored.append({"what": "scaler", "number": 0, "line": "train.py:5"})
@@ -252,7 +270,7 @@ def test_a_scaler_that_is_made_behind_the_load(traces: tuple[Trace, Trace, Trace
     )
 
 
-def test_a_schedule_at_another_step(traces: tuple[Trace, Trace, Trace]) -> None:
+def test_a_schedule_at_another_step(traces: tuple[ResumeTrace, ResumeTrace, ResumeTrace]) -> None:
     whole, broken, resumed = traces
     for at, step in enumerate(whole.steps):
         step.state["rates"] = [0.5**at]
@@ -275,7 +293,7 @@ def test_a_schedule_at_another_step(traces: tuple[Trace, Trace, Trace]) -> None:
     assert found.cause == "the schedule has another state, though train.py:5 loads its state"
 
 
-def test_statistics_are_in_the_file_or_not(traces: tuple[Trace, Trace, Trace]) -> None:
+def test_statistics_are_in_the_file_or_not(traces: tuple[ResumeTrace, ResumeTrace, ResumeTrace]) -> None:
     whole, broken, resumed = traces
     for step in (*whole.steps, *resumed.steps):
         step.state["buffers"] = {"norm.running_mean": digests("first" if step is whole.steps[0] else "later")}
@@ -300,7 +318,7 @@ def test_a_count_is_known_by_the_first_batches_or_the_learning_rates(tmp_path: P
             step.state["rates"] = [0.5 ** (at + 1) if rates else 0.1]
             step.batches = ["same" if rates else f"x{at + 1}", f"noise {at + 2}"]
         found = compare_traces(whole, broken, resumed)
-        assert found.answer is Answer.DIFFERS
+        assert found.answer is ResumptionAnswer.DIFFERS
         assert found.differences[0].role == "steps"
         assert (
             found.differences[0].cause
@@ -308,7 +326,7 @@ def test_a_count_is_known_by_the_first_batches_or_the_learning_rates(tmp_path: P
         )
 
 
-def test_a_step_that_was_half_made_has_lost_its_gradients(traces: tuple[Trace, Trace, Trace]) -> None:
+def test_a_step_that_was_half_made_has_lost_its_gradients(traces: tuple[ResumeTrace, ResumeTrace, ResumeTrace]) -> None:
     whole, broken, resumed = traces
     whole.steps[2].batches = ["first", "second"]
     resumed.steps[0].batches = ["second"]
@@ -318,7 +336,9 @@ def test_a_step_that_was_half_made_has_lost_its_gradients(traces: tuple[Trace, T
     assert "gradients that were accumulated by then are not in the file (train.py:9)" in found[0].cause
 
 
-def test_a_schedule_whose_first_rate_the_optimizer_restores(traces: tuple[Trace, Trace, Trace]) -> None:
+def test_a_schedule_whose_first_rate_the_optimizer_restores(
+    traces: tuple[ResumeTrace, ResumeTrace, ResumeTrace],
+) -> None:
     whole, broken, resumed = traces
     for at, step in enumerate(whole.steps):
         step.state["rates"] = [0.1 * at]
@@ -329,7 +349,9 @@ def test_a_schedule_whose_first_rate_the_optimizer_restores(traces: tuple[Trace,
     assert found.cause == "the schedule starts from scratch: its state is not in the file (train.py:9)"
 
 
-def test_moments_that_load_state_dict_gives_the_type_of_the_weights(traces: tuple[Trace, Trace, Trace]) -> None:
+def test_moments_that_load_state_dict_gives_the_type_of_the_weights(
+    traces: tuple[ResumeTrace, ResumeTrace, ResumeTrace],
+) -> None:
     whole, broken, resumed = traces
     state = resumed.steps[0].state
     state["moments"]["a"]["exp_avg"] = {**digests("m2 in bf16"), "dtype": "bfloat16"}
@@ -343,7 +365,7 @@ def test_moments_that_load_state_dict_gives_the_type_of_the_weights(traces: tupl
     )
 
 
-def test_weights_of_an_average_and_a_loss_scaler_of_apex(traces: tuple[Trace, Trace, Trace]) -> None:
+def test_weights_of_an_average_and_a_loss_scaler_of_apex(traces: tuple[ResumeTrace, ResumeTrace, ResumeTrace]) -> None:
     whole, broken, resumed = traces
     for step, together in ((whole.steps[2], "w"), (resumed.steps[0], "e")):
         step.state["averages"], step.state["together"] = {"ema": {"values": "e"}}, [together]
@@ -355,12 +377,14 @@ def test_weights_of_an_average_and_a_loss_scaler_of_apex(traces: tuple[Trace, Tr
     assert found["loss scale"] == "the GradScaler starts from scratch, though train.py:5 loads its state"
 
 
-def test_a_script_that_fails_in_its_first_step(tmp_path: Path, traces: tuple[Trace, Trace, Trace]) -> None:
+def test_a_script_that_fails_in_its_first_step(
+    tmp_path: Path, traces: tuple[ResumeTrace, ResumeTrace, ResumeTrace]
+) -> None:
     whole, broken, _ = traces
     resumed = trace(tmp_path, rows(range(2, 3), LOAD)[:-2])
     assert (resumed.steps, resumed.last is not None) == ([], True)
     resumed.fail("RuntimeError")
-    assert compare_traces(whole, broken, resumed).answer is Answer.EXACT  # as far as it came
+    assert compare_traces(whole, broken, resumed).answer is ResumptionAnswer.EXACT  # as far as it came
     resumed.steps[0].state["moments"]["a"]["exp_avg"] = digests("m2 in bf16")
     found = compare_traces(whole, broken, resumed).differences
     assert [(one.role, one.step) for one in found] == [("moments", 3)]

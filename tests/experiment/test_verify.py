@@ -23,11 +23,11 @@ from ampcompare.experiment.rewrite_comparison import (
     differences_beyond_twin,
 )
 from ampcompare.experiment.script_process import run_script_in_child
-from ampcompare.experiment.script_run import Run
+from ampcompare.experiment.script_run import ScriptRun
 from ampcompare.experiment.verify import verify_script
 from ampcompare.source.migrate.project import migrate_file
 
-RUN = Run([1.0, 0.5], [65536.0, 65536.0], [(0, True), (0, True)], {"0": [["a", "b"], ["c", "d"]]})
+RUN = ScriptRun([1.0, 0.5], [65536.0, 65536.0], [(0, True), (0, True)], {"0": [["a", "b"], ["c", "d"]]})
 SCRIPT = """
 import sys
 import torch
@@ -126,7 +126,7 @@ def test_settings_that_a_run_does_not_have_are_not_compared() -> None:
     assert compare_runs(dataclasses.replace(FULL, policy=(), clears=(False, False)), other)[0] == EQUAL
 
 
-def _return(run: Run, **_: Any) -> Run:
+def _return(run: ScriptRun, **_: Any) -> ScriptRun:
     return run
 
 
@@ -143,12 +143,12 @@ def test_weights_that_roundings_take_as_far_are_within_rounding() -> None:
         assert runs._compare(original, rewritten)[0] == verdict
 
 
-def grown(factor: float, *, bias: float = 0.0) -> Run:
+def grown(factor: float, *, bias: float = 0.0) -> ScriptRun:
     """A run whose losses drift from those of `grown(0)` by a factor that doubles, and a bias that was 0."""
     losses = [1.0, *(1.0 + factor * 2.0**step for step in range(4))]
     weights = {"0.0": np.array([1.0, 0.5 + factor]), "0.1": np.array([0.01 + bias, -0.02])}
     last = "d" if factor == bias == 0 else "e"
-    return Run(losses, [None] * 5, [(0, True)] * 5, {"0": [["a", "b"], ["c", last]]}, weights)
+    return ScriptRun(losses, [None] * 5, [(0, True)] * 5, {"0": [["a", "b"], ["c", last]]}, weights)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def grown(factor: float, *, bias: float = 0.0) -> Run:
     ],
 )
 def test_losses_that_part_behind_the_first_steps_are_of_a_training_that_amplifies_roundings(
-    run: Run, verdict: str
+    run: ScriptRun, verdict: str
 ) -> None:
     found, lines = compare_runs(grown(0), run)
     assert found == verdict
@@ -186,11 +186,11 @@ def test_a_rewrite_that_trains_as_o1_is_right_where_o2_trains_otherwise(
         runs = iter([at_o2, grown(0), at_o1])
         asked: list[dict[str, object]] = []
 
-        def run(*_: object, asked: Any = asked, runs: Any = runs, **how: object) -> Run:
+        def run(*_: object, asked: Any = asked, runs: Any = runs, **how: object) -> ScriptRun:
             if how.get("twin"):
                 return grown(0.001)
             asked.append(how)
-            result: Run = next(runs)
+            result: ScriptRun = next(runs)
             return result
 
         monkeypatch.setattr(verify, "run_script_in_child", run)
@@ -304,9 +304,9 @@ def test_wrong_migrations_of_o2_are_different(tmp_path: Path, monkeypatch: pytes
     script.write_text(PARTS, encoding="utf-8")
     migration = migrate_file(script).migration
     assert migration is not None
-    known: dict[str, Run] = {}
+    known: dict[str, ScriptRun] = {}
 
-    def run(path: Path, arguments: list[str], *, rewrite: str | None = None, **how: Any) -> Run:
+    def run(path: Path, arguments: list[str], *, rewrite: str | None = None, **how: Any) -> ScriptRun:
         if rewrite:
             return run_script_in_child(other, arguments, rewrite=rewrite, **how)
         if str(how) not in known:
@@ -634,7 +634,7 @@ def test_a_switch_that_asks_for_apex_finds_none(tmp_path: Path, monkeypatch: pyt
         text = text.replace(old, new)
     other.write_text(text, encoding="utf-8")
 
-    def run(path: Path, arguments: list[str], *, rewrite: str | None = None, **how: Any) -> Run:
+    def run(path: Path, arguments: list[str], *, rewrite: str | None = None, **how: Any) -> ScriptRun:
         return run_script_in_child(other if rewrite else path, arguments, rewrite=rewrite, **how)
 
     monkeypatch.setattr(verify, "run_script_in_child", run)

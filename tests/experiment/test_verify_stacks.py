@@ -20,11 +20,11 @@ from ampcompare.experiment.rewrite_comparison import (
     cut_to_common_steps,
     differences_beyond_twin,
 )
-from ampcompare.experiment.script_run import Run
+from ampcompare.experiment.script_run import ScriptRun
 from ampcompare.experiment.verify import verify_script
 from ampcompare.settings.stack import StackConfig, parse_stacks
 
-RUN = Run(
+RUN = ScriptRun(
     [1.0, 0.5], [1.0, 1.0], [(0, True), (0, True)], {}, {"0.0": np.array([1.0, 2.0])}, batches=("a", "b"), place="there"
 )
 # What amp does in fp32, in the files and by the names that the genuine one has.
@@ -192,7 +192,7 @@ def test_last_weights_are_compared_where_no_others_are_known() -> None:
 
 def test_two_optimizers_are_compared_as_far_as_both_runs_went() -> None:
     weights = {"0.0": np.ones(2), "1.0": np.ones(2)}
-    there = Run([1.0] * 3, [1.0] * 3, [(0, True), (1, True), (0, True)], {}, weights, is_cut=True, place="there")
+    there = ScriptRun([1.0] * 3, [1.0] * 3, [(0, True), (1, True), (0, True)], {}, weights, is_cut=True, place="there")
     here = dataclasses.replace(there, applied=[*there.applied, (1, True)], is_cut=True, place="")
     first, second = cut_to_common_steps(there, here)
     assert first.applied == second.applied

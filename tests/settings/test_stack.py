@@ -8,7 +8,7 @@ import pytest
 from ampcompare.base.errors import ConfigError
 from ampcompare.experiment.compare import plan_comparison
 from ampcompare.experiment.launch.script.launcher import first_weights_config
-from ampcompare.experiment.matrix import cross, find_reference
+from ampcompare.experiment.matrix import cross_arms_with_settings, find_reference
 from ampcompare.experiment.run_options import CompareOptions
 from ampcompare.settings.stack import arms_with_stacks, first_weights_stack, parse_stacks
 
@@ -45,7 +45,7 @@ def test_arms_name_stacks_in_lists() -> None:
 
 
 def test_a_reference_names_its_stack() -> None:
-    rows = cross(["script@old,script,O2@old"], [], parse_stacks({"old": "python"}))
+    rows = cross_arms_with_settings(["script@old,script,O2@old"], [], parse_stacks({"old": "python"}))
     assert [row.label for row in rows] == ["script@old", "script", "apex:O2@old"]
     found = [find_reference(rows, name) for name in ("script", "O2@old", "script@old", "O2")]
     assert found == [rows[1], rows[2], rows[0], None]

@@ -10,7 +10,7 @@ from ampcompare.results.records.evaluation import EpochResult, pack_right
 from ampcompare.results.records.run import RunTrace, StepRecord
 from ampcompare.training.meters import PeakMemory
 from ampcompare.training.policies import DivergenceDetector
-from ampcompare.training.run_summary import MAX_LENGTH, RunMetrics, Tracer, halves, outlier_share
+from ampcompare.training.run_summary import MAX_LENGTH, RunMetrics, StepSampler, medians_of_halves, outlier_share
 
 
 def record(step: int, seconds: float, applied: bool = True, scale: float = 8.0) -> StepRecord:
@@ -71,11 +71,11 @@ def test_equal_losses_have_equal_digests() -> None:
 
 def traced(count: int, scales: tuple[float, ...] = (8.0,)) -> RunTrace:
     """The trace of so many steps, every third of which was skipped."""
-    tracer = Tracer()
+    tracer = StepSampler()
     for step in range(count):
         tracer.add(record(step, 0.1)._replace(loss=1 / (step + 1), loss_scales=scales), step // 3)
         assert len(tracer.points) <= MAX_LENGTH
-    trace = tracer.trace([0.1 * (step + 1) for step in range(count)])
+    trace = tracer.trace_of_run([0.1 * (step + 1) for step in range(count)])
     assert trace is not None
     return trace
 
@@ -103,7 +103,7 @@ def test_quantiles_go_from_fastest_to_slowest() -> None:
 
 
 def test_without_steps_or_scales_there_is_nothing_to_trace() -> None:
-    assert Tracer().trace([]) is None
+    assert StepSampler().trace_of_run([]) is None
     assert traced(5, scales=()).loss_scales == []
 
 
@@ -121,7 +121,7 @@ def test_what_is_near_the_median_is_no_outlier() -> None:
 
 def test_halves_by_hand() -> None:
     """Each half has its median, and the error is that of two medians by the deviations in each half."""
-    two = halves([1.0, 1.1, 0.9, 2.0, 2.2, 1.8])
+    two = medians_of_halves([1.0, 1.1, 0.9, 2.0, 2.2, 1.8])
     assert two is not None
     assert (two.first, two.second) == (1.0, 2.0)
     one = math.sqrt(math.pi / 2) * 1.4826 * 0.1 / math.sqrt(3)
@@ -131,4 +131,4 @@ def test_halves_by_hand() -> None:
 @pytest.mark.parametrize("seconds", [[], [1.0], [0.0, 0.0, 1.0, 1.0]])
 def test_no_halves(seconds: list[float]) -> None:
     """Fewer than two steps, or a median of zero, have no halves to compare."""
-    assert halves(seconds) is None
+    assert medians_of_halves(seconds) is None

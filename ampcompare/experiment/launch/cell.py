@@ -22,7 +22,7 @@ from ampcompare.experiment.launch.stop_signal import end_signals_handled, hold_s
 from ampcompare.results.records.run import RunRecord, read_record
 
 
-def command_of(folder: Path) -> list[str]:
+def command_of_cell(folder: Path) -> list[str]:
     """Return the command line that trains the cell of a folder."""
     return module_command(__spec__.name, str(folder))
 
@@ -54,13 +54,13 @@ def train_here(folder: Path, where: str = "") -> None:
 def _terminated_by_signal(launcher: Launcher) -> Iterator[None]:
     stopped = False
 
-    def stop(number: int, frame: object) -> None:
+    def stop_launcher(number: int, frame: object) -> None:
         nonlocal stopped
         stopped = True
         launcher.terminate()
 
     launcher.may_start = lambda: not stopped
-    with end_signals_handled(stop):
+    with end_signals_handled(stop_launcher):
         yield
 
 

@@ -66,11 +66,11 @@ def watch_earlier_files(folder: Path) -> Callable[[], list[str]]:
             found[path] = facts.st_ino
     is_unknown = not hasattr(os, "statvfs") or bool(os.statvfs(folder).f_flag & os.ST_NOATIME)
 
-    def read() -> list[str]:
+    def read_since_start() -> list[str]:
         kept = {path: path.stat() for path, inode in found.items() if path.exists() and path.stat().st_ino == inode}
         return sorted(str(path) for path, facts in kept.items() if is_unknown or facts.st_atime_ns)
 
-    return read
+    return read_since_start
 
 
 def files_of_other_cells(config: RunConfig) -> Callable[[], list[str]]:
@@ -82,17 +82,17 @@ def files_of_other_cells(config: RunConfig) -> Callable[[], list[str]]:
         path for path in map(os.path.abspath, config.allow_writes) if not any(map(is_tools_name, path.split("/")))
     ]
 
-    def read() -> dict[str, tuple[int, int]]:
+    def states_of_files() -> dict[str, tuple[int, int]]:
         return {path: state for folder in folders for path, state in snapshot_folder(folder).items()}
 
-    before = read()
+    before = states_of_files()
     readable = [path for path, state in before.items() if _left_by_cells.get(path) == state]
 
-    def end() -> list[str]:
-        _left_by_cells.update({path: state for path, state in read().items() if before.get(path) != state})
+    def names_of_files_read() -> list[str]:
+        _left_by_cells.update({path: state for path, state in states_of_files().items() if before.get(path) != state})
         return readable
 
-    return end
+    return names_of_files_read
 
 
 _left_by_cells: dict[str, tuple[int, int]] = {}  # of this process, in folders that they share
@@ -220,14 +220,14 @@ def progress_writer(folder: Path, place: str = "") -> Callable[[Progress], None]
     path = folder / CellFile.PROGRESS
     temporary = folder / f".{CellFile.PROGRESS}.{os.getpid()}.tmp"
 
-    def write(progress: Progress) -> None:
+    def write_progress(progress: Progress) -> None:
         with contextlib.suppress(OSError):  # the disk may be full; what must be there is flushed to it elsewhere
             temporary.write_text(json.dumps({"place": place, "progress": progress}), encoding="utf-8")
             temporary.replace(path)
 
     if place:
-        write(Progress(0, 0, 0, "starting"))
-    return write
+        write_progress(Progress(0, 0, 0, "starting"))
+    return write_progress
 
 
 def fresh_progress_reader(folder: Path, on_progress: Callable[[Progress], None] | None) -> Callable[[], None]:
@@ -246,7 +246,7 @@ def progress_reader(
     """Return a function that reads the file, and reports a new place and new progress; what is in `last` is no news."""
     last_place = ""
 
-    def read() -> None:
+    def read_progress() -> None:
         nonlocal last, last_place
         if on_progress is None:
             return
@@ -261,7 +261,7 @@ def progress_reader(
                     on_place(place)
                 on_progress(progress)
 
-    return read
+    return read_progress
 
 
 def send_output_to(path: Path) -> None:

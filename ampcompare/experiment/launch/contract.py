@@ -171,7 +171,7 @@ class StoppableProcess(Generic[Process]):
         finally:
             self._is_busy = False
 
-    def ask(self) -> bool:
+    def ask_to_stop(self) -> bool:
         """Ask the cell to stop, whether or not its process has started; return False if there is none."""
         self.is_asked = self._is_busy
         return self._is_busy
@@ -188,7 +188,7 @@ class StoppableProcess(Generic[Process]):
         if self._is_closed:
             raise LauncherClosed
 
-    def drop(self) -> None:
+    def end_process(self) -> None:
         """End the process; another one can start."""
         with self._lock:
             process, self.process = self.process, None
@@ -199,4 +199,4 @@ class StoppableProcess(Generic[Process]):
         """End the process, and let no other one start."""
         with self._lock:
             self._is_closed = True
-        self.drop()
+        self.end_process()

@@ -68,15 +68,15 @@ class StoppableLauncher(Launcher, Generic[Process]):
         """Ask the process of the cell to save and stop."""
 
     def terminate(self) -> bool:
-        if not self._process.ask():
+        if not self._process.ask_to_stop():
             return False
         if (process := self._process.process) is not None:
             self._send_stop(process)
         return True
 
     def end_cell(self) -> None:
-        if self._process.ask():
-            self._process.drop()
+        if self._process.ask_to_stop():
+            self._process.end_process()
 
     def close(self) -> None:
         self._process.close()
@@ -106,15 +106,15 @@ class ForkServerLauncher(StoppableLauncher[Fork]):
             server = self._ensure_server(environment)
             try:
                 if not server.wait_until_ready(self._is_asked):
-                    self._server.drop()
+                    self._server.end_process()
                     raise AskedToStop
                 return self._process.start(lambda server=server: start(server))  # type: ignore[misc]
             except ServerLost:
                 self._process.check()
                 how = server.how_it_ended()
-                self._server.drop()
+                self._server.end_process()
             except LaunchError:
-                self._server.drop()
+                self._server.end_process()
                 raise
             self.note(f"the process server {how}; another one starts")
         raise LaunchError(f"{MAX_SERVERS} process servers ended, one after another; the last one {how}")
@@ -123,7 +123,7 @@ class ForkServerLauncher(StoppableLauncher[Fork]):
         server = self._server.process
         if server is not None and server.runs:
             return server
-        self._server.drop()
+        self._server.end_process()
         environment = worker_environment(self._place) if environment is None else environment
         with self._place.on_its_cores():
             return self._server.start(lambda: ProcessServer(self.loaded, environment, self.python_options))
@@ -179,7 +179,7 @@ class ForkedLauncher(ForkServerLauncher):
         while (code := cell.poll(POLL_SECONDS)) is None:
             read()
         read()
-        self._process.drop()  # of a server that was killed
+        self._process.end_process()  # of a server that was killed
         return code
 
     def _send_stop(self, process: Fork) -> None:

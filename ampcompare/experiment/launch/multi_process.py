@@ -27,7 +27,7 @@ from ampcompare.experiment.launch.cell_files import (
 from ampcompare.experiment.launch.contract import Progress, failed_record, interrupted_record
 from ampcompare.experiment.launch.forked import StoppableLauncher, worker_environment
 from ampcompare.experiment.launch.places import ANYWHERE, Place
-from ampcompare.experiment.launch.start_ranks import Request
+from ampcompare.experiment.launch.start_ranks import RanksRequest
 from ampcompare.results.records.run import RunRecord, read_record
 from ampcompare.settings.config import RunConfig
 
@@ -51,19 +51,19 @@ class MultiProcessLauncher(StoppableLauncher["subprocess.Popen[bytes]"]):
         self, config: RunConfig, folder: Path, on_progress: Callable[[Progress], None] | None = None
     ) -> RunRecord:
         folder = folder.resolve()
-        request = Request(str(folder), self.launcher, config.processes)
+        request = RanksRequest(str(folder), self.launcher, config.processes)
         with self._process.busy(), sandboxed_cell(config, folder) as sandbox:
             make_cell_folder(folder)
             (folder / CellFile.FAILURE).unlink(missing_ok=True)
             write_config(config, folder)
-            code = self._run(request, folder, sandbox, on_progress)
+            code = self._run_ranks(request, folder, sandbox, on_progress)
             self._process.check()
         remove_leftovers_of_cell(folder)
-        return record_without_written_files(self._record(config, folder, code), folder, sandbox.written)
+        return record_without_written_files(self._record_of_cell(config, folder, code), folder, sandbox.written)
 
-    def _run(
+    def _run_ranks(
         self,
-        request: Request,
+        request: RanksRequest,
         folder: Path,
         sandbox: Sandbox,
         on_progress: Callable[[Progress], None] | None,
@@ -89,15 +89,15 @@ class MultiProcessLauncher(StoppableLauncher["subprocess.Popen[bytes]"]):
         while (code := agent.poll()) is None:
             time.sleep(POLL_SECONDS)
             report_progress()
-        self._process.drop()
+        self._process.end_process()
         return code
 
-    def _record(self, config: RunConfig, folder: Path, code: int) -> RunRecord:
+    def _record_of_cell(self, config: RunConfig, folder: Path, code: int) -> RunRecord:
         path = folder / CellFile.RECORD
         record = read_record(path) if path.exists() else None
         if code == 0 and record is not None:
             return record
-        failures = _failures(folder)
+        failures = _failures_of_ranks(folder)
         # The others get SIGTERM when one has failed.
         killed = [failure for failure in failures if failure["code"] < 0 and failure["code"] != -signal.SIGTERM]
         if record is not None and not killed:
@@ -124,7 +124,7 @@ def _end_agent(agent: subprocess.Popen[bytes]) -> None:
         agent.wait()
 
 
-def _failures(folder: Path) -> list[dict[str, int]]:
+def _failures_of_ranks(folder: Path) -> list[dict[str, int]]:
     try:
         failures: list[dict[str, int]] = json.loads((folder / CellFile.FAILURE).read_text(encoding="utf-8"))
     except (OSError, ValueError):

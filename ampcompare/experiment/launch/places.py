@@ -58,7 +58,7 @@ class Place:
             alone=bool(self.gpus) and not self.shared and not any(gpu.is_mig for gpu in self.gpus),
         )
 
-    def mark(self, record: RunRecord) -> RunRecord:
+    def record_with_place(self, record: RunRecord) -> RunRecord:
         """Return the record of a cell of this place with the place, and how many cells run at the same time."""
         return record.model_copy(
             update={"jobs": self.cells, "placement": self.record()} if self.is_limited else {"jobs": self.cells}
@@ -155,10 +155,10 @@ def find_places(cells: Sequence[RunConfig], jobs: int | str | None, gpus: str | 
             f"--nproc-per-node with at most this many, or --device cpu"
         )
     groups = [chosen[start : start + processes] for start in range(0, len(chosen) - processes + 1, processes)]
-    return _on_groups(groups, jobs if isinstance(jobs, int) else len(groups), notes)
+    return _places_on_groups(groups, jobs if isinstance(jobs, int) else len(groups), notes)
 
 
-def _on_groups(groups: Sequence[Sequence[Gpu]], count: int, notes: tuple[str, ...]) -> Places:
+def _places_on_groups(groups: Sequence[Sequence[Gpu]], count: int, notes: tuple[str, ...]) -> Places:
     """Return as many places as a count, each with a group of GPUs in turn, and cores next to it."""
     cores = _cores_of_groups(groups[:count])
     kinds = sorted({gpu.name for group in groups[:count] for gpu in group})

@@ -82,7 +82,7 @@ class RayLauncher(QueueLauncher):
         for config, folder in cells:
             folder = folder.resolve()
             if folder not in self._tasks:
-                needs = _resources(config)
+                needs = _resources_of_cell(config)
                 self._check(needs)
                 announce_cell(config, folder)
                 task = self._ray.remote(**needs)(train)
@@ -145,7 +145,7 @@ class RayLauncher(QueueLauncher):
             self._ray.wait(waiting, num_returns=len(waiting), timeout=END_SECONDS)
 
 
-def _resources(config: RunConfig) -> dict[str, Any]:
+def _resources_of_cell(config: RunConfig) -> dict[str, Any]:
     """Return what Ray reserves for a cell: a core for each thread and loader process, a GPU for each process."""
     on_gpu = config.device.startswith("cuda") or (
         config.device == "auto" and bool(find_places([config], 2).all[0].gpus)
@@ -196,7 +196,7 @@ def train(settings: str, folder: str, secrets_: dict[str, str]) -> dict[str, byt
             path = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ampcompare-ray-")))
             write_config(config, path)
         # Ray has set CUDA_VISIBLE_DEVICES; the record names these GPUs. What else runs on the machine is not known.
-        place = Place(tuple(visible_gpus()), shared=True) if _resources(config)["num_gpus"] else ANYWHERE
+        place = Place(tuple(visible_gpus()), shared=True) if _resources_of_cell(config)["num_gpus"] else ANYWHERE
         where = ", ".join(filter(None, [f"node {socket.gethostname()}", str(place)]))
         train_cell(path, stack.enter_context(LocalLauncher(place)), where)
         if is_shared:

@@ -151,7 +151,7 @@ class SlurmLauncher(QueueLauncher):
         record = read_record(path) if path.exists() else None
         if record is not None and record.status != "interrupted":
             return record
-        error = f"Slurm job {job.job} ended as {_state_of(job.job)}; its output is in {job.log}"
+        error = f"Slurm job {job.job} ended as {_slurm_state_of_job(job.job)}; its output is in {job.log}"
         if record is None:
             record = failed_record(config, error)
         else:  # only this cell fails; the others continue
@@ -221,7 +221,7 @@ def _has_result(folder: Path, *, is_gone: bool) -> bool:
     return path.exists() and (is_gone or read_record(path).status != "interrupted")
 
 
-def _state_of(job: str) -> str:
+def _slurm_state_of_job(job: str) -> str:
     """Return the state of a job as Slurm says it."""
     try:
         found = re.search(r"JobState=(\S+)", _run_squeue("scontrol", "show", "job", "--oneliner", job))
@@ -255,11 +255,11 @@ def train_in_job(folder: str) -> None:
     # Slurm sends it to all processes of the job. They inherit that it is blocked, and only this one waits for it.
     signal.pthread_sigmask(signal.SIG_BLOCK, [warning])
 
-    def stop() -> None:
+    def ask_cell_to_stop() -> None:
         signal.sigwait([warning])
         os.kill(os.getpid(), signal.SIGTERM)
 
-    threading.Thread(target=stop, daemon=True).start()
+    threading.Thread(target=ask_cell_to_stop, daemon=True).start()
     train_here(Path(folder), _job_place())
 
 

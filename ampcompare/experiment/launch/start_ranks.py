@@ -1,6 +1,6 @@
 """Start the ranks of a cell, watch them, and end them all when one fails.
 
-`python -m ampcompare.experiment.launch.start_ranks REQUEST`, with a `Request` as JSON. The end of standard input,
+`python -m ampcompare.experiment.launch.start_ranks REQUEST`, with a `RanksRequest` as JSON. The end of standard input,
 or SIGTERM, ends every rank and the agent. When a rank fails, `failure.json` in the folder reports which one, and how.
 """
 
@@ -31,7 +31,7 @@ GRACE_SECONDS = 5.0
 SAVE_SECONDS = 30.0  # as torchrun
 
 
-class Request(NamedTuple):
+class RanksRequest(NamedTuple):
     """What an agent starts: by "torchrun" or "spawn", some ranks of the cell in a folder."""
 
     folder: str
@@ -39,10 +39,10 @@ class Request(NamedTuple):
     processes: int
 
 
-def _torchrun_arguments(request: Request, url: str) -> list[str]:
-    from ampcompare.experiment.launch.local_rendezvous import BACKEND, register
+def _torchrun_arguments(request: RanksRequest, url: str) -> list[str]:
+    from ampcompare.experiment.launch.local_rendezvous import BACKEND, register_rendezvous
 
-    register()
+    register_rendezvous()
     return [
         f"--nproc-per-node={request.processes}",
         "--max-restarts=0",
@@ -54,7 +54,7 @@ def _torchrun_arguments(request: Request, url: str) -> list[str]:
     ]
 
 
-def _run_torchrun(request: Request, url: str) -> list[dict[str, int]]:
+def _run_torchrun(request: RanksRequest, url: str) -> list[dict[str, int]]:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
@@ -65,7 +65,7 @@ def _run_torchrun(request: Request, url: str) -> list[dict[str, int]]:
     return []
 
 
-def _run_spawn(request: Request, url: str) -> list[dict[str, int]]:
+def _run_spawn(request: RanksRequest, url: str) -> list[dict[str, int]]:
     """Start the ranks without torchrun."""
     ranks: list[subprocess.Popen[bytes]] = []
     grace = GRACE_SECONDS
@@ -137,7 +137,7 @@ def _stop_on_sigterm_or_stdin() -> None:
             signal.signal(each, signal.SIG_IGN)  # a signal to the whole group arrives several times
         raise _LauncherGone if launcher_gone.is_set() else _Stopped
 
-    def watch() -> None:
+    def watch_standard_input() -> None:
         while os.read(0, 4096):
             pass
         launcher_gone.set()
@@ -145,7 +145,7 @@ def _stop_on_sigterm_or_stdin() -> None:
 
     for number in numbers:
         signal.signal(number, on_signal)
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=watch_standard_input, daemon=True).start()
 
 
 def main(arguments: list[str]) -> int:
@@ -153,7 +153,7 @@ def main(arguments: list[str]) -> int:
 
     torchrun has its own handlers for SIGTERM, which end its ranks.
     """
-    request = Request(*json.loads(arguments[0]))
+    request = RanksRequest(*json.loads(arguments[0]))
     os.environ[STARTED_BY] = request.launcher
     _stop_on_sigterm_or_stdin()
     _keep_to_loopback()

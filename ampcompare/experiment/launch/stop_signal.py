@@ -34,7 +34,7 @@ def end_signals_handled(handler: Callable[[int, Any], object]) -> Iterator[list[
             signal.signal(number, earlier)
 
 
-class _Ask:
+class _StopHandler:
     """A handler that asks a run to stop."""
 
     def __init__(self, stop: StopRequest) -> None:
@@ -60,8 +60,8 @@ def request_stop_at_signals(stop: StopRequest) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    ask = _Ask(stop)
+    ask = _StopHandler(stop)
     with end_signals_handled(ask) as before:
-        if any(isinstance(handler, _Ask) and handler.stop.asked for handler in before):
+        if any(isinstance(handler, _StopHandler) and handler.stop.asked for handler in before):
             stop.asked = True
         yield

@@ -30,7 +30,7 @@ class AmpStateUnsaved(Detector):
     def save(self, value: Any) -> None:
         if self._read_at == self.facts.attempts or not self.facts.scales_dynamically():
             return
-        if _any(value, _is_optimizer, DEPTH) and not _any(value, _is_amp, DEPTH):
+        if _any_in(value, _is_optimizer, DEPTH) and not _any_in(value, _is_amp_state, DEPTH):
             self._waiting = user_location()
 
     def attempt(self, optimizer: Any, scaler: Any) -> None:
@@ -39,13 +39,13 @@ class AmpStateUnsaved(Detector):
             self.report("a checkpoint has the optimizer's state, but not that of the loss scale", location)
 
 
-def _any(value: Any, wanted: Any, depth: int) -> bool:
+def _any_in(value: Any, wanted: Any, depth: int) -> bool:
     if wanted(value):
         return True
     if depth == 0:
         return False
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
-    return any(_any(entry, wanted, depth - 1) for entry in inner)
+    return any(_any_in(entry, wanted, depth - 1) for entry in inner)
 
 
 def _is_optimizer(value: Any) -> bool:
@@ -56,7 +56,7 @@ def _is_optimizer(value: Any) -> bool:
     return isinstance(value, torch.optim.Optimizer)
 
 
-def _is_amp(value: Any) -> bool:
+def _is_amp_state(value: Any) -> bool:
     if isinstance(value, Mapping):
         return "loss_scaler0" in value or {"scale", "growth_factor"} <= value.keys()
     import torch

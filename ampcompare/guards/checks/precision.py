@@ -23,7 +23,7 @@ class AutocastElsewhere(Detector):
     def backward(self, losses: Any, grad_outputs: Any) -> None:
         loss = first_loss(losses)
         entered = self.facts.autocasts
-        if loss is None or not entered or any(_is_on(one, loss) for one in entered):
+        if loss is None or not entered or any(_was_autocast_on(one, loss) for one in entered):
             return
         last = entered[-1]
         self.report(f'autocast("{last.device}") casts nothing: the loss is on {loss.device.type}', last.location)
@@ -48,7 +48,7 @@ class AcceleratorOff(Detector):
 
     def backward(self, losses: Any, grad_outputs: Any) -> None:
         loss = first_loss(losses)
-        if loss is None or any(_is_on(one, loss) for one in self.facts.autocasts):
+        if loss is None or any(_was_autocast_on(one, loss) for one in self.facts.autocasts):
             return
         for device, location in self.facts.accelerators_off:
             self.report(f'Accelerator(mixed_precision="fp16") trains in fp32: it has no fp16 on a {device}', location)
@@ -66,7 +66,7 @@ class ScalerWithBf16(Detector):
         loss = first_loss(losses)
         if loss is None or self.facts.blocks or not self.facts.is_scaled(loss):
             return
-        entered = [one for one in self.facts.autocasts if _is_on(one, loss)]
+        entered = [one for one in self.facts.autocasts if _was_autocast_on(one, loss)]
         if entered and all(one.is_dtype_given and one.dtype is torch.bfloat16 for one in entered):
             self.report("a GradScaler scales the loss of autocast in bfloat16", entered[-1].location)
 
@@ -87,13 +87,13 @@ class AutocastWithoutDtype(Detector):
             return
         if loss.grad_fn is None or loss.grad_fn.name().startswith("Mul"):
             return
-        entered = [one for one in self.facts.autocasts if _is_on(one, loss)]
+        entered = [one for one in self.facts.autocasts if _was_autocast_on(one, loss)]
         if entered and all(not one.is_dtype_given and one.dtype is torch.float16 for one in entered):
             device = loss.device.type
             self.report(f'autocast("{device}") uses fp16 by default, and no loss is scaled', entered[-1].location)
 
 
-def _is_on(entered: EnteredAutocast, loss: Tensor) -> bool:
+def _was_autocast_on(entered: EnteredAutocast, loss: Tensor) -> bool:
     return loss.device.type in entered.on_for
 
 

@@ -41,7 +41,7 @@ def training_state(
         "model": one_or_list([gather_tree(model.state_dict()) for model in models]),
         "optimizer": one_or_list([plain_state(optimizer.state_dict()) for optimizer in optimizers]),
         precision.key: precision.state_dict(),
-        "masters": one_or_list(_masters(models, optimizers, names)),
+        "masters": one_or_list(_masters_of_optimizers(models, optimizers, names)),
         # Parameters whose gradient is a tensor of zeros, not None: the sign of a zero may depend on it.
         "zeroed": [
             [index for index, param in enumerate(owned_params(optimizer)) if param.grad is not None]
@@ -57,7 +57,7 @@ def rank_states(
 
     Every rank calls it; None on all but the first.
     """
-    buffers = _buffers(models)
+    buffers = _buffers_of_models(models)
     on_host = dict(zip(buffers, copies_on_host(list(buffers.values())), strict=True))
     states = ranks.gather((_random_states(devices), on_host))
     if not ranks.is_first:
@@ -88,7 +88,7 @@ def restore_rank(
         random.seed(seed)
         np.random.seed(seed % 2**32)
         return
-    buffers = _buffers(models)
+    buffers = _buffers_of_models(models)
     for name, value in state["buffers"][ranks.rank].items():
         if name in buffers:
             buffers[name].copy_(value)
@@ -115,7 +115,7 @@ def restore_training(
     for optimizer, saved in zip(optimizers, saved_optimizers, strict=True):
         # Apex makes masters here at the latest. State loaded before that would be rounded to the half weights.
         optimizer.zero_grad()
-        placed = _place_state(optimizer, _in_own_memory(saved, seen))
+        placed = _place_state(optimizer, _state_in_own_memory(saved, seen))
         _load_optimizer(optimizer, placed, keep_types=CONVERTED not in state)
     masters = as_list(state.get("masters") or {})
     for optimizer, slots in zip(optimizers, names, strict=True):
@@ -131,16 +131,16 @@ def restore_training(
             params[index].grad = torch.zeros_like(params[index])
 
 
-def _in_own_memory(saved: Mapping[str, Any], seen: set[int]) -> dict[str, Any]:
+def _state_in_own_memory(saved: Mapping[str, Any], seen: set[int]) -> dict[str, Any]:
     """Return the state of an optimizer in tensors that share no memory, because an optimizer writes into them."""
 
-    def own(tensor: Tensor) -> Tensor:
+    def copy_if_shared(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         alone = storage.nbytes() == tensor.nbytes and storage.data_ptr() not in seen
         seen.add(storage.data_ptr())
         return tensor if alone else tensor.clone(memory_format=torch.contiguous_format)
 
-    return {"state": map_tree(saved["state"], own), "param_groups": saved["param_groups"]}
+    return {"state": map_tree(saved["state"], copy_if_shared), "param_groups": saved["param_groups"]}
 
 
 def _load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any], *, keep_types: bool) -> None:
@@ -164,19 +164,23 @@ def _load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any], *, keep_type
 def _place_state(optimizer: Optimizer, saved: Mapping[str, Any]) -> dict[str, Any]:
     """Return the state of an optimizer in its own classes of tensors, with this rank's part of what is sharded."""
 
-    def place(value: Any, param: Tensor) -> Any:
+    def place_value(value: Any, param: Tensor) -> Any:
         return rebuild_tensor(value) if is_flattened(value) else shard_like(value, param)
 
     ids = chain.from_iterable(group["params"] for group in saved["param_groups"])
     params = dict(zip(ids, owned_params(optimizer), strict=False))
     state = {
-        number: {name: place(value, params[number]) for name, value in entry.items()} if number in params else entry
+        number: {name: place_value(value, params[number]) for name, value in entry.items()}
+        if number in params
+        else entry
         for number, entry in saved["state"].items()
     }
     return {"state": state, "param_groups": saved["param_groups"]}
 
 
-def _masters(models: Sequence[nn.Module], optimizers: Sequence[Optimizer], names: Names) -> list[dict[str, Tensor]]:
+def _masters_of_optimizers(
+    models: Sequence[nn.Module], optimizers: Sequence[Optimizer], names: Names
+) -> list[dict[str, Tensor]]:
     """Return, per model, the tensors that an optimizer holds instead of the model's own parameters."""
     own = {id(param) for model in models for param in model.parameters()}
     masters: list[dict[str, Tensor]] = [{} for _ in models]
@@ -187,7 +191,7 @@ def _masters(models: Sequence[nn.Module], optimizers: Sequence[Optimizer], names
     return masters
 
 
-def _buffers(models: Sequence[nn.Module]) -> dict[str, Tensor]:
+def _buffers_of_models(models: Sequence[nn.Module]) -> dict[str, Tensor]:
     return {
         f"{index}.{name}": buffer.detach()
         for index, model in enumerate(models)

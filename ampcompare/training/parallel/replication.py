@@ -12,7 +12,7 @@ from torch import Tensor, distributed, nn
 from torch.optim import Optimizer
 
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.training.parallel.sharding import ShardTypes, is_sharded_model, shard
+from ampcompare.training.parallel.sharding import ShardTypes, is_sharded_model, shard_models
 
 ATTRIBUTE = "_ampcompare_reduction_type"
 BYTES_OF_ELEMENT = 4  # as torch's DDP counts fp32 gradients
@@ -166,7 +166,7 @@ class FSDP(Parallel):
     def shard(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
         whole = [model for model in models if not is_sharded_model(model)]
         if whole:
-            shard(whole, optimizers, ShardTypes(reduce=reduction_type(whole[0])))
+            shard_models(whole, optimizers, ShardTypes(reduce=reduction_type(whole[0])))
 
     @contextmanager
     def no_sync(self, models: Sequence[Any]) -> Iterator[None]:

@@ -37,7 +37,7 @@ class ShardTypes:
     output: torch.dtype | None = None  # of what the model returns
 
 
-def shard(
+def shard_models(
     models: Sequence[nn.Module],
     optimizers: Sequence[Optimizer],
     types: ShardTypes = ShardTypes(),
@@ -82,7 +82,7 @@ def shard(
                     optimizer.state[after] = {name: shard_like(value, after) for name, value in state.items()}
 
 
-def units(model: nn.Module) -> list[nn.Module]:
+def units_to_gather(model: nn.Module) -> list[nn.Module]:
     """Return the parts of `model` that are gathered one after the other, without the model itself."""
     found = [child for child in _outermost_blocks(model) if _is_unit(child)]
     if not found and not isinstance(model, LISTS):
@@ -121,16 +121,16 @@ def _shard_model(model: nn.Module, types: ShardTypes, kept: Sequence[nn.Module])
     inner = MixedPrecisionPolicy(param_dtype=types.param, reduce_dtype=types.reduce)
     if types.param is not None:
         wide = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=types.reduce, output_dtype=types.param)
-        for module in _in_fp32(model, kept):
+        for module in _modules_in_fp32(model, kept):
             fully_shard(module, mp_policy=wide, **options)
-    for unit in units(model):
+    for unit in units_to_gather(model):
         if not is_sharded_model(unit):
             fully_shard(unit, mp_policy=inner, **options)
     outer = MixedPrecisionPolicy(param_dtype=types.param, reduce_dtype=types.reduce, output_dtype=types.output)
     fully_shard(model, mp_policy=outer, **options)
 
 
-def _in_fp32(model: nn.Module, kept: Sequence[nn.Module]) -> list[nn.Module]:
+def _modules_in_fp32(model: nn.Module, kept: Sequence[nn.Module]) -> list[nn.Module]:
     """Return the modules of `model` that compute in fp32: those kept, and batch norms outside of them."""
     inside = {id(module) for each in kept for module in each.modules()}
     own = [module for module in model.modules() if any(module is each for each in kept)]

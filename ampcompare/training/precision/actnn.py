@@ -21,7 +21,7 @@ from ampcompare.training.precision.half import step_seed
 
 
 @dataclass(frozen=True)
-class Quantized:
+class PackedTensor:
     """A tensor of floating point, packed."""
 
     codes: Tensor  # uint8; `8 // bits` values in each byte, padded to whole groups
@@ -37,7 +37,7 @@ class Quantized:
         """Bytes held."""
         return self.codes.nbytes + self.lows.nbytes + self.steps.nbytes
 
-    def restore(self) -> Tensor:
+    def unpack_tensor(self) -> Tensor:
         """Return the tensor; each value differs by less than a step of its group."""
         codes = self.codes
         if self.bits < 8:
@@ -51,7 +51,7 @@ class Quantized:
         return flat.view(batch, height, width, channels).permute(0, 3, 1, 2)
 
 
-def quantize(tensor: Tensor, bits: int, group: int, generator: torch.Generator) -> Quantized:
+def pack_tensor(tensor: Tensor, bits: int, group: int, generator: torch.Generator) -> PackedTensor:
     """Pack a floating-point tensor; a group with an infinity or a NaN is restored as NaN.
 
     Of `bits`, 2, 4 or 8; `group` values, a multiple of 4, share a minimum and a step.
@@ -76,11 +76,11 @@ def quantize(tensor: Tensor, bits: int, group: int, generator: torch.Generator) 
         packed = parts[..., 0].clone()
         for index in range(1, 8 // bits):
             packed |= parts[..., index] << (index * bits)
-    return Quantized(packed, lows, steps, bits, tensor.shape, tensor.dtype, channels_last)
+    return PackedTensor(packed, lows, steps, bits, tensor.shape, tensor.dtype, channels_last)
 
 
 MIN_ELEMENTS = 1024  # smaller tensors, such as statistics of norms, are not worth packing
-Saved = Tensor | Quantized
+Saved = Tensor | PackedTensor
 
 
 class Packer:
@@ -93,7 +93,7 @@ class Packer:
         self.seed = seed
         self.forwards = 0
         self._generators: dict[torch.device, torch.Generator] = {}
-        self._packed: dict[int, tuple[StorageWeakRef, tuple[Any, ...], Quantized]] = {}
+        self._packed: dict[int, tuple[StorageWeakRef, tuple[Any, ...], PackedTensor]] = {}
         self._weights: set[int] = set()
         self._shapes: set[tuple[int, ...]] = set()
 
@@ -101,7 +101,7 @@ class Packer:
         """Start a forward pass: its rounding depends on the seed and the number of forward passes before it."""
         self.forwards += 1
         for generator in self._generators.values():
-            generator.manual_seed(self._draw)
+            generator.manual_seed(self._seed_of_pass)
         self._packed.clear()
         self._weights = {param.untyped_storage().data_ptr() for param in self.params}
         self._shapes = {tuple(sorted(param.shape)) for param in self.params if param.dim() > 1}
@@ -115,17 +115,17 @@ class Packer:
         earlier = self._packed.get(storage.data_ptr())
         if earlier is not None and not earlier[0].expired() and earlier[1] == view:
             return earlier[2]
-        packed = quantize(tensor, self.bits, self.group, self._generator(tensor.device))
+        packed = pack_tensor(tensor, self.bits, self.group, self._generator_of_device(tensor.device))
         self._packed[storage.data_ptr()] = (StorageWeakRef(storage), view, packed)
         return packed
 
     @staticmethod
     def unpack(saved: Saved) -> Tensor:
         """Return the tensor."""
-        return saved.restore() if isinstance(saved, Quantized) else saved
+        return saved.unpack_tensor() if isinstance(saved, PackedTensor) else saved
 
     @property
-    def _draw(self) -> int:
+    def _seed_of_pass(self) -> int:
         return step_seed("packed activations", self.seed, self.forwards)
 
     def _is_worth_packing(self, tensor: Tensor) -> bool:
@@ -138,10 +138,10 @@ class Packer:
         # that happens to have the shape of a weight is not packed either.
         return tensor.dtype is torch.float32 or tuple(sorted(tensor.shape)) not in self._shapes
 
-    def _generator(self, device: torch.device) -> torch.Generator:
+    def _generator_of_device(self, device: torch.device) -> torch.Generator:
         """Return a separate generator for a device, so that dropout draws the same numbers as without packing."""
         if device not in self._generators:
-            self._generators[device] = torch.Generator(device).manual_seed(self._draw)
+            self._generators[device] = torch.Generator(device).manual_seed(self._seed_of_pass)
         return self._generators[device]
 
 
@@ -162,11 +162,11 @@ class ActNN(PrecisionWrapper):
         self.packer = Packer(self.bits, self.group, params, torch.initial_seed() % 2**31)
         self.packer.forwards = self._forwards
         for model in prepared:
-            model.register_forward_pre_hook(self._enter)
-            model.register_forward_hook(self._leave, always_call=True)
+            model.register_forward_pre_hook(self._begin_packing)
+            model.register_forward_hook(self._end_packing, always_call=True)
         return prepared, stepped
 
-    def _enter(self, module: nn.Module, args: Any) -> None:
+    def _begin_packing(self, module: nn.Module, args: Any) -> None:
         if torch.is_grad_enabled():
             assert self.packer is not None
             self.packer.begin()
@@ -174,7 +174,7 @@ class ActNN(PrecisionWrapper):
             context.__enter__()
             self._contexts.append(context)
 
-    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+    def _end_packing(self, module: nn.Module, args: Any, output: Any) -> None:
         if self._contexts:
             self._contexts.pop().__exit__()
 

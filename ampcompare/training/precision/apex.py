@@ -187,10 +187,12 @@ class CompatApex(Apex):
         for scaler in self._scalers:
             scaler.pass_repeated()
         skips, scales = self._captured
-        return self._outcome_of([_copy(skip) for skip in skips], [_copy(scale) for scale in scales])
+        return self._outcome_of(
+            [_copy_tensors_in(skip) for skip in skips], [_copy_tensors_in(scale) for scale in scales]
+        )
 
 
-def _copy(entry: Any) -> Any:
+def _copy_tensors_in(entry: Any) -> Any:
     return entry.clone() if isinstance(entry, Tensor) else entry
 
 

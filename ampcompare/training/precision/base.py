@@ -364,7 +364,7 @@ class _LateOutcome(StepOutcome):
         del self._resolve, self._outcomes
         self.scalars = ()
 
-    def _read(self) -> Outcome:
+    def _read_values(self) -> Outcome:
         if self._resolved is None:
             self._outcomes.resolve()
             assert self._resolved is not None
@@ -372,11 +372,11 @@ class _LateOutcome(StepOutcome):
 
     @property
     def applied(self) -> tuple[bool, ...]:
-        return self._read()[0]
+        return self._read_values()[0]
 
     @property
     def loss_scales(self) -> tuple[float, ...]:
-        return self._read()[1]
+        return self._read_values()[1]
 
 
 def half_dtype_of(arm: Arm) -> torch.dtype | None:
@@ -401,7 +401,7 @@ def make_precision(arm: str | Arm, *, device: str = "cpu", autocast_lists: str =
     arm = Arm.parse(arm) if isinstance(arm, str) else arm
     if options:
         arm = arm.with_options(**options)
-    factory = _implementation(arm)
+    factory = _import_implementation(arm)
     if autocast_lists not in ("cuda", "cpu"):
         raise ConfigError(f"autocast_lists is {autocast_lists!r}; it is cuda or cpu")
     try:
@@ -415,7 +415,7 @@ def make_precision(arm: str | Arm, *, device: str = "cpu", autocast_lists: str =
     return precision
 
 
-def _implementation(arm: Arm) -> Callable[..., Precision]:
+def _import_implementation(arm: Arm) -> Callable[..., Precision]:
     """Import the class or function that builds the arm."""
     require_unique(arm.backend)
     module, _, attribute = arm.spec.implementation.partition(":")

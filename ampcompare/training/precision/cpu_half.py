@@ -85,9 +85,9 @@ class EmulatedHalf(TorchDispatchMode):
         if func not in EMULATED or types or any(arg.dtype is not self.dtype for arg in args if isinstance(arg, Tensor)):
             return func(*args, **kwargs)  # mixed dtypes too: they must raise as they do without the mode
         result = func(*[arg.float() if isinstance(arg, Tensor) else arg for arg in args], **kwargs)
-        return tuple(map(self._round, result)) if isinstance(result, tuple) else self._round(result)
+        return tuple(map(self._round_to_half, result)) if isinstance(result, tuple) else self._round_to_half(result)
 
-    def _round(self, value: Any) -> Any:
+    def _round_to_half(self, value: Any) -> Any:
         return value.to(self.dtype) if isinstance(value, Tensor) and value.dtype is torch.float32 else value
 
 
@@ -96,7 +96,7 @@ def _leave_uncompiled() -> None:
     """Let torch's compiler pass over what runs around each operation."""
     from torch._dynamo.eval_frame import skip_code  # slow to import; what trains has it, since optimizers import it
 
-    left = [EmulatedHalf.__torch_dispatch__.__code__, EmulatedHalf._round.__code__, _is_half.__code__]
+    left = [EmulatedHalf.__torch_dispatch__.__code__, EmulatedHalf._round_to_half.__code__, _is_half.__code__]
     while left:
         code = left.pop()
         skip_code(code)

@@ -50,7 +50,7 @@ class FP8(PrecisionWrapper):
         self.packages = {library: version}
 
     def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
-        converted = [self._convert(model) for model in models]
+        converted = [self._convert_layers(model) for model in models]
         layers = {layer for model in converted for layer in _fp8_layers(model)}
         if not layers:
             raise UnsupportedCombination(
@@ -59,16 +59,16 @@ class FP8(PrecisionWrapper):
             )
         if self._device.type == "cpu":
             for layer in layers:
-                layer.forward = functools.partial(_outside_autocast, layer.forward)
+                layer.forward = functools.partial(_call_outside_autocast, layer.forward)
         prepared = super()._prepare(converted, optimizers)
-        left = [text for model in converted for text in self._left_out(model, layers)]
+        left = [text for model in converted for text in self._layers_left_out(model, layers)]
         if left:
             more = f" and {len(left) - MAX_NAMED} more" if len(left) > MAX_NAMED else ""
             self.notes = (*self.notes, f"fp8 is not in: {', '.join(left[:MAX_NAMED])}{more}")
         return prepared
 
-    def _convert(self, model: nn.Module) -> nn.Module:
-        fits = functools.partial(self._fits, self._kept_modules(model))
+    def _convert_layers(self, model: nn.Module) -> nn.Module:
+        fits = functools.partial(self._has_fitting_sizes, self._kept_modules(model))
         recipe = self._float8.Float8LinearConfig.from_recipe_name(self._scaling)
         # The number of rows is that of the batch, and is padded where it is not a multiple of 16.
         config = dataclasses.replace(recipe, emulate=bool(self.emulated), pad_inner_dim=not self.emulated)
@@ -84,12 +84,12 @@ class FP8(PrecisionWrapper):
                 kept.update(module.modules())
         return kept
 
-    def _fits(self, kept: set[nn.Module], module: nn.Module, name: str) -> bool:
+    def _has_fitting_sizes(self, kept: set[nn.Module], module: nn.Module, name: str) -> bool:
         # A subclass may use its weight without calling `forward`, as attention does with its projection.
         fits = type(module) is nn.Linear and not any(size % self._align for size in module.weight.shape)
         return fits and module not in kept
 
-    def _left_out(self, model: nn.Module, layers: Collection[nn.Module]) -> Iterator[str]:
+    def _layers_left_out(self, model: nn.Module, layers: Collection[nn.Module]) -> Iterator[str]:
         """Yield each module that multiplies and is not in `layers`, which are converted, with the reason."""
         for name, module in model.named_modules():
             if not isinstance(module, MULTIPLYING) or module in layers:
@@ -111,7 +111,7 @@ def _has_fp8(device: torch.device, scaling: str) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= CAPABILITY[scaling]
 
 
-def _outside_autocast(forward: Callable[[Tensor], Tensor], value: Tensor) -> Tensor:
+def _call_outside_autocast(forward: Callable[[Tensor], Tensor], value: Tensor) -> Tensor:
     """Call a converted layer with a bf16 input, as torchao does by itself on a GPU.
 
     It knows the autocast of GPUs only. That of CPUs would round the operands of an emulated product a second time.

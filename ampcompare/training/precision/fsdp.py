@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ampcompare.training.parallel.sharding import ShardTypes, shard
+from ampcompare.training.parallel.sharding import ShardTypes, shard_models
 from ampcompare.training.precision.base import NO_CONTEXT, Prepared
 from ampcompare.training.precision.keep_fp32 import find_kept
 from ampcompare.training.precision.native import Native
@@ -38,7 +38,7 @@ class FullyShard(Native):
     def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
         kept = find_kept(models, self.keep_fp32)
         self.kept_fp32 = tuple(kept)
-        shard(models, optimizers, self.types, list(kept.values()))
+        shard_models(models, optimizers, self.types, list(kept.values()))
         return list(models), list(optimizers)
 
     def autocast(self) -> AbstractContextManager[None]:

@@ -88,7 +88,7 @@ class FormatPlan:
         for name, module in dict.fromkeys(model.named_modules()):
             if not isinstance(module, MULTIPLYING):
                 continue
-            if not _is_plain(module):
+            if not _is_plain_linear(module):
                 self._left_out.append(f"{name} ({type(module).__name__})")
             elif not isinstance(module.forward, FormatForward):
                 FormatForward(module, self, name, is_kept=id(module) in kept).install()
@@ -201,7 +201,7 @@ class FormatPlan:
         return tuple(found)
 
 
-def _is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
+def _is_plain_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
     """Return whether a layer multiplies its input by its weight in `forward` alone.
 
     A subclass with a forward of its own, and the projection inside of attention, use the weight elsewhere.

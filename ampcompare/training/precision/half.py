@@ -256,7 +256,7 @@ class Fp32CopiesPerStep(_OptimizerWeights):
     @torch.no_grad()
     def give_weights(self) -> None:
         if self._stochastic is not None:
-            self._stochastic.into(self._params, self._copies)
+            self._stochastic.round_into(self._params, self._copies)
         else:
             copy_by_dtype(self._params, self._copies)
         if self._kahan:
@@ -343,7 +343,7 @@ class Half(Precision):
         self._flags: dict[int, list[Tensor]] = {}  # overflow flags of the optimizers whose gradients are unscaled
 
     def _prepare(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> Prepared:
-        self._cast(models)
+        self._cast_models(models)
         if self._stochastic is not None and self._stochastic.rounds == 0:  # else loaded
             self._stochastic.seed = torch.initial_seed() % 2**31  # by now that of the run
         for model in models:
@@ -356,7 +356,7 @@ class Half(Precision):
         self._optimizers += optimizers
         return list(models), list(optimizers)
 
-    def _cast(self, models: Sequence[nn.Module]) -> None:
+    def _cast_models(self, models: Sequence[nn.Module]) -> None:
         """Cast the models, and what goes into them and comes out."""
         with kept_in_fp32(models, self.keep_fp32, self.half_dtype) as self.kept_fp32:
             for model in models:
@@ -427,12 +427,12 @@ class Half(Precision):
         flags = []
         for same_type in group_by_type(grads):
             if self.dynamic:
-                flags.append(_check_and_unscale(same_type, self._inverse(scale, same_type[0])))
+                flags.append(_check_and_unscale(same_type, self._inverse_scale(scale, same_type[0])))
             else:
                 torch._foreach_div_(same_type, scale)
         return flags
 
-    def _inverse(self, scale: float, grad: Tensor) -> float | Tensor:
+    def _inverse_scale(self, scale: float, grad: Tensor) -> float | Tensor:
         """Return what gradients like `grad` are multiplied by; a scalar on their device is kept for the next steps."""
         if self._on_device is not None:
             return self._on_device.inverse
@@ -471,7 +471,7 @@ class Half(Precision):
         applied = tuple([not overflow for overflow in self._overflow_flags(optimizers)])
         for optimizer, good in zip(optimizers, applied, strict=True):
             self.apply(optimizer, good=good)
-        self._update(overflow=not all(applied))
+        self._update_scale(overflow=not all(applied))
         return FixedOutcome(applied, self.loss_scales())
 
     def why_no_cuda_graph(self, optimizers: Sequence[Optimizer]) -> str | None:
@@ -511,24 +511,24 @@ class Half(Precision):
         for optimizer in optimizers:
             del self._flags[id(optimizer)]
 
-    def _update(self, *, overflow: bool) -> None:
+    def _update_scale(self, *, overflow: bool) -> None:
         """Move the dynamic scale."""
         assert self._scale is not None
         self._scale, self._good_steps = next_scale_and_steps(
             self._scale, self._good_steps, overflow=overflow, growth_interval=self.growth_interval, min_scale=MIN_SCALE
         )
 
-    def _catch_up(self) -> None:
+    def _read_device_scale(self) -> None:
         """Read scale and count from the device, if they live there."""
         if self._on_device is not None:
             self._scale, self._good_steps = self._on_device.read()
 
     def loss_scales(self) -> tuple[float, ...]:
-        self._catch_up()
+        self._read_device_scale()
         return () if self._scale is None else (self._scale,)
 
     def state_dict(self) -> dict[str, Any]:
-        self._catch_up()
+        self._read_device_scale()
         state: dict[str, Any] = {} if self._scale is None else {"loss_scale": self._scale}
         if self.dynamic:
             state["good_steps"] = self._good_steps
@@ -609,10 +609,10 @@ class StochasticRounding:
         self._generators: dict[torch.device, torch.Generator] = {}
         self._agreed = False
 
-    def into(self, targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    def round_into(self, targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         """Round each fp32 value into its bfloat16 target."""
         if not self._agreed and targets:
-            self._agree(targets[0].device)
+            self._take_seed_of_rank0(targets[0].device)
         self.rounds += 1
         for device in {target.device for target in targets}:
             generator = self._generators.setdefault(device, torch.Generator(device))
@@ -620,7 +620,7 @@ class StochasticRounding:
         for target, value in zip(targets, values, strict=True):
             target.copy_(round_stochastically(value, self._generators[target.device]))
 
-    def _agree(self, device: torch.device) -> None:
+    def _take_seed_of_rank0(self, device: torch.device) -> None:
         """Take seed and count of rank 0: weights that are rounded apart would drift apart under equal gradients."""
         self._agreed = True
         if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
@@ -637,14 +637,14 @@ def hold_state_in(optimizer: Optimizer, dtype: torch.dtype) -> None:
         dtype: of the state of each floating parameter.
     """
 
-    def cast_all(target: torch.dtype) -> None:
+    def cast_all_state(target: torch.dtype) -> None:
         for param in owned_params(optimizer):
             if param.is_floating_point():
                 _cast_entries(optimizer, param, target)
 
-    optimizer.register_step_pre_hook(lambda *_: cast_all(torch.float32))
-    optimizer.register_step_post_hook(lambda *_: cast_all(dtype))
-    cast_all(dtype)
+    optimizer.register_step_pre_hook(lambda *_: cast_all_state(torch.float32))
+    optimizer.register_step_post_hook(lambda *_: cast_all_state(dtype))
+    cast_all_state(dtype)
 
 
 def _cast_entries(optimizer: Optimizer, param: Tensor, dtype: torch.dtype) -> None:

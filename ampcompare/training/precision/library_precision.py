@@ -34,9 +34,9 @@ class LibraryPrecision(UnscaleOnce):
         super().__init__()
         self.half_dtype = half_dtype_of(Arm.parse(arm))
         self.packages = dict(packages)
-        self._use(scaler)
+        self._use_scaler(scaler)
 
-    def _use(self, scaler: torch.amp.GradScaler | None) -> None:
+    def _use_scaler(self, scaler: torch.amp.GradScaler | None) -> None:
         self.scaler = scaler
         self._scale = 0.0 if scaler is None else scaler.get_scale()
         self._outcomes = LateOutcomes()
@@ -96,4 +96,4 @@ class LibraryPrecision(UnscaleOnce):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if self.scaler is not None:
             self.scaler.load_state_dict(dict(state))
-            self._use(self.scaler)
+            self._use_scaler(self.scaler)

@@ -159,7 +159,7 @@ def _without_modes(*operands: Tensor) -> AbstractContextManager[Any]:
 
 
 @dataclass(frozen=True)
-class _Operand:
+class _RoundedOperand:
     """A matrix (rows, what is summed) in fp32, what of it is multiplied, and a factor of the result."""
 
     matrix: Tensor
@@ -169,7 +169,7 @@ class _Operand:
 
 def _multiply(
     layer: LayerFormats, role: str, left: Tensor, right: Tensor, *, keeps: bool = False
-) -> tuple[Tensor, list[_Operand]]:
+) -> tuple[Tensor, list[_RoundedOperand]]:
     """Return the product and its operands, which are whole where it `keeps` them; none in bf16."""
     rounding = layer.roundings[role]
     if rounding is None:
@@ -177,7 +177,7 @@ def _multiply(
     shares = rounding.shares_weight_tiles(layer.roundings["dgrad" if role == "fprop" else "fprop"])
     if shares and role == "dgrad" and layer.squares is not None and not keeps:
         values, whole = layer.squares
-        b = _Operand(values.t(), values.t(), whole)
+        b = _RoundedOperand(values.t(), values.t(), whole)
     else:
         b = _round_operand(layer, rounding, role, right, is_left=False)
         if shares and role == "fprop":
@@ -194,7 +194,9 @@ def _multiply(
     return result, [a, b]
 
 
-def _round_operand(layer: LayerFormats, rounding: ProductRounding, role: str, x: Tensor, *, is_left: bool) -> _Operand:
+def _round_operand(
+    layer: LayerFormats, rounding: ProductRounding, role: str, x: Tensor, *, is_left: bool
+) -> _RoundedOperand:
     matrix = x.float()
     if rounding.transformed:
         matrix = multiply_by_hadamard(matrix, hadamard_matrix(x.device))
@@ -206,7 +208,7 @@ def _round_operand(layer: LayerFormats, rounding: ProductRounding, role: str, x:
         square=rounding.is_square(role, is_left=is_left),
         generator=layer.generator(x.device) if rounding.stochastic and is_left and role != "fprop" else None,
     )
-    return _Operand(matrix, values, whole)
+    return _RoundedOperand(matrix, values, whole)
 
 
 def _multiply_watched(layer: LayerFormats, role: str, left: Tensor, right: Tensor) -> tuple[Tensor, LinearProduct]:
@@ -231,7 +233,7 @@ def sum_figures(figures: list[Tensor]) -> Tensor:
     return torch.stack(figures).sum(0)
 
 
-def _rounding_figures(operand: _Operand, rounding: ProductRounding, role: str, *, is_left: bool) -> Tensor:
+def _rounding_figures(operand: _RoundedOperand, rounding: ProductRounding, role: str, *, is_left: bool) -> Tensor:
     """Return the figures of `LinearProduct` of one operand."""
     matrix, element = operand.matrix, rounding.element_of(role, is_left=is_left)
     square = rounding.is_square(role, is_left=is_left)

@@ -37,13 +37,13 @@ class MMEngine(LibraryPrecision):
         self._models = list(models)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # of torch.cuda.amp.GradScaler, which it makes
-            self._wrappers = {id(optimizer): self._wrapper(optimizer) for optimizer in optimizers}
+            self._wrappers = {id(optimizer): self._wrapper_of_optimizer(optimizer) for optimizer in optimizers}
         if self.half_dtype is not None:
-            self._use(self._wrappers[id(optimizers[0])].loss_scaler)
+            self._use_scaler(self._wrappers[id(optimizers[0])].loss_scaler)
             self._refuse_several(optimizers)
         return list(models), list(optimizers)
 
-    def _wrapper(self, optimizer: Optimizer) -> Any:
+    def _wrapper_of_optimizer(self, optimizer: Optimizer) -> Any:
         if self.half_dtype is None:
             return self.module.OptimWrapper(optimizer=optimizer)
         return self.module.AmpOptimWrapper(loss_scale="dynamic", dtype=self.dtype, optimizer=optimizer)

@@ -196,7 +196,7 @@ class _NativeWeights(Half):
         super().__init__(dtype="bfloat16", bn_fp32=True, **options)
         self.device_type = torch.device(device).type
 
-    def _cast(self, models: Sequence[nn.Module]) -> None:
+    def _cast_models(self, models: Sequence[nn.Module]) -> None:
         with kept_in_fp32(models, self.keep_fp32, None, autocast_off_factory(self.device_type)) as self.kept_fp32:
             for model in models:
                 cast_weights(model, self.half_dtype, bn_fp32=self.bn_fp32)

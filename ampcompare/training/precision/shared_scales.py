@@ -25,7 +25,7 @@ MIN_BINADE, MAX_BINADE = 2.0**-80, 2.0**80
 
 
 @dataclass(frozen=True)
-class Rounded:
+class RoundedMatrix:
     """A matrix of numbers `grid * tile * whole`, in tiles.
 
     Attributes:
@@ -138,7 +138,7 @@ def round_matrix(
     *,
     square: bool = False,
     generator: torch.Generator | None = None,
-) -> Rounded:
+) -> RoundedMatrix:
     """Round an fp32 matrix (rows, numbers that a product sums over).
 
     Args:
@@ -156,7 +156,7 @@ def round_matrix(
     largest = blocks.abs().amax((1, 3), keepdim=True)
     factor, tile, whole = _make_scales(largest, element, form, scale)
     unrounded = blocks * factor
-    return Rounded(round_to_element(unrounded, element, generator), tile, whole, unrounded, largest)
+    return RoundedMatrix(round_to_element(unrounded, element, generator), tile, whole, unrounded, largest)
 
 
 def round_values(
@@ -255,7 +255,7 @@ def _round_in_binades(
     return rounded
 
 
-def scale_ends(rounded: Rounded, form: Format, element: Element, scale: str) -> Tensor:
+def scale_ends(rounded: RoundedMatrix, form: Format, element: Element, scale: str) -> Tensor:
     """Return which tiles that are not all zero want a scale at or beyond an end of its range."""
     largest = rounded.largest
     if scale in E8M0_SCALES:

@@ -11,7 +11,7 @@ import pytest
 
 from ampcompare.base.errors import ConfigError
 from ampcompare.experiment.compare import emit_cells
-from ampcompare.experiment.launch.cell import command_of
+from ampcompare.experiment.launch.cell import command_of_cell
 from ampcompare.experiment.launch.cell_files import announce_cell
 from ampcompare.experiment.run_directory import RunDirectory
 from ampcompare.experiment.run_options import CompareOptions
@@ -27,7 +27,7 @@ TINY = {
 
 
 def run(folder: Path, code: int = 0) -> RunRecord:
-    done = subprocess.run(command_of(folder), capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command_of_cell(folder), capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == code, done.stderr
     return read_record(folder / "record.json")
 
@@ -61,7 +61,7 @@ def test_a_command_that_is_killed(
     )
     for name in ("killed", "whole"):
         announce_cell(config, tmp_path / name)
-    with subprocess.Popen(command_of(tmp_path / "killed")) as process:
+    with subprocess.Popen(command_of_cell(tmp_path / "killed")) as process:
         assert wait_until(lambda: (tmp_path / "killed/checkpoints/step-00000002.pt").exists(), 120)
         process.send_signal(signal.SIGKILL)
     go.touch()

@@ -63,7 +63,7 @@ def test_a_record_knows_its_place_from_the_process_that_trains(monkeypatch: pyte
     for name, value in Place(cores=(3,), cells=2).environment.items():
         monkeypatch.setenv(name, value)
     placed = record_with_place(record)
-    assert placed == Place(cores=(3,), cells=2).mark(record)
+    assert placed == Place(cores=(3,), cells=2).record_with_place(record)
     assert (placed.jobs, placed.placement and placed.placement.cores) == (2, [3])
     assert PLACE not in worker_environment(), "of a cell that runs this command"
     monkeypatch.delenv(PLACE)

@@ -114,7 +114,7 @@ def test_cells_of_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
         cells.path(number).mkdir(parents=True)
         (cells.path(number) / "job.json").write_text(json.dumps({"job": f"7_{number - 1}"}))
     monkeypatch.setattr(slurm, "active_jobs", lambda: set(jobs))
-    monkeypatch.setattr(slurm, "_state_of", lambda job: "NODE_FAIL")
+    monkeypatch.setattr(slurm, "_slurm_state_of_job", lambda job: "NODE_FAIL")
     _turns(
         monkeypatch,
         [

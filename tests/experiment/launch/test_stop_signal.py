@@ -96,7 +96,7 @@ def test_nothing_starts_after_the_end() -> None:
     ended: list[str] = []
     held = StoppableProcess(ended.append)
     assert held.start(lambda: "first") == "first"
-    held.drop()
+    held.end_process()
     held.start(lambda: "second")
     held.check()
     held.close()

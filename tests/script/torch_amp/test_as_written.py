@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.experiment.matrix import cross, find_reference
+from ampcompare.experiment.matrix import cross_arms_with_settings, find_reference
 from ampcompare.experiment.option_checks import check_cells
 from ampcompare.settings.config import RunConfig
 
@@ -94,7 +94,7 @@ def test_it_is_the_reference() -> None:
         (["bf16", "fp32"], "fp32"),
         (["bf16"], "native:bf16"),
     ):
-        row = find_reference(cross(arms, []), None)
+        row = find_reference(cross_arms_with_settings(arms, []), None)
         assert row.arm == expected
 
 

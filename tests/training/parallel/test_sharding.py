@@ -9,7 +9,7 @@ from torch import nn
 from ampcompare.base.errors import BackendUnavailable, PreparationError
 from ampcompare.base.tensors.sharded import gather_whole, is_sharded
 from ampcompare.base.tensors.skippable_step import skip_on_device
-from ampcompare.training.parallel.sharding import ShardTypes, is_sharded_model, shard, units
+from ampcompare.training.parallel.sharding import ShardTypes, is_sharded_model, shard_models, units_to_gather
 from ampcompare.training.process_group import group_of_one
 
 CPU = torch.device("cpu")
@@ -41,17 +41,17 @@ class Plain(nn.Module):
 def test_blocks_are_units() -> None:
     """The children of lists; without lists the children of the model; nothing that shares a weight."""
     model, plain, row = Blocks(), Plain(), nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-    assert units(model) == list(model.blocks)
-    assert units(plain) == [plain.one, plain.two]
-    assert units(row) == [row[0]]
-    assert units(Blocks(tied=True)) == []
+    assert units_to_gather(model) == list(model.blocks)
+    assert units_to_gather(plain) == [plain.one, plain.two]
+    assert units_to_gather(row) == [row[0]]
+    assert units_to_gather(Blocks(tied=True)) == []
 
 
 def test_a_torch_that_shards_on_gpus_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is refused on a CPU, with the version that is needed."""
     monkeypatch.setattr(torch, "__version__", torch.torch_version.TorchVersion("2.6.0+cu124"))
     with group_of_one("gloo", CPU), pytest.raises(BackendUnavailable, match=r"from torch 2\.7 on, and this is 2\.6\.0"):
-        shard([Plain()], [])
+        shard_models([Plain()], [])
 
 
 @pytest.mark.skipif(torch.__version__ < (2, 7), reason="its FSDP2 needs a GPU")
@@ -62,7 +62,7 @@ def test_an_optimizer_steps_shards() -> None:
     optimizer = torch.optim.Adagrad(model.parameters(), initial_accumulator_value=0.5)  # has state from the start
     before = [param.detach().clone() for param in model.parameters()]
     with group_of_one("gloo", CPU):
-        shard([model], [optimizer], ShardTypes(torch.bfloat16, torch.float32, torch.float32))
+        shard_models([model], [optimizer], ShardTypes(torch.bfloat16, torch.float32, torch.float32))
         params = optimizer.param_groups[0]["params"]
         assert all(is_sharded(param) for param in params)
         assert [id(param) for param in params] == [id(param) for param in model.parameters()]
@@ -85,13 +85,13 @@ def test_what_cannot_be_sharded() -> None:
     """No process group, tensors that are not the model's, and steps that copy whole weights are refused."""
     model = nn.Linear(2, 2)
     with pytest.raises(PreparationError, match=r"call torch.distributed.init_process_group first"):
-        shard([model], [])
+        shard_models([model], [])
     with group_of_one("gloo", CPU):
         masters = [param.detach().clone() for param in model.parameters()]
         with pytest.raises(PreparationError, match="such as a master weight"):
-            shard([model], [torch.optim.SGD(masters, lr=0.1)])
+            shard_models([model], [torch.optim.SGD(masters, lr=0.1)])
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         skip_on_device(optimizer)
         with pytest.raises(PreparationError, match="leave out skip_on_device"):
-            shard([model], [optimizer])
+            shard_models([model], [optimizer])
     assert not is_sharded_model(model)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD
 
-from ampcompare.training.precision.actnn import ActNN, Packer, Quantized, quantize
+from ampcompare.training.precision.actnn import ActNN, PackedTensor, Packer, pack_tensor
 from ampcompare.training.precision.base import Precision, make_precision
 
 
@@ -60,8 +60,8 @@ def test_activations_are_packed_and_weights_are_not(arm: str) -> None:
     precision, model, optimizer = start(arm)
     seen = Watched(precision)
     gradients(precision, model, optimizer)
-    packed = [tensor.shape for tensor, kept in seen.pairs if isinstance(kept, Quantized)]
-    left = [tensor.shape for tensor, kept in seen.pairs if not isinstance(kept, Quantized)]
+    packed = [tensor.shape for tensor, kept in seen.pairs if isinstance(kept, PackedTensor)]
+    left = [tensor.shape for tensor, kept in seen.pairs if not isinstance(kept, PackedTensor)]
     assert torch.Size([16, 16, 8, 8]) in packed
     weights = {param.shape for param in model.parameters()} | {torch.Size([288, 5])}
     assert not weights & set(packed)
@@ -145,10 +145,10 @@ def generator(seed: int = 0) -> torch.Generator:
 def test_a_value_is_off_by_less_than_a_step(bits: int) -> None:
     """Every value lies within one step of its group from where it was; bytes are bits and two fp32 a group."""
     values = torch.randn(4096, generator=generator(1)) * torch.linspace(0.01, 100, 4096)
-    packed = quantize(values, bits, 256, generator())
+    packed = pack_tensor(values, bits, 256, generator())
     groups = values.view(16, 256)
     steps = (groups.amax(1) - groups.amin(1)) / (2**bits - 1)
-    off = (packed.restore().view(16, 256) - groups).abs()
+    off = (packed.unpack_tensor().view(16, 256) - groups).abs()
     assert (off <= steps[:, None] * 1.0001).all()
     assert off.max() > 0
     assert packed.nbytes == 4096 * bits // 8 + 16 * 8
@@ -158,7 +158,7 @@ def test_a_value_is_off_by_less_than_a_step(bits: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
 def test_shape_and_type_come_back(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     values = torch.rand(shape, generator=generator(1)).to(dtype)
-    restored = quantize(values, 8, 256, generator()).restore()
+    restored = pack_tensor(values, 8, 256, generator()).unpack_tensor()
     assert (restored.shape, restored.dtype) == (values.shape, dtype)
     assert (restored.float() - values.float()).abs().max() < 1 / 200
 
@@ -166,7 +166,7 @@ def test_shape_and_type_come_back(shape: tuple[int, ...], dtype: torch.dtype) ->
 def test_order_of_memory_comes_back() -> None:
     """channels_last stays channels_last, with every value at its place."""
     images = torch.rand(4, 8, 5, 5, generator=generator(1)).to(memory_format=torch.channels_last)
-    restored = quantize(images, 8, 256, generator()).restore()
+    restored = pack_tensor(images, 8, 256, generator()).unpack_tensor()
     assert restored.is_contiguous(memory_format=torch.channels_last)
     assert (restored - images).abs().max() < 1 / 200
 
@@ -175,7 +175,7 @@ def test_equal_values_are_exact() -> None:
     """A group without spread comes back as it was, zeros among them."""
     for value in (0.0, -3.25, 1e-30):
         values = torch.full((512,), value)
-        assert torch.equal(quantize(values, 2, 256, generator()).restore(), values)
+        assert torch.equal(pack_tensor(values, 2, 256, generator()).unpack_tensor(), values)
 
 
 @pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
@@ -183,6 +183,6 @@ def test_what_is_not_finite_stays_not_finite(bad: float) -> None:
     """An overflow in a group cannot be lost: the group comes back as NaN, the others as they were."""
     values = torch.ones(512)
     values[3] = bad
-    restored = quantize(values, 2, 256, generator()).restore()
+    restored = pack_tensor(values, 2, 256, generator()).unpack_tensor()
     assert restored[:256].isnan().all()
     assert torch.equal(restored[256:], values[256:])

@@ -225,7 +225,7 @@ def test_it_draws_from_its_own_generator() -> None:
         rounding = StochasticRounding(seed)
         rounding.rounds = rounds
         targets = [torch.empty_like(value, dtype=torch.bfloat16) for value in values]
-        rounding.into(targets, values)
+        rounding.round_into(targets, values)
         results.append(targets)
     assert torch.equal(torch.get_rng_state(), before)
     assert all(torch.equal(a, b) for a, b in zip(results[0], results[1], strict=True))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ampcompare.base.formats import E2M1, E4M3, E5M2, FORMATS, Element
 from ampcompare.training.precision.shared_scales import (
-    Rounded,
+    RoundedMatrix,
     hadamard_matrix,
     join_tiles,
     multiply_by_hadamard,
@@ -35,7 +35,9 @@ def equal(a: Tensor, b: Tensor) -> bool:
     return bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
-def rounded(x: Tensor, name: str, scale: str = "", *, element: Element | None = None, square: bool = False) -> Rounded:
+def rounded(
+    x: Tensor, name: str, scale: str = "", *, element: Element | None = None, square: bool = False
+) -> RoundedMatrix:
     form = FORMATS[name]
     return round_matrix(x.float(), form, element or form.element, scale or form.scales[0], square=square)
 

@@ -41,7 +41,7 @@ from ampcompare.experiment.launch.cell_files import (
 from ampcompare.experiment.launch.contract import Progress, failed_record
 from ampcompare.experiment.launch.forked import AskedToStop, ForkServerLauncher
 from ampcompare.experiment.launch.places import ANYWHERE, Place
-from ampcompare.experiment.launch.script.output import OutputReader, Printed
+from ampcompare.experiment.launch.script.output import OutputReader, PrintedValue
 from ampcompare.experiment.launch.script.rows import (
     ScriptRows,
     first_error_of_children,
@@ -55,7 +55,7 @@ from ampcompare.results.records.run import EngineInfo, RunRecord, RunSummary, St
 from ampcompare.script.legacy.old_script import COMPAT_HINT, is_of_old_script
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import LOSS, ScriptConfig, ScriptMetric
-from ampcompare.training.run_summary import Tracer
+from ampcompare.training.run_summary import StepSampler
 
 POLL_SECONDS = 0.2
 PIPE_SECONDS = 2.0
@@ -114,7 +114,7 @@ class ScriptLauncher(ForkServerLauncher):
             record = script_record(
                 config, rows, output.values, wall_seconds=wall, started=started, faults=output.part_faults()
             )
-        record = self._place.mark(record_with_code(record, folder))
+        record = self._place.record_with_place(record_with_code(record, folder))
         written = sandbox.written[:MAX_FILES]
         files = {"files": [one.path for one in written], "resumed": files_read()}
         facts = record.script or rows.facts()
@@ -138,7 +138,7 @@ class ScriptLauncher(ForkServerLauncher):
             self._send_stop(process)
         assert process.stdout is not None
         reader = OutputReader(process.stdout, folder / CellFile.LOG, script.metrics)
-        pump = threading.Thread(target=reader.pump, daemon=True)
+        pump = threading.Thread(target=reader.read_to_end, daemon=True)
         pump.start()
         try:
             counter = _StepCounter(folder / CellFile.SCRIPT, script.max_steps or 0)
@@ -160,7 +160,7 @@ class ScriptLauncher(ForkServerLauncher):
                         process.kill()
             pump.join(timeout=PIPE_SECONDS)  # a process that the script has left behind may hold the pipe open
         finally:
-            self._process.drop()
+            self._process.end_process()
             pump.join(timeout=PIPE_SECONDS)
             code = process.wait()
         return code if late is None else late, reader
@@ -184,7 +184,7 @@ class ScriptLauncher(ForkServerLauncher):
             function, words = f"{TORCHRUN}:main", command[command.index(TORCHRUN) + 1 :]
         threads = [outside.get(name) for name in THREAD_VARIABLES]
         if threads != self._threads:  # which libraries below torch read when they are loaded
-            self._server.drop()
+            self._server.end_process()
             self._threads = threads
         return self._fork(lambda server: server.start(function, words, environment=environment), outside)
 
@@ -378,8 +378,8 @@ def script_record(
             return failed_script_record(config, fault, started=started)
         notes += [note] if note else []
         seen[metric.name] = sum(not getattr(value, "passing", False) for value in found)
-        values[metric.name] = pick_value(metric, found)
-        if isinstance(value := values[metric.name], Printed):
+        values[metric.name] = value_that_counts(metric, found)
+        if isinstance(value := values[metric.name], PrintedValue):
             steps[metric.name] = value.step
         lost = lost or ("" if values.keys() - {metric.name} else _why_metric_lost(metric, found, values[metric.name]))
     if not script.metrics:
@@ -399,7 +399,7 @@ def script_record(
             "divergence": divergence,
         }
     )
-    tracer = Tracer()
+    tracer = StepSampler()
     skipped = 0
     for step in rows.steps:
         skipped += not all(step.applied)
@@ -417,7 +417,7 @@ def script_record(
         metrics=metrics_of(script),
         unit="steps",
         summary=summary,
-        trace=tracer.trace(_timed_seconds(config, rows.steps)),
+        trace=tracer.trace_of_run(_timed_seconds(config, rows.steps)),
         started=started,
         script=rows.facts().model_copy(update={"notes": [*rows.notes, *notes], "printed": steps, "seen": seen}),
     )
@@ -429,7 +429,7 @@ def _values_of_one_rank(name: str, values: list[float], *, is_alone: bool) -> tu
     for value in values:
         by_rank.setdefault(getattr(value, "rank", None), []).append(value)
     if len(by_rank) == 1:
-        is_unknown = not is_alone and None in by_rank and isinstance(values[0], Printed)
+        is_unknown = not is_alone and None in by_rank and isinstance(values[0], PrintedValue)
         unknown = f"{name} was printed by C code, or by a process that is no rank; its last value counts, of whichever"
         return values, "", unknown if is_unknown else ""
     first = min(rank for rank in by_rank if rank is not None)
@@ -451,7 +451,7 @@ def _why_metric_lost(metric: ScriptMetric, values: Sequence[float], value: float
     return "" if math.isfinite(value) else f"the {metric.pick} {metric.name} is {value:g}"
 
 
-def pick_value(metric: ScriptMetric, values: Sequence[float]) -> float:
+def value_that_counts(metric: ScriptMetric, values: Sequence[float]) -> float:
     """Return which of several values of a metric counts."""
     if metric.pick == "best":
         known = [value for value in values if math.isfinite(value)]

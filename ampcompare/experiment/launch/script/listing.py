@@ -115,7 +115,7 @@ def printed_metrics(lines: list[str]) -> Iterator[SeenMetric]:
     plain = [COLOR.sub("", line) for line in lines if not line.startswith("ampcompare")]
     found: dict[tuple[str, str], dict[str, list[tuple[Place, float]]]] = {}
     for row, line in enumerate(plain):
-        for name, before, match in _figures(line):
+        for name, before, match in _named_figures(line):
             owner = _owner_of_figure(line, match.start("name"))
             value = (row, match.start("number")), float(match["number"])
             found.setdefault((name, before), {}).setdefault(owner, []).append(value)
@@ -128,7 +128,7 @@ def printed_metrics(lines: list[str]) -> Iterator[SeenMetric]:
             yield SeenMetric(shown, "output", len(values), values[-1][1], _metric_option(shown, pattern))
 
 
-def _figures(line: str) -> Iterator[tuple[str, str, re.Match[str]]]:
+def _named_figures(line: str) -> Iterator[tuple[str, str, re.Match[str]]]:
     """Yield the numbers of a line that have a name, with the name and a pattern of what stands before them."""
     if whole := BRACKETED.fullmatch(line.strip()):
         words = whole["name"].split()

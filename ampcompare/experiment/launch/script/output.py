@@ -27,7 +27,7 @@ NONFINITE = r"[-+]?(?:(?i:nan|inf(?:inity)?)\b|1\.#[A-Z]+0*)"  # 1.#QNAN and 1.#
 BLANKS = r"(?<=[\s=:(])[ \t]+"  # `{:6.2f}` pads
 
 
-class Printed(float):
+class PrintedValue(float):
     """A value that was printed.
 
     Attributes:
@@ -40,7 +40,7 @@ class Printed(float):
     rank: int | None
     passing: bool
 
-    def __new__(cls, text: str, rank: int | None = None, passing: bool = False) -> Printed:
+    def __new__(cls, text: str, rank: int | None = None, passing: bool = False) -> PrintedValue:
         """Read a number."""
         value = super().__new__(cls, text)
         digits, _, exponent = text.lower().partition("e")
@@ -50,7 +50,7 @@ class Printed(float):
 
 
 class OutputReader:
-    """Reads a pipe to its end; run `pump` in a thread.
+    """Reads a pipe to its end; run `read_to_end` in a thread.
 
     Attributes:
         values: of each metric with a pattern, in the order of the output.
@@ -85,48 +85,48 @@ class OutputReader:
             for name, (part, whole) in self.parts.items()
         }
 
-    def pump(self) -> None:
+    def read_to_end(self) -> None:
         """Copy and match all that comes; a progress bar ends its lines by a carriage return."""
         self._written = 0
         self._secrets = StreamMask()
         rest = b""
         with self._pipe, self._log.open("wb") as self._file:
             while block := self._pipe.read1(BLOCK):  # type: ignore[attr-defined]
-                rest = self._read(rest + block)
-            self._text(rest, None)
+                rest = self._read_complete_text(rest + block)
+            self._take_text_of_rank(rest, None)
             for rank, line in list(self._lines.items()):
                 if rank is not None:
-                    self._write(line)
-                self._match(line, rank, False)
+                    self._write_to_log(line)
+                self._match_metrics(line, rank, False)
             self._file.write(self._secrets.end())
 
-    def _read(self, data: bytes) -> bytes:
+    def _read_complete_text(self, data: bytes) -> bytes:
         """Read what is complete, and return the rest: a text of a rank that has not ended."""
         end = 0
         for found in MARKED.finditer(data):
-            self._text(data[end : found.start()], None)
-            self._text(found[2], int(found[1]))
+            self._take_text_of_rank(data[end : found.start()], None)
+            self._take_text_of_rank(found[2], int(found[1]))
             end = found.end()
         begun = data.find(b"\x1e", end)
         if begun < 0 or len(data) - begun > MAX_MARKED:
             begun = len(data)
-        self._text(data[end:begun], None)
+        self._take_text_of_rank(data[end:begun], None)
         return data[begun:]
 
-    def _text(self, text: bytes, rank: int | None) -> None:
+    def _take_text_of_rank(self, text: bytes, rank: int | None) -> None:
         """Read what a process has written: into the log at once, or by whole lines where several ranks write."""
         if not text:
             return
         if rank is None:
-            self._write(text)
+            self._write_to_log(text)
         *lines, rest = re.split(rb"(?<=[\r\n])", self._lines.get(rank, b"") + text)
         for line in lines:
             if rank is not None:
-                self._write(line)
-            self._match(line, rank, line.endswith(b"\r"))
+                self._write_to_log(line)
+            self._match_metrics(line, rank, line.endswith(b"\r"))
         self._lines[rank] = rest[-MAX_LINE_BYTES:]
 
-    def _write(self, text: bytes) -> None:
+    def _write_to_log(self, text: bytes) -> None:
         if self._written < MAX_LOG_BYTES:
             self._file.write(self._secrets.feed(text[: MAX_LOG_BYTES - self._written]))
             self._file.flush()
@@ -135,7 +135,7 @@ class OutputReader:
                 self._file.write(self._secrets.end() + ends.encode())
         self._written += len(text)
 
-    def _match(self, line: bytes, rank: int | None, passing: bool) -> None:
+    def _match_metrics(self, line: bytes, rank: int | None, passing: bool) -> None:
         if not self._patterns or not line:
             return
         text = line[:MAX_LINE_BYTES].decode("utf-8", errors="replace").replace("−", "-")
@@ -149,7 +149,7 @@ class OutputReader:
                     self.parts.setdefault(name, (found[1], whole))
                 if found.end() == found.end(1) and (unit := _unit_behind_number(found, text)) is not None:
                     self.units.setdefault(name, {}).setdefault(unit, number)
-                self.values[name].append(Printed(number, rank, passing))
+                self.values[name].append(PrintedValue(number, rank, passing))
 
 
 def widen_numbers(pattern: str) -> re.Pattern[str]:

@@ -220,7 +220,7 @@ def rows_of_training_process(folder: Path) -> ScriptRows:
     if rows.steps or (rows.ended or {}).get("error"):
         return rows
     children = rows_of_training_children(folder)
-    if not children or not _is_group(children):
+    if not children or not _are_ranks_of_one_group(children):
         return rows
     first = min(children, key=lambda one: one.rank or (0, 1))
     first.notes.append(
@@ -233,7 +233,7 @@ def _process_count_text(children: Sequence[ScriptRows]) -> str:
     return f"{len(children)} processes that the script has" if len(children) > 1 else "a process that the script has"
 
 
-def _is_group(children: Sequence[ScriptRows]) -> bool:
+def _are_ranks_of_one_group(children: Sequence[ScriptRows]) -> bool:
     if len(children) == 1:
         return children[0].rank is None or children[0].rank[1] == 1
     places = {one.rank for one in children}

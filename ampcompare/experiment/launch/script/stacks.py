@@ -64,10 +64,10 @@ START_SECONDS = 300.0  # until a stack answers, and a script there has imported 
 RECORDED = ("seed", "max_steps", "shift_seeds", "first_weights")  # options of `exec` that the recorder has
 DEFAULTS = {"autocast_lists": "cuda"}
 
-_known: dict[tuple[str, ...], "Stack"] = {}  # what was seen of stacks since this process began
+_known: dict[tuple[str, ...], "StackFacts"] = {}  # what was seen of stacks since this process began
 
 
-class Stack:
+class StackFacts:
     """What a stack has.
 
     Attributes:
@@ -107,7 +107,7 @@ def _script_if_as_written(config: RunConfig) -> ScriptConfig | None:
     return config.script if config.parsed_arm.is_as_written else None
 
 
-def inspect_stack(stack: StackConfig, folder: Path) -> Stack:
+def inspect_stack(stack: StackConfig, folder: Path) -> StackFacts:
     """Start the Python of a stack once, and return what it has; the recorder was copied into the folder."""
     if stack.command in _known:
         return _known[stack.command]
@@ -119,14 +119,16 @@ def inspect_stack(stack: StackConfig, folder: Path) -> Stack:
             start_new_session=True,
         )  # fmt: skip
     except (OSError, ValueError) as error:
-        return Stack(stack.name, {}, f"the stack {stack.name} cannot be started: {shown}: {_reason_of_error(error)}")
+        return StackFacts(
+            stack.name, {}, f"the stack {stack.name} cannot be started: {shown}: {_reason_of_error(error)}"
+        )
     try:
         out, err = process.communicate(timeout=START_SECONDS)
     except subprocess.TimeoutExpired:
         kill_with_descendants(process.pid)
         process.communicate()
         fault = f"the stack {stack.name} does not answer: {shown} printed nothing of its Python in {START_SECONDS:g} s"
-        found = Stack(stack.name, {}, fault)
+        found = StackFacts(stack.name, {}, fault)
     else:
         found = _read_facts(stack.name, shown, process.returncode, out, err)
     _known[stack.command] = found
@@ -142,15 +144,15 @@ def current_stack_facts(config: RunConfig) -> dict[str, Any]:
     return {} if found.fault else found.facts
 
 
-def _read_facts(name: str, shown: str, code: int, out: bytes, err: bytes) -> Stack:
+def _read_facts(name: str, shown: str, code: int, out: bytes, err: bytes) -> StackFacts:
     for line in reversed(out.decode(errors="replace").splitlines()):
         with contextlib.suppress(ValueError):
             facts = json.loads(line)
             if isinstance(facts, dict) and "python" in facts:
-                return Stack(name, facts)
+                return StackFacts(name, facts)
     said = [line for line in err.decode(errors="replace").splitlines() if line.strip()]
     last = f": {printable(said[-1].strip(), MAX_SHOWN)}" if said else ""
-    return Stack(name, {}, f"the stack {name} cannot be started: {shown} ended with exit code {code}{last}")
+    return StackFacts(name, {}, f"the stack {name} cannot be started: {shown} ended with exit code {code}{last}")
 
 
 def _reason_of_error(error: OSError | ValueError) -> str:
@@ -178,7 +180,7 @@ def recorder_words(config: RunConfig, folder: Path) -> list[str]:
     return [*options, script.name, *script.arguments_for(seed, config.arm, folder.resolve())]
 
 
-class _Child:
+class _StartedProcess:
     """A process of the system, as the launcher of scripts works with one."""
 
     def __init__(self, process: "subprocess.Popen[bytes]") -> None:
@@ -257,12 +259,12 @@ class StackLauncher(ScriptLauncher):
         command = [*start, str((folder / CellFile.RECORDER).resolve()), *record, *words]
         return self._open_process(command, {name: one for name, one in environment.items() if name not in OTHER_PYTHON})
 
-    def _open_process(self, command: Sequence[str], environment: Mapping[str, str], **options: Any) -> _Child:
+    def _open_process(self, command: Sequence[str], environment: Mapping[str, str], **options: Any) -> _StartedProcess:
         """Start a command that ends with this process, in the sandbox that the environment names."""
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, **options}
         start = module_command("ampcompare.experiment.launch.script.supervise", *command)
 
-        def make() -> _Child:
+        def start_command() -> _StartedProcess:
             try:
                 with self._place.on_its_cores():
                     process = subprocess.Popen(
@@ -270,9 +272,9 @@ class StackLauncher(ScriptLauncher):
                     )
             except OSError as error:
                 raise LaunchError(f"cannot start {start[0]}: {_reason_of_error(error)}") from None
-            return _Child(process)
+            return _StartedProcess(process)
 
-        process: _Child = self._process.start(make)
+        process: _StartedProcess = self._process.start(start_command)
         return process
 
     def _send_stop(self, process: Any) -> None:
@@ -296,7 +298,7 @@ class StackLauncher(ScriptLauncher):
         )
 
     def _launch_inside(
-        self, config: RunConfig, folder: Path, stack: Stack, on_progress: Callable[[Progress], None] | None
+        self, config: RunConfig, folder: Path, stack: StackFacts, on_progress: Callable[[Progress], None] | None
     ) -> RunRecord:
         """Train a cell by the ampcompare of its stack, as a scheduler would."""
         assert config.stack is not None
@@ -313,7 +315,7 @@ class StackLauncher(ScriptLauncher):
                 read()
             read()
             self._process.check()
-            self._process.drop()
+            self._process.end_process()
             code = process.wait()
         path = folder / CellFile.RECORD
         if path.exists():
@@ -376,7 +378,7 @@ def has_own_first_weights(config: RunConfig) -> bool:
 
 def traced_command(
     stack: StackConfig, script: str, arguments: Sequence[str], folder: Path, *, seed: int, steps: int, request: str
-) -> tuple[list[str], Stack]:
+) -> tuple[list[str], StackFacts]:
     """Return the command that runs a script for some steps in a stack and leaves what it trained in a folder.
 
     Where the stack has this ampcompare, and no genuine Apex, `request` asks `script.process.rewrite_run` for that.
@@ -443,7 +445,7 @@ def run_in_stack(
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 
-def _why_recorder_cannot(config: RunConfig, stack: Stack) -> str:
+def _why_recorder_cannot(config: RunConfig, stack: StackFacts) -> str:
     """Return why the recorder cannot train a cell; "" if it can."""
     there = stack.facts.get("ampcompare")
     has = f"has ampcompare {there}, not {__version__}" if there else "has no ampcompare"
@@ -534,7 +536,7 @@ def record_of_folder(config: RunConfig, folder: Path, rows: ScriptRows) -> RunRe
             raise ConfigError(f"there is no {CellFile.LOG} with the output of the script, which metrics are read from")
         with tempfile.TemporaryDirectory() as place:
             reader = OutputReader(log.open("rb"), Path(place, "log"), config.script.metrics)
-            pump = threading.Thread(target=reader.pump)
+            pump = threading.Thread(target=reader.read_to_end)
             pump.start()
             pump.join()
         values, faults = reader.values, reader.part_faults()

@@ -1,6 +1,7 @@
 """Train a cell in this process, and write its steps and record.
 
-The composition root is `train_cell`, which calls the four stages: `configure_process`, `build`, `run` and `record`.
+The composition root is `train_cell`, which calls the four stages: `configure_process`, `build_prepared_cell`,
+`train_prepared_cell` and `record_of_cell`.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ from ampcompare.training.parallel.ranks import Communicator, weights_digest
 from ampcompare.training.precision.base import Precision, make_precision
 from ampcompare.training.precision.cpu_half import cpu_half
 from ampcompare.training.process import configure_process
-from ampcompare.training.process_group import own_group
+from ampcompare.training.process_group import group_for_one_process
 from ampcompare.training.run_summary import RunMetrics
 from ampcompare.training.session import Session
 from ampcompare.training.stop_request import StopRequest
@@ -84,7 +85,7 @@ def run_cell(
     write_config(config, folder)
     code = UsedInputsRecorder(folder, Path.cwd())
     try:
-        with own_group(config):
+        with group_for_one_process(config):
             result = train_cell(config, folder, on_progress)
     except Exception as error:  # a failed arm is a row of the table, and the other arms run
         with contextlib.suppress(OSError):  # the disk may be full
@@ -124,10 +125,10 @@ def train_cell(
         attempt = 0 if world is None else world.attempt
         if on_progress is not None:
             on_progress(Progress(0, 0, 0, phase="loading data"))
-        cell = build(config, folder, own_device, ranks or Communicator(), attempt)
-        run(cell, on_progress)
+        cell = build_prepared_cell(config, folder, own_device, ranks or Communicator(), attempt)
+        train_prepared_cell(cell, on_progress)
         seconds = time.perf_counter() - begin
-        result = record(cell, world, start_seconds=start_seconds, seconds=seconds)
+        result = record_of_cell(cell, world, start_seconds=start_seconds, seconds=seconds)
     return result.model_copy(update={"guards": violations, "started": started})
 
 
@@ -146,16 +147,16 @@ def end_with_parent() -> None:
     """Exit when the parent process is gone; a collective call would otherwise wait forever."""
     parent = os.getppid()
 
-    def watch() -> None:
+    def exit_when_parent_is_gone() -> None:
         while os.getppid() == parent:
             time.sleep(POLL_SECONDS)
         os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=exit_when_parent_is_gone, daemon=True).start()
 
 
 @dataclass(frozen=True)
-class Cell:
+class PreparedCell:
     """A cell that is ready to train.
 
     Attributes:
@@ -180,7 +181,9 @@ class Cell:
     monitor: SystemMonitor
 
 
-def build(config: RunConfig, folder: Path, device: torch.device, ranks: Communicator, attempt: int = 0) -> Cell:
+def build_prepared_cell(
+    config: RunConfig, folder: Path, device: torch.device, ranks: Communicator, attempt: int = 0
+) -> PreparedCell:
     """Build everything that a cell needs, and restore the checkpoint that it resumes from, if any.
 
     Raises:
@@ -209,7 +212,7 @@ def build(config: RunConfig, folder: Path, device: torch.device, ranks: Communic
     steps_path, epochs_path = (
         folder / name if ranks.is_first else Path(os.devnull) for name in (CellFile.STEPS, CellFile.EPOCHS)
     )
-    saver = Saver(folder / CellFile.CHECKPOINTS, config.saving, _log, steps_path)
+    saver = Saver(folder / CellFile.CHECKPOINTS, config.saving, _log_line, steps_path)
     stop = StopRequest(config.saving.stop_at_step)
     session = Session(config, assembly, saver=saver, stop=stop)
     units = config.recipe.batch_size * ranks.size * task.units_per_sample
@@ -221,7 +224,7 @@ def build(config: RunConfig, folder: Path, device: torch.device, ranks: Communic
         session.load_state_dict(point.state, point.resumption)
     mode = cpu_half_of(config.cpu_half, config.recipe.compile)
     fp16_mode, compute = cpu_half(mode, precision.half_dtype, device, config.autocast_lists)
-    return Cell(
+    return PreparedCell(
         config=config,
         precision=precision,
         session=session,
@@ -238,13 +241,13 @@ def build(config: RunConfig, folder: Path, device: torch.device, ranks: Communic
     )
 
 
-def _log(text: str) -> None:
+def _log_line(text: str) -> None:
     """Write a line to the log of the cell, unless the disk is full."""
     with contextlib.suppress(OSError):
         sys.stderr.write(f"{text}\n")
 
 
-def run(cell: Cell, on_progress: Callable[[Progress], None] | None = None) -> None:
+def train_prepared_cell(cell: PreparedCell, on_progress: Callable[[Progress], None] | None = None) -> None:
     """Train to the end, or to a request to stop; write each step, and collect metrics and readings of the machine."""
     metrics = cell.metrics
     session = cell.session
@@ -253,7 +256,7 @@ def run(cell: Cell, on_progress: Callable[[Progress], None] | None = None) -> No
     first_epoch, total = session.position.epoch, session.assembly.total_steps
     block: Sequence[StepRecord] = ()
 
-    def report(phase: Phase) -> None:
+    def report_progress(phase: Phase) -> None:
         if on_progress is not None:
             epoch = block[-1].epoch if block else first_epoch
             loss = metrics.losses[-1] if metrics.losses else None  # of a run that was resumed, before its first block
@@ -261,7 +264,7 @@ def run(cell: Cell, on_progress: Callable[[Progress], None] | None = None) -> No
             scale, skipped = metrics.final_loss_scale, metrics.skipped_steps
             on_progress(Progress(metrics.num_steps, total, epoch, phase, loss, scale, skipped, seconds))
 
-    session.on_phase = report
+    session.on_phase = report_progress
     files = LineFile(cell.steps_path), LineFile(cell.epochs_path)
     with cell.compute, cell.saver, files[0] as steps, files[1] as epochs, request_stop_at_signals(cell.stop):
         epochs.write(map(_epoch_without_samples, metrics.epochs))  # of the run that this one resumes
@@ -274,17 +277,19 @@ def run(cell: Cell, on_progress: Callable[[Progress], None] | None = None) -> No
             cell.monitor.sample(timed=metrics.num_steps > warmup_steps)
             if cell.monitor.energy is not None:
                 is_timed = metrics.num_steps - len(event) >= warmup_steps
-                cell.monitor.energy.after(event[0].epoch, len(event), timed=is_timed)
+                cell.monitor.energy.add_block_of_steps(event[0].epoch, len(event), timed=is_timed)
             steps.write(event)
             block = event
-            report("training")
+            report_progress("training")
 
 
 def _epoch_without_samples(event: EpochResult) -> EpochResult:
     return event.model_copy(update={"per_sample": None})
 
 
-def record(cell: Cell, world: DistributedEnv | None, *, start_seconds: float, seconds: float) -> RunRecord:
+def record_of_cell(
+    cell: PreparedCell, world: DistributedEnv | None, *, start_seconds: float, seconds: float
+) -> RunRecord:
     """Return the record of a cell that has run. With several processes all of them call it: it gathers facts of each.
 
     Args:
@@ -330,7 +335,7 @@ def record(cell: Cell, world: DistributedEnv | None, *, start_seconds: float, se
         metrics=list(task.metrics),
         unit=task.unit,
         summary=summary,
-        trace=metrics.tracer.trace(metrics.seconds),
+        trace=metrics.tracer.trace_of_run(metrics.seconds),
         readings=cell.monitor.readings(metrics.seconds, units),
         processes=processes,
         resumed=session.resumed,
@@ -351,7 +356,7 @@ def _guards_during_warmup(config: RunConfig) -> Iterator[list[str]]:
     """
     violations: list[str] = []
 
-    def report(violation: guards.Violation) -> None:
+    def note_violation(violation: guards.Violation) -> None:
         violations.append(str(violation))
         sys.stderr.write(f"ampcompare {violation}\n")
 
@@ -359,7 +364,7 @@ def _guards_during_warmup(config: RunConfig) -> Iterator[list[str]]:
         yield violations
         return
     passes = config.warmup_steps * config.recipe.grad_accum_steps
-    with guards.install(strict=config.guards == "strict", say=report, passes=passes):
+    with guards.install(strict=config.guards == "strict", say=note_violation, passes=passes):
         yield violations
 
 

@@ -13,7 +13,7 @@ import psutil
 import torch
 
 from ampcompare.results.records.run import SystemReadings
-from ampcompare.training.run_summary import halves, outlier_share
+from ampcompare.training.run_summary import medians_of_halves, outlier_share
 
 INTERVAL_SECONDS = 0.5
 # NVML's constants, without their prefix, in plain words.
@@ -73,7 +73,7 @@ class SystemMonitor:
         if self._waited is not None:
             waiting = max(0.0, (_seconds_without_core() or 0.0) - self._waited) / wall
         clocks = self._clocks if self._gpu is None else self._gpu.clocks
-        two = halves(step_seconds)
+        two = medians_of_halves(step_seconds)
         return SystemReadings(
             timed_steps=len(step_seconds),
             outlier_share=outlier_share(step_seconds),
@@ -87,7 +87,7 @@ class SystemMonitor:
             clock_low_mhz=min(clocks, default=None),
             clock_high_mhz=max(clocks, default=None),
             throttled=sorted(self._gpu.throttled) if self._gpu else [],
-            joules_per_unit=None if self.energy is None or units is None else self.energy.per(units),
+            joules_per_unit=None if self.energy is None or units is None else self.energy.joules_per_unit(units),
             other_processes=self._gpu.other_processes if self._gpu else None,
             device_bytes=self._gpu.device_bytes if self._gpu else None,
         )
@@ -177,7 +177,7 @@ class _EnergyMeter:
         self._read = read
         self._last: tuple[int, float] | None = None
 
-    def after(self, epoch: int, steps: int, *, timed: bool) -> None:
+    def add_block_of_steps(self, epoch: int, steps: int, *, timed: bool) -> None:
         """Count a block of steps that the device has just finished.
 
         Args:
@@ -192,6 +192,6 @@ class _EnergyMeter:
             self.steps += steps
         self._last = epoch, now
 
-    def per(self, units: int) -> float | None:
+    def joules_per_unit(self, units: int) -> float | None:
         """Return joules per unit, such as a sample; None if nothing was counted."""
         return self.joules / (self.steps * units) if self.steps and self.joules > 0 else None

@@ -38,7 +38,7 @@ from ampcompare.experiment.launch.contract import Progress
 from ampcompare.experiment.launch.places import record_with_place
 from ampcompare.experiment.launch.stop_signal import request_stop_at_signals
 from ampcompare.experiment.launch.worker.cell import end_with_parent, record_of_failure, train_cell
-from ampcompare.experiment.launch.worker.stall import Roll, is_timeout, show_stack_on_signal
+from ampcompare.experiment.launch.worker.stall import RankRoll, is_timeout, show_stack_on_signal
 from ampcompare.results.records.run import RunRecord
 from ampcompare.settings.config import RunConfig
 from ampcompare.training.parallel.ranks import ProcessGroup, require_equal
@@ -76,7 +76,7 @@ def run_rank(
     Returns:
         The record, and whether this rank is the one that prints it.
     """
-    roll: Roll | None = None
+    roll: RankRoll | None = None
     show_stack_on_signal()
     code = UsedInputsRecorder(folder, Path.cwd())
     with contextlib.ExitStack() as stack:
@@ -84,7 +84,7 @@ def run_rank(
             device = local_device(config.device, world)
             backend = choose_backend(config.parallel.backend, device)
             store = open_store(world)
-            roll = Roll(store, world)
+            roll = RankRoll(store, world)
             stack.enter_context(process_group(world, store, backend, device, config.stall_timeout))
             ranks = ProcessGroup(torch.device(device))
             rendezvous_seconds = time.time() - (psutil.Process().create_time() if since is None else since)
@@ -124,18 +124,18 @@ def run_rank(
     return record, world.rank == 0
 
 
-def _is_first_to_fail(roll: Roll | None, world: DistributedEnv, error: Exception) -> bool:
+def _is_first_to_fail(roll: RankRoll | None, world: DistributedEnv, error: Exception) -> bool:
     """Return whether no rank failed before this one; without a store, rank 0 reports the failure."""
     if roll is None:
         return world.rank == 0
     try:
-        roll.answer()
+        roll.answer_as_alive()
         return roll.is_first_to_fail(error)
     except RuntimeError:  # the process that hosted the store is gone, and its failure is the cause
         return False
 
 
-def _wait_for_record(roll: Roll | None) -> None:
+def _wait_for_record(roll: RankRoll | None) -> None:
     """Wait until the rank that failed first has written the record, and for it to exit."""
     if roll is not None:
         with contextlib.suppress(RuntimeError):
@@ -176,7 +176,7 @@ def open_store(world: DistributedEnv) -> Store:
     """Return the store that all ranks can read and write."""
     try:
         # A restart must not find the addresses that dead processes left in the store.
-        return dist.PrefixStore(f"attempt{world.attempt}", _store(world))  # type: ignore[attr-defined]
+        return dist.PrefixStore(f"attempt{world.attempt}", _make_store(world))  # type: ignore[attr-defined]
     except (dist.DistError, RuntimeError, ValueError, OSError) as error:
         raise LaunchError(_explain_rendezvous_error(error, world)) from error
 
@@ -205,7 +205,7 @@ def process_group(world: DistributedEnv, store: Store, backend: str, device: str
         dist.destroy_process_group()
 
 
-def _store(world: DistributedEnv) -> Store:
+def _make_store(world: DistributedEnv) -> Store:
     if world.url == "env://":
         host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
         agent_has_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

@@ -48,7 +48,7 @@ def show_stack_on_signal() -> None:
             faulthandler.register(STACK_SIGNAL, all_threads=True)
 
 
-class Roll:
+class RankRoll:
     """Which ranks have started, and which still react after a failure, in a store of all ranks."""
 
     def __init__(self, store: Store, world: DistributedEnv) -> None:
@@ -57,7 +57,7 @@ class Roll:
         entry = {"pid": os.getpid(), "machine": _machine_key()}
         store.set(f"process{world.rank}", json.dumps(entry))
 
-    def answer(self) -> None:
+    def answer_as_alive(self) -> None:
         """Report that this rank still reacts."""
         self._store.set(f"answer{self._world.rank}", "1")
 
@@ -66,7 +66,9 @@ class Roll:
         others = [rank for rank in range(self._world.size) if rank != self._world.rank]
         for rank in others:
             self._ask_for_stack(rank)
-        stalled = self._missing(others, "process", 0.0) or self._missing(others, "answer", ANSWER_SECONDS)
+        stalled = self._ranks_without_key(others, "process", 0.0) or self._ranks_without_key(
+            others, "answer", ANSWER_SECONDS
+        )
         time.sleep(STACK_SECONDS)
         waited = f"within {seconds:g} s (--stall-timeout)"
         if not stalled:
@@ -82,7 +84,7 @@ class Roll:
                 with contextlib.suppress(OSError):  # it has ended
                     os.kill(entry["pid"], STACK_SIGNAL)
 
-    def _missing(self, ranks: Sequence[int], key: str, seconds: float) -> list[int]:
+    def _ranks_without_key(self, ranks: Sequence[int], key: str, seconds: float) -> list[int]:
         """Return the ranks that have not set a key after a wait for all of them."""
         deadline = time.monotonic() + seconds
         while True:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ampcompare.experiment.launch.script.launcher import pick_value, script_command, script_record
-from ampcompare.experiment.launch.script.output import OutputReader, Printed
+from ampcompare.experiment.launch.script.launcher import script_command, script_record, value_that_counts
+from ampcompare.experiment.launch.script.output import OutputReader, PrintedValue
 from ampcompare.experiment.launch.script.rows import ScriptRows, read_rows
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.script import ScriptConfig, ScriptMetric, parse_metric
@@ -102,9 +102,9 @@ def test_losses_that_stay_non_finite_are_divergence(tmp_path: Path, losses: list
 def test_one_of_several_values_is_picked() -> None:
     """Best follows the goal, and no NaN is best."""
     values = [2.0, math.nan, 1.0, 3.0]
-    assert pick_value(ScriptMetric(name="a", goal="min", pick="best"), values) == 1.0
-    assert pick_value(ScriptMetric(name="a", pick="first"), values) == 2.0
-    assert pick_value(ScriptMetric(name="a"), values) == 3.0
+    assert value_that_counts(ScriptMetric(name="a", goal="min", pick="best"), values) == 1.0
+    assert value_that_counts(ScriptMetric(name="a", pick="first"), values) == 2.0
+    assert value_that_counts(ScriptMetric(name="a"), values) == 3.0
 
 
 def test_output_is_read_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ def test_output_is_read_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     noise = b"x" * 2**16 + b"\n"
     text = b"Acc 1.5\rAcc 2.5 Acc oops\n" + noise * (limit // len(noise) + 2) + b"Acc 3.5%"
     reader = OutputReader(io.BufferedReader(io.BytesIO(text)), tmp_path / "log.txt", [parse_metric(r"a:max=Acc (\S+)")])  # type: ignore[arg-type]
-    reader.pump()
+    reader.read_to_end()
     assert reader.values == {"a": [1.5, 2.5, 3.5]}
     assert (tmp_path / "log.txt").stat().st_size < limit + 100
 
@@ -122,7 +122,7 @@ def test_output_is_read_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def read(tmp_path: Path, pattern: str, text: str) -> OutputReader:
     pipe = io.BufferedReader(io.BytesIO(text.encode()))  # type: ignore[arg-type]
     reader = OutputReader(pipe, tmp_path / "log.txt", [ScriptMetric(name="a", pattern=pattern)])
-    reader.pump()
+    reader.read_to_end()
     return reader
 
 
@@ -203,7 +203,7 @@ def test_a_metric_that_ends_as_no_number_diverged(
 ) -> None:
     """The last finite value does not stand for it; digits and number of values are kept."""
     rows = rows_of(tmp_path, backward(1.0), step())
-    record = record_of(config_of(rf"{words}=a ([\d.]+)"), rows, a=[Printed(value) for value in values])
+    record = record_of(config_of(rf"{words}=a ([\d.]+)"), rows, a=[PrintedValue(value) for value in values])
     assert (record.status, record.summary.metric_final, record.script.seen) == (status, final, {"a": 2})
     assert record.script.printed == {"a": 0.01 if math.isfinite(record.summary.epochs[0].value) else 0.0}
 
@@ -220,16 +220,19 @@ def test_ranks_that_write_into_one_pipe_are_kept_apart(tmp_path: Path) -> None:
     assert record.script.notes == [
         "rank 0 and rank 1 printed different values of a (90 and 5 in the end), and rank 0's count"
     ]
-    others = [Printed("50", 1), Printed("60", 2)]
+    others = [PrintedValue("50", 1), PrintedValue("60", 2)]
     assert record_of(config_of(r"a=a (\d+)"), rows, a=others).error.startswith("rank 1 and rank 2 printed different")
-    assert record_of(config_of(r"a=a (\d+)"), rows, a=[Printed("5", 1), Printed("5", 2)]).summary.metric_final == 5.0
+    assert (
+        record_of(config_of(r"a=a (\d+)"), rows, a=[PrintedValue("5", 1), PrintedValue("5", 2)]).summary.metric_final
+        == 5.0
+    )
 
 
 def test_a_value_of_no_rank_is_noted_where_there_are_several(tmp_path: Path) -> None:
     """What C code prints may be any rank's; what is logged is one process's."""
     for size in (1, 2):
         rows = rows_of(tmp_path, {"kind": "rank", "rank": 0, "world_size": size}, backward(1.0), step())
-        record = record_of(config_of(r"a=a (\d+)"), rows, a=[Printed("5"), Printed("6")])
+        record = record_of(config_of(r"a=a (\d+)"), rows, a=[PrintedValue("5"), PrintedValue("6")])
         assert [note.partition(",")[0] for note in record.script.notes] == ["a was printed by C code"] * (size - 1)
 
 

@@ -64,7 +64,7 @@ def test_energy_is_that_of_timed_blocks(monkeypatch: pytest.MonkeyPatch) -> None
     assert watch.energy is not None
     for epoch, timed, joules in [(0, False, 500), (0, True, 20), (0, True, 30), (1, True, 999), (1, True, 10)]:
         nvml.millijoules += 1000 * joules
-        watch.energy.after(epoch, 5, timed=timed)
+        watch.energy.add_block_of_steps(epoch, 5, timed=timed)
     assert (watch.energy.joules, watch.energy.steps) == (60.0, 15)
     assert watch.readings([], units=8).joules_per_unit == pytest.approx(60 / (15 * 8))
     assert watch.readings([]).joules_per_unit is None
@@ -83,5 +83,5 @@ def test_no_counter_is_no_energy(monkeypatch: pytest.MonkeyPatch) -> None:
         watch = SystemMonitor(torch.device("cuda", 0))
         assert watch.energy is not None
         for _ in range(3):
-            watch.energy.after(0, 5, timed=True)
+            watch.energy.add_block_of_steps(0, 5, timed=True)
         assert watch.readings([], units=8).joules_per_unit is None

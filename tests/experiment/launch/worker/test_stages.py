@@ -10,7 +10,13 @@ import torch
 
 from ampcompare.base.errors import CheckpointError
 from ampcompare.experiment.launch.contract import Progress
-from ampcompare.experiment.launch.worker.cell import Cell, build, configure_process, record, run
+from ampcompare.experiment.launch.worker.cell import (
+    PreparedCell,
+    build_prepared_cell,
+    configure_process,
+    record_of_cell,
+    train_prepared_cell,
+)
 from ampcompare.settings.config import RunConfig
 from ampcompare.training.hashes import parameters_sha256, weights_sha256
 from ampcompare.training.parallel.ranks import Communicator
@@ -32,20 +38,20 @@ def process_switches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def build_cell(make_config: MakeConfig, tmp_path: Path) -> Callable[..., Cell]:
+def build_cell(make_config: MakeConfig, tmp_path: Path) -> Callable[..., PreparedCell]:
     """Build the smallest cell in `tmp_path`."""
 
-    def make(**options: object) -> Cell:
-        return build(make_config(drain_every=1, **options), tmp_path, CPU, Communicator())
+    def make(**options: object) -> PreparedCell:
+        return build_prepared_cell(make_config(drain_every=1, **options), tmp_path, CPU, Communicator())
 
     return make
 
 
-def test_a_record_has_the_weights_in_other_precisions(build_cell: Callable[..., Cell]) -> None:
+def test_a_record_has_the_weights_in_other_precisions(build_cell: Callable[..., PreparedCell]) -> None:
     """They are evaluated after the last step, with the final weights, and the tail of the losses is kept."""
     cell = build_cell(arm="native:bf16", eval_precision="fp32,autocast:bf16")
-    run(cell)
-    summary = record(cell, None, start_seconds=0.0, seconds=1.0).summary
+    train_prepared_cell(cell)
+    summary = record_of_cell(cell, None, start_seconds=0.0, seconds=1.0).summary
     fp32, own = summary.in_precisions
     assert (fp32.precision, own.differing, own.values) == ("fp32", 0, summary.epochs[-1].values)
     assert summary.weights_sha256 == weights_sha256(cell.session.assembly.replicas)
@@ -76,9 +82,11 @@ def test_configure_process_selects_the_gpu(make_config: MakeConfig, monkeypatch:
     assert selected == [torch.device("cuda", 1)]
 
 
-def test_build_changes_no_file_if_a_checkpoint_does_not_fit(build_cell: Callable[..., Cell], tmp_path: Path) -> None:
+def test_build_changes_no_file_if_a_checkpoint_does_not_fit(
+    build_cell: Callable[..., PreparedCell], tmp_path: Path
+) -> None:
     """A checkpoint of another model is refused, and the steps of the earlier run are unchanged."""
-    run(build_cell(saving={"stop_at_step": 2}))
+    train_prepared_cell(build_cell(saving={"stop_at_step": 2}))
     steps = (tmp_path / "steps.jsonl").read_text()
     assert len(steps.splitlines()) == 2
 
@@ -89,12 +97,12 @@ def test_build_changes_no_file_if_a_checkpoint_does_not_fit(build_cell: Callable
     assert (tmp_path / "checkpoints").is_dir()
 
 
-def test_run_writes_each_step_and_reports_progress(build_cell: Callable[..., Cell]) -> None:
+def test_run_writes_each_step_and_reports_progress(build_cell: Callable[..., PreparedCell]) -> None:
     """Training fills `steps.jsonl`, the metrics and the epochs, and reports progress after each block of steps."""
     cell = build_cell()
     received: list[Progress] = []
 
-    run(cell, received.append)
+    train_prepared_cell(cell, received.append)
 
     assert [json.loads(line)["step"] for line in cell.steps_path.read_text().splitlines()] == [0, 1, 2, 3]
     assert [(progress.phase, progress.steps, progress.total_steps) for progress in received] == [
@@ -109,20 +117,22 @@ def test_run_writes_each_step_and_reports_progress(build_cell: Callable[..., Cel
     assert len(cell.metrics.epochs) == 1
 
 
-def test_record_tells_whether_weights_moved(build_cell: Callable[..., Cell], tmp_path: Path) -> None:
+def test_record_tells_whether_weights_moved(build_cell: Callable[..., PreparedCell], tmp_path: Path) -> None:
     """Training moves the weights, a learning rate that is rounded away does not, and their hash at the end is kept."""
     moved, again, unmoved = (build_cell(recipe={"optimizer": {"lr": lr}}) for lr in (0.05, 0.05, 1e-30))
     for cell in (moved, again, unmoved):
-        run(cell)
-    one, two, three = (record(cell, None, start_seconds=0, seconds=1).summary for cell in (moved, again, unmoved))
+        train_prepared_cell(cell)
+    one, two, three = (
+        record_of_cell(cell, None, start_seconds=0, seconds=1).summary for cell in (moved, again, unmoved)
+    )
     assert (one.weights_moved, three.weights_moved) == (True, False)
     assert one.weights_sha256 == two.weights_sha256 != three.weights_sha256
     assert one.epochs[-1].chance is not None
 
 
-def test_a_resumed_run_remembers_its_first_weights(build_cell: Callable[..., Cell]) -> None:
+def test_a_resumed_run_remembers_its_first_weights(build_cell: Callable[..., PreparedCell]) -> None:
     """Whether weights moved is asked of the whole run, not of what came after its checkpoint."""
-    run(build_cell(saving={"stop_at_step": 3}))
+    train_prepared_cell(build_cell(saving={"stop_at_step": 3}))
     cell = build_cell(saving={"resume": "auto"})
     before = cell.metrics.initial_parameters
     fresh = build_cell(saving={})

@@ -10,7 +10,7 @@ def test_the_margin_stays_visible(farthest: float) -> None:
     """However far an arm is off, the band of the margin has a width that can be seen, and 0 lies in the middle."""
     scale = make_scale([farthest, -0.2], margin=0.5)
     assert scale.position_of(0) == 50
-    assert scale.position_of(0.5) - scale.at(-0.5) > 3
+    assert scale.position_of(0.5) - scale.position_of(-0.5) > 3
     assert scale.position_of(farthest) < 100
     assert all(0 <= scale.position_of(tick) <= 100 for tick in scale.ticks())
     assert 3 <= len(scale.ticks()) <= 9
@@ -20,7 +20,7 @@ def test_ratios_are_logarithmic() -> None:
     """Twice as slow and twice as fast are equally far from 1."""
     scale = make_scale([0.5, 2.0, 1.0], kind="log")
     assert scale.position_of(1) == pytest.approx(50)
-    assert scale.position_of(2) - 50 == pytest.approx(50 - scale.at(0.5), abs=0.02)
+    assert scale.position_of(2) - 50 == pytest.approx(50 - scale.position_of(0.5), abs=0.02)
     assert scale.position_of(0) == 0
 
 
