@@ -363,7 +363,8 @@ def _floor_sentence(
     comparison: Comparison, twin: str, records: Sequence[RunRecord], against: Sequence[RunRecord]
 ) -> str:
     """Return how far apart two equal trainings end, and which arms differ from the reference by no more."""
-    effect = accuracy_effect(pairs_by_seed(records, against))
+    pairs = pairs_by_seed(records, against)
+    effect = accuracy_effect(pairs)
     if effect is None:
         return ""
     metric = comparison.metric
@@ -375,7 +376,12 @@ def _floor_sentence(
         and row.quality.effect is not None
         and abs(row.quality.effect) <= floor
     ]
-    end = f"{comparison.reference} again from weights changed by 1/512 differs by {metric.difference_with_unit(floor)}"
+    is_equal = all(run.summary.metric_final == other.summary.metric_final for run, other in pairs)
+    by = "no more than the rounding of its values, " * is_equal
+    end = (
+        f"{comparison.reference} again from weights changed by 1/512 differs by {by}"
+        f"{metric.difference_with_unit(floor)}"
+    )
     if not below:
         return f"{end}: smaller differences cannot be told."
     return f"{end}: the difference of {', '.join(below)} is no larger, so this training cannot tell it from chance."

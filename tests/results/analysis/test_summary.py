@@ -168,3 +168,13 @@ def test_a_twin_is_the_floor_of_what_can_be_told(half: float, is_below: bool) ->
     assert floor.startswith("fp32 again from weights changed by 1/512 differs by +5.2")
     assert ("the difference of half is no larger, so this training cannot tell it" in floor) == is_below
     assert _row(comparison, twin).pairs == 3
+
+
+def test_a_twin_that_ends_equal_is_known_as_far_as_values_are_rounded() -> None:
+    twin = "fp32 first_weights=twin"
+    records = [make_record(arm, seed, top1=0.5) for arm in ("fp32", "half") for seed in range(3)]
+    for made in records[:3]:
+        config = made.config.model_copy(update={"first_weights": "twin"})
+        records.append(made.model_copy(update={"arm": twin, "config": config}))
+    *_, floor = make_comparison(records, arms=["fp32", "half", twin]).headline
+    assert "differs by no more than the rounding of its values, +" in floor
