@@ -183,6 +183,7 @@ READ = (
     " may step with this loss, and is not rewritten",
     " may step the same optimizer, and is not rewritten",
     "its step is not rewritten, and it may run with a scaled loss",
+    "it runs with more files than are read",
 )
 
 

@@ -31,6 +31,10 @@ GUARDED = (
     "overflow"
 )
 GUARDED_PATHS = "gradients decide on this step, whose branches leave in several ways: update the scale on each by hand"
+CAUGHT = (
+    "an error of these lines is caught and the loop goes on: GradScaler would take gradients that it has unscaled for "
+    "scaled ones in the next step, or none at all; the adapter does not"
+)
 LEAVING = (ast.Continue, ast.Break, ast.Return)
 APART = (
     "amp.initialize does not get {0}, so its gradients stay scaled, in a clip of all parameters too, as with Apex; if "
@@ -260,10 +264,21 @@ def rewrite_steps(core: Core) -> None:
             raise Unsure(step.call, IN_EXPRESSION)
         if _is_first(core, step):
             continue
+        _refuse_caught(core.module, step)
         scaler = core.scaler
         core.edits.replace(step.call, f"{scaler}.step({', '.join([step.optimizer, *step.options])})")
         if core.order.updates.get(id(step.call), True):
             _update(core, step, f"{scaler}.update({core.update})")
+
+
+def _refuse_caught(module: Module, step: Step) -> None:
+    """Refuse a step in a `try` within a loop that goes on after an error, such as one of memory."""
+    around = list(module.within_function(step.statement))
+    for place, outer in enumerate(around):
+        loops = [each for each in around[place:] if isinstance(each, (ast.For, ast.AsyncFor, ast.While))]
+        if isinstance(outer, ast.Try) and loops and module.is_in(step.statement, outer.body):
+            if any(not isinstance(each.body[-1], (ast.Raise, ast.Break, ast.Return)) for each in outer.handlers):
+                raise Unsure(step.call, CAUGHT)
 
 
 def _update(core: Core, step: Step, line: str) -> None:

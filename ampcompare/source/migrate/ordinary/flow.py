@@ -22,7 +22,12 @@ if TYPE_CHECKING:
     from ampcompare.source.migrate.core.context import Core
     from ampcompare.source.module import Module, Scope
 
-VALUE, MODEL, OPTIMIZER, PARAMETERS = "what the model returns", "the model", "the optimizer", "its parameters"
+VALUE, MODEL, OPTIMIZER, PARAMETERS = (
+    "what the model returns",
+    "the model",
+    "the optimizer",
+    "the list of its parameters",
+)
 # Of a tensor: what gives numbers, truth values, integers or sizes.
 ENDS = frozenset({
     "item", "size", "dim", "numel", "nelement", "argmax", "argmin", "argsort", "eq", "ne", "ge", "gt", "le", "lt",

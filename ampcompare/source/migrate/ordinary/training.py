@@ -40,7 +40,7 @@ OPTIONS: dict[str, tuple[object, ...]] = {
 }
 # What autocast only rounds in another way than O1; where types of results differ, nothing may depend on them.
 ROUNDED = frozenset({"cross_entropy"})
-OTHER_TYPES = frozenset({"gelu", "softmax", "log_softmax", "log1p", "logsumexp", "huber_loss", "rms_norm", "square"})
+OTHER_TYPES = frozenset({"gelu"})
 CALLED = re.compile(r"(\w+) \(line \d+\)")
 # What else of Apex may be in the file; what its options lose has a note.
 BESIDE_CORE = ("apex.normalization.", "apex.parallel.")
@@ -53,12 +53,14 @@ SEVERAL = "there are {0} calls of {1}, and a rewrite is proven right for one"
 NOT_PLAIN = "{0} of amp.initialize is `{1}`, and no variable of its own"
 OPTION = "amp.initialize gets {0}={1}; a rewrite has one level, O1 or O0 as text, and no option of its own"
 FLOW = "amp.initialize runs {0}"
-FORM = "this is not the plain form: {0}"
+FORM = "an ordinary training has another form here: {0}"
+OWN_BLOCK = "`{0}` computes on what comes from the autocast block, outside of it, and O1 cast there too"
 PLAIN = "with amp.scale_loss(loss, optimizer) as scaled_loss: scaled_loss.backward()"
 USES = "{0} is more of Apex than the core and its layers"
+UNSEEN = "what makes `{0}` is not seen in this function"
 MADE = "what makes `{0}` is `{1}`, and only networks of this project, of torch and of torchvision are read"
 IMPORT = "Apex is imported under a condition, or where not all of the file sees it"
-STAR = "`import *` binds names that are not seen"
+STAR = "a star import binds names that are not seen"
 ASKED = "apex.amp is used as a value here, and where it goes is not followed"
 IMPORTED_BY = "{0} imports this file, and what it does with it is not read"
 
@@ -213,11 +215,15 @@ def _refuse_forward(core: Core) -> None:
     """Refuse all but one block of autocast, right above the backward pass, of plain assignments."""
     module = core.module
     (block,) = [each for each in core.sites.backwards if each.block]
-    if casts_itself(core) or len(core.forward.regions) != 1:
-        raise Unsure(block.statement, FORM.format("one block of autocast above the backward pass"))
-    ((first, last),) = core.forward.regions
-    body = module.block(first)
     outer = _outermost(core, block)
+    above = [each for each in core.forward.regions if module.block(each[0]) is module.block(outer)]
+    if casts_itself(core) or not above:
+        raise Unsure(block.statement, FORM.format("the forward pass stands right above its backward pass"))
+    first, last = above[0]
+    for other, _ in core.forward.regions:
+        if other is not first:
+            raise Unsure(other, OWN_BLOCK.format(ast.unparse(other).splitlines()[0]))
+    body = module.block(first)
     if last not in body or outer not in body or body.index(last) >= body.index(outer):
         raise Unsure(first, FORM.format("the forward pass stands right above its backward pass"))
     for statement in body[body.index(first) : body.index(last) + 1]:
@@ -351,7 +357,7 @@ def _refuse_makers(core: Core) -> None:
         values = module.values_of(dotted_name(given) or "", scope)
         made = [] if values is None else [each for each in values if not _is_same(each, ast.unparse(given), core)]
         if not made:
-            raise Unsure(initialize.call, MADE.format(ast.unparse(given), "not seen in this function"))
+            raise Unsure(initialize.call, UNSEEN.format(ast.unparse(given)))
         for each in made:
             if not _is_known_maker(core, each, is_optimizer=name == "optimizers"):
                 raise Unsure(
