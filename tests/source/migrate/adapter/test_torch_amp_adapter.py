@@ -155,6 +155,26 @@ def test_inputs_with_gradients_are_read_as_they_are(forked_python: Any, tmp_path
 
 
 @pytest.mark.integration
+def test_inputs_in_fp64_go_into_products_in_fp16(forked_python: Any, tmp_path: Path) -> None:
+    """As arrays of numpy have them; what is no product computes in fp64, as under Apex."""
+    text = HEAD + (
+        "net = nn.Sequential(nn.Conv1d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(24, 2)).cuda()\n"
+        "optimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+        "net, optimizer = amp.initialize(net, optimizer, verbosity=0)\n"
+        "wide = x.double()\n"
+        "for _ in range(3):\n"
+        "    out = net((wide - wide.mean())[:, None])\n"
+        "    loss = nn.functional.cross_entropy(out, y)\n"
+        "    optimizer.zero_grad()\n"
+        "    with amp.scale_loss(loss, optimizer) as scaled_loss:\n"
+        "        scaled_loss.backward()\n"
+        "    optimizer.step()\n"
+        "    print(out.dtype, loss.item(), (wide @ wide.T).dtype)\n"
+    )
+    _compare(forked_python, tmp_path, text)
+
+
+@pytest.mark.integration
 def test_a_whole_model_is_saved_and_loaded(forked_python: Any, tmp_path: Path) -> None:
     text = HEAD + (
         "net, optimizer = amp.initialize(net, optimizer, verbosity=0)\n"
