@@ -59,6 +59,7 @@ OF_MODEL = frozenset({
     "train", "eval", "state_dict", "load_state_dict", "zero_grad", "modules", "named_modules", "children",
     "named_children", "buffers", "named_buffers", "__class__", "training",
 })  # fmt: skip
+IN_BLOCK = frozenset({"train", "eval", "training", "state_dict", "module"})
 OF_OPTIMIZER = frozenset({"zero_grad", "state_dict", "load_state_dict", "param_groups"})
 PARAMETER_LISTS = frozenset({"parameters", "named_parameters"})
 MOVES = frozenset({"cuda", "to"})
@@ -217,6 +218,8 @@ class _Flow:
             return
         if isinstance(around, ast.keyword):
             around = module.parent(around)
+        if use.kind == PARAMETERS and self._is_cast(module, node, use.is_cast) and not self._core.is_off:
+            self._refuse(use, around)  # which may write to weights of which autocast keeps the casts
         if isinstance(around, ast.Attribute):
             self._settle_attribute(use, around)
         elif isinstance(around, ast.Call):
@@ -327,14 +330,14 @@ class _Flow:
                 self._refuse(use, called or around)
         elif use.kind == PARAMETERS:
             self._refuse(use, called or around)
+        elif self._is_cast(module, around, use.is_cast) and not self._core.is_off and name not in IN_BLOCK:
+            self._refuse(use, called or around)  # autocast keeps the casts of the weights as they were
         elif name in PARAMETER_LISTS and called is not None:
             self._add(_Use(module, called, PARAMETERS, use.is_cast))
         elif name in MOVES and called is not None:
             self._add(use._replace(node=called))
         elif name == "module":
             self._add(use._replace(node=around))
-        elif name == "load_state_dict" and self._is_cast(module, around, use.is_cast):
-            self._refuse(use, called or around)  # autocast keeps the casts of the weights before
         elif name not in OF_MODEL and not self._is_before(module, around):
             self._refuse(use, called or around)
 

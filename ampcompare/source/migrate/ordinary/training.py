@@ -17,7 +17,7 @@ from ampcompare.source.migrate.core.model_casts import casts_itself
 from ampcompare.source.migrate.core.scalers import LOOPS, conditions_of
 from ampcompare.source.migrate.finding import Finding, Unsure
 from ampcompare.source.migrate.ordinary.flow import refuse_open_flow
-from ampcompare.source.migrate.ordinary.words import refuse_words, stores_into_tensors
+from ampcompare.source.migrate.ordinary.words import find_unlisted_name, refuse_words, stores_into_tensors
 from ampcompare.source.object_kinds import ObjectKinds
 from ampcompare.source.syntax import bound_in, dotted_name, is_literal, last_name, walk
 
@@ -55,6 +55,8 @@ OPTION = "amp.initialize gets {0}={1}; a rewrite has one level, O1 or O0 as text
 FLOW = "amp.initialize runs {0}"
 FORM = "an ordinary training has another form here: {0}"
 OWN_BLOCK = "`{0}` computes on what comes from the autocast block, outside of it, and O1 cast there too"
+NOT_LISTED = "{0} is in a block of autocast, and not on the list of what O1 and autocast compute alike"
+BEFORE = "this leads to a forward pass above amp.initialize, where Apex casts nothing yet"
 PLAIN = "with amp.scale_loss(loss, optimizer) as scaled_loss: scaled_loss.backward()"
 USES = "{0} is more of Apex than the core and its layers"
 UNSEEN = "what makes `{0}` is not seen in this function"
@@ -223,6 +225,7 @@ def _refuse_forward(core: Core) -> None:
     for other, _ in core.forward.regions:
         if other is not first:
             raise Unsure(other, OWN_BLOCK.format(ast.unparse(other).splitlines()[0]))
+    _refuse_covered(core)
     body = module.block(first)
     if last not in body or outer not in body or body.index(last) >= body.index(outer):
         raise Unsure(first, FORM.format("the forward pass stands right above its backward pass"))
@@ -233,6 +236,29 @@ def _refuse_forward(core: Core) -> None:
                 raise Unsure(node, FORM.format("assignments alone in the forward pass"))
             if isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, ast.Store):
                 raise Unsure(node, FORM.format("the forward pass sets variables alone"))
+
+
+def _refuse_covered(core: Core) -> None:
+    """Refuse what is not on the list of torch in a block of autocast, and a block that also runs before initialize."""
+    module = core.module
+    blocks = [each for each in core.wrapped if isinstance(each, ast.With)]
+    statements = [inner for each in blocks for inner in each.body]
+    for first, last in core.forward.regions:
+        body = module.block(first)
+        statements += body[body.index(first) : body.index(last) + 1]
+    for node in (node for each in statements for node in walk(each)):
+        if full := find_unlisted_name(module, node):
+            raise Unsure(node, NOT_LISTED.format(full))
+    waiting = [*blocks, *(first for first, _ in core.forward.regions)]
+    seen = set[ast.AST]()
+    for each in waiting:  # which grows meanwhile
+        if core.runs_before(module.statement(each)):
+            raise Unsure(each, BEFORE)
+        function = module.function(each)
+        if function is not None and function not in seen:
+            seen.add(function)
+            calls = core.index.callers(module.scope_from[function])[0]
+            waiting += [module.statement(call) for call in calls if call in module.scope_of]
 
 
 def _outermost(core: Core, block: Backward) -> ast.stmt:

@@ -37,7 +37,7 @@ FORBIDDEN = frozenset({
     "Thread", "ThreadPoolExecutor", "swa_utils", "AveragedModel", "LBFGS", "Reducer", "LARC", "FP16_Optimizer",
     "std", "var", "std_mean", "var_mean", "acos_", "asin_", "cosh_", "erfinv_", "expm1_", "log10_", "log2_", "sinh_",
     "tan_", "cumprod_", "renorm_", "import_module", "importlib", "__import__", "__getattr__", "setattr", "no_sync",
-    "Stream", "CUDAGraph", "graph",
+    "Stream", "CUDAGraph", "graph", "inference_mode",
 })  # fmt: skip
 # Of torch, what a network may name: O1 and autocast compute these in equal types, or differ by roundings that have a
 # note.
@@ -82,12 +82,17 @@ INTO = frozenset({
     "scatter_add", "scatter_reduce", "index_put", "index_copy", "masked_scatter", "bucketize", "searchsorted",
 })  # fmt: skip
 
+FROM_ARRAYS = frozenset({"torch.from_numpy", "torch.as_tensor", "torch.tensor"})
+NO_NETWORKS = ("torch.nn.utils.", "torch.nn.parallel.")
+
 NAMED = "{0} names {1}, which a rewrite cannot be proven right with"
 COPIED = "{0} copies {1}, which may be a network of its own"
 PACKAGE = "{0} imports {1}, and what it does with networks or gradients is not read"
 RUNS = "{0} runs code that no import names, by {1}"
 MANY = "it runs with more files than are read"
 IN_NETWORK = "{0} has {1} in a network, which is not on the list of what O1 and autocast compute alike"
+WIDE = "{0} has {1}, which may be of fp64, as numpy makes it: O1 casts such inputs, autocast leaves them"
+UNLISTED = "{0} names {1}, which is not on the list of what O1 and autocast compute alike"
 ASKS = "{0} asks for Apex by a text"
 
 
@@ -150,6 +155,10 @@ def _find(core: Core, module: Module) -> Iterator[tuple[ast.AST, tuple[str, ...]
             yield node, (ASKS,)
         elif (name := _name_of(node)) and _is_forbidden(module, node, name):
             yield node, (NAMED, name)
+        elif name == "__getitem__" and not isinstance(node, ast.Attribute):
+            yield node, (WIDE, "a data set of its own")
+        elif (full := find_unlisted_name(module, node)).startswith("torch.nn.") and not full.startswith(NO_NETWORKS):
+            yield node, (UNLISTED, full)
     for network in _networks(module):
         for node in walk(network):
             if found := find_name_of_no_network(module, node):
@@ -173,6 +182,29 @@ def _find_in_call(module: Module, call: ast.Call) -> Iterator[tuple[ast.AST, tup
         yield call, (COPIED, ast.unparse(call.args[0]))
     if full.startswith("torch.") and any(each.arg == "out" for each in call.keywords):
         yield call, (NAMED, "out=")
+    is_cast = getattr(module.parent(call), "attr", "") in ("float", "long") or any(
+        each.arg == "dtype" for each in call.keywords
+    )
+    if full in FROM_ARRAYS and not is_cast and call.args and not _is_written_out(call.args[0]):
+        yield call, (WIDE, ast.unparse(call.func))
+    if full == "torch.utils.data.DataLoader" and not _is_of_images(module, call):
+        yield call, (WIDE, "a DataLoader of other data than torchvision's")
+
+
+def _is_written_out(value: ast.expr) -> bool:
+    return all(isinstance(each, (ast.Constant, ast.List, ast.Tuple, ast.UnaryOp)) for each in walk(value))
+
+
+def _is_of_images(module: Module, call: ast.Call) -> bool:
+    """Return whether a DataLoader gets a data set of torchvision, or tensors."""
+    given = call.args[0] if call.args else next((each.value for each in call.keywords if each.arg == "dataset"), None)
+    values = (
+        [given] if isinstance(given, ast.Call) else module.values_of(dotted_name(given) or "", module.scope_of[call])
+    )
+    made = [module.resolve(each.func) or "" if isinstance(each, ast.Call) else "" for each in values or []]
+    return bool(made) and all(
+        each.startswith("torchvision.datasets.") or each == "torch.utils.data.TensorDataset" for each in made
+    )
 
 
 def find_name_of_no_network(module: Module, node: ast.AST) -> str:
@@ -181,7 +213,14 @@ def find_name_of_no_network(module: Module, node: ast.AST) -> str:
         return ""
     if last_name(node) in IN_NETWORKS:
         return last_name(node)
-    full = "" if isinstance(module.parent(node), ast.Attribute) else module.resolve(node, follow=False) or ""
+    return find_unlisted_name(module, node)
+
+
+def find_unlisted_name(module: Module, node: ast.AST) -> str:
+    """Return the full name of something of torch that is not on the list of layers and functions; else ""."""
+    if not isinstance(node, (ast.Name, ast.Attribute)) or isinstance(module.parent(node), ast.Attribute):
+        return ""
+    full = module.resolve(node, follow=False) or ""
     is_listed = last_name_of(full) in LAYERS | FUNCTIONS | TYPES or full.startswith("torch.nn.init.")
     return full if full.startswith("torch.") and not is_listed else ""
 

@@ -304,6 +304,32 @@ OTHERS = {
         "what makes `model` is not seen in this function",
     ),
     "other names": (MADE, MADE.replace("model, opt", "args.net, opt", 1), "model, optimizer = amp.initialize"),
+    "another loss": (
+        "nn.CrossEntropyLoss()",
+        "nn.MultiLabelSoftMarginLoss()",
+        "MultiLabelSoftMarginLoss, which is not on the list",
+    ),
+    "another loss in the block": (
+        "loss = criterion(output, target)\n        top",
+        "loss = torch.nn.functional.multilabel_soft_margin_loss(output, target)\n        top",
+        "multilabel_soft_margin_loss",
+    ),
+    "a function that is not listed": (
+        "loss = criterion(output, target)\n        top",
+        "loss = torch.cumsum(criterion(output, target), 0)\n        top",
+        " is in a block of autocast, and not on the list",
+    ),
+    "an evaluation before": (MADE, f"    validate([], model, criterion)\n{MADE}", "this leads to a forward pass above"),
+    "weights written in the evaluation": (
+        "        for images, target in loader:\n            output = model(images.cuda())",
+        "        for images, target in loader:\n            for each in model.parameters():\n"
+        "                each.mul_(2)\n            output = model(images.cuda())",
+        "the model goes into `model.parameters",
+    ),
+    "arrays": (MADE, f"{MADE}    x = torch.from_numpy(array)\n", "which may be of fp64"),
+    "a tensor of an array": (MADE, f"{MADE}    x = torch.tensor(array)\n", "which may be of fp64"),
+    "a loader": (MADE, f"{MADE}    x = torch.utils.data.DataLoader(rows)\n", "which may be of fp64"),
+    "a data set": ("class Meter:\n", "class Meter:\n    def __getitem__(self, key):\n        return 0\n\n", "fp64"),
     "another core": ("import network", "import network, other", "a part of Apex's core is in other.py too"),
 }
 
