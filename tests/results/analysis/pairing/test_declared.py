@@ -14,6 +14,7 @@ from ampcompare.results.analysis.pairing.declared import (
 from ampcompare.results.analysis.summary import summarize
 from ampcompare.results.records.comparison import Comparison
 from ampcompare.results.records.ledger import GroupTypes, Ledger
+from ampcompare.results.records.run import ScriptFacts
 from ampcompare.results.report.document import Figure, Table
 from ampcompare.results.report.ledger import ledger_blocks
 from ampcompare.results.report.markdown import Markdown
@@ -238,3 +239,18 @@ def test_products_that_are_not_those_of_autocast_are_named(
     seen = ledger(forward, by={"products": by} if by else {}).model_copy(update={"backward": {backward: 1.0}})
     found = {one.name: one.remark for one in compare_roles(None, seen)}
     assert [found["forward products"], found["backward products"].partition(",")[0]] == remarks
+
+
+def test_what_16_bits_take_from_a_script_stands_in_the_table() -> None:
+    """Once for each arm, though each of its seeds has it."""
+    text = "a sum in bf16 stands still (train.py:7)"
+    records = [
+        make_record(arm, seed, top1=0.8).model_copy(update={"script": ScriptFacts(remarks=[text] * (arm == "script"))})
+        for arm in ("script", "native:bf16")
+        for seed in range(3)
+    ]
+    comparison = summarize(records, arms=["script", "native:bf16"], reference="script")
+    assert [text in notes for notes in row_notes(comparison)] == [True, False]
+    assert [notes.count(text) for notes in row_notes(comparison)] == [1, 0]
+    assert "a sum in bf16 stands still" in Terminal(200).render(comparison)
+    assert f"script: {text}." in comparison.reading
