@@ -60,7 +60,7 @@ FUNCTIONS = frozenset({
     "cat", "stack", "flatten", "exp", "log", "sqrt", "abs", "add", "mul", "sub", "div", "matmul", "bmm", "mm", "sum",
     "mean", "max", "min", "clamp", "where", "split", "chunk", "transpose", "squeeze", "unsqueeze", "reshape", "topk",
     "sort", "argmax", "argmin", "gather", "numel", "is_tensor", "eye", "tril", "triu", "zeros", "ones", "zeros_like",
-    "ones_like", "full", "full_like", "empty", "arange", "linspace", "rand", "randn", "randint", "randperm", "tensor",
+    "ones_like", "full", "full_like", "empty", "arange", "linspace", "rand", "randn", "randint", "randperm",
     "eq", "ne", "gt", "ge", "lt", "le", "logical_and", "logical_or", "logical_not",
 })  # fmt: skip
 TYPES = frozenset({
@@ -211,9 +211,21 @@ def find_name_of_no_network(module: Module, node: ast.AST) -> str:
     """Return a name that no network may have: one that leaves it, or one of torch that is not on the list; else ""."""
     if not isinstance(node, (ast.Name, ast.Attribute)):
         return ""
-    if last_name(node) in IN_NETWORKS:
+    if last_name(node) in IN_NETWORKS or makes_wide_number(module, node):
         return last_name(node)
     return find_unlisted_name(module, node)
+
+
+def makes_wide_number(module: Module, node: ast.AST) -> bool:
+    """Return whether a node names what reduces a tensor to one number of fp32.
+
+    O1 makes fp32 of what such a number is added to or multiplied with; torch keeps the type of the other tensor.
+    """
+    call = module.parent(node)
+    if last_name(node) not in ("sum", "norm", "prod") or not isinstance(call, ast.Call) or call.func is not node:
+        return False
+    is_function = (module.resolve(node) or "").startswith("torch.")
+    return len(call.args) <= is_function and not call.keywords
 
 
 def find_unlisted_name(module: Module, node: ast.AST) -> str:

@@ -168,6 +168,7 @@ ORDINARY = {
         (APEX, f"try:\n    {APEX}    there = True\nexcept ImportError:\n    there = False\n"),
         (MADE, f"    if there:\n    {MADE}"),
     ),
+    "a state without that of amp": (('"amp": amp.state_dict()', '"optimizer": optimizer.state_dict()'),),
     "a resumed state": ((MADE, f'{MADE}    saved = torch.load("old.pt")\n    amp.load_state_dict(saved["amp"])\n'),),
 }
 
@@ -360,6 +361,8 @@ NETWORKS = {
     "binary_cross_entropy": "        x = F.binary_cross_entropy(self.one(x), x)\n",
     "exponentials in place": "        x = self.one(x).exp_()\n",
     "softmax of a tensor": "        x = torch.log(self.one(x).softmax(1) + 1e-8)\n",
+    "a learned number": "        x = self.one(x) * torch.tensor(30.0)\n",
+    "a norm": "        x = self.one(x) / x.norm()\n",
     "grid_sample": "        x = F.grid_sample(self.one(x), x)\n",
     "variance": "        x = self.one(x).var(1)\n",
     "out=": "        x = torch.mul(self.one(x), 2, out=x)\n",
