@@ -101,13 +101,9 @@ def adapt_text(text: str, adapter: str = ADAPTER, *, exports: bool = False) -> M
     names = Names(module)
     edits = Edits(module)
     missing = [(node, full) for node, full in names.uses if twin(full) is None]
-    # What an imported name alone means stays with its import; the rest of `amp` must be of one kind.
-    through_amp = [each for each in missing if each[1].startswith("apex.amp.") and isinstance(each[0], ast.Attribute)]
-    # It steps the optimizers of Apex alone, which must stay with it.
-    holding = through_amp or [each for each in missing if each[1].endswith("FP16_Optimizer")]
-    if holding:
-        found = [Finding.at(node, BY_HAND, LEFT.format(full)) for node, full in holding]
-        return Migration(text, sorted(set(found)), len(names.uses), len(names.uses))
+    if holding := _find_holding(missing):
+        found = {Finding.at(node, BY_HAND, LEFT.format(full)) for node, full in holding}
+        return Migration(text, sorted(found), len(names.uses), len(names.uses))
     findings, replaced = _replace_with_torch(module, names, edits, missing)
     missing = [each for each in missing if each[0] not in replaced]
     for node, full in missing:
@@ -122,6 +118,16 @@ def adapt_text(text: str, adapter: str = ADAPTER, *, exports: bool = False) -> M
     findings += [Finding.at(call, BY_HAND, ASKS) for call in _asked_versions(module)]
     findings += _find_ddp_limits(module, names) + _find_options(module, names)
     return Migration(edits.result() if edits else text, sorted(set(findings)), len(names.uses), len(missing))
+
+
+def _find_holding(missing: list[tuple[ast.Name | ast.Attribute, str]]) -> list[tuple[ast.Name | ast.Attribute, str]]:
+    """Return what of the things that the adapter lacks keeps the whole file on Apex.
+
+    What an imported name alone means stays with its import; the rest of `amp` must be of one kind. `FP16_Optimizer`
+    steps the optimizers of Apex alone, which must stay with it.
+    """
+    through_amp = [each for each in missing if each[1].startswith("apex.amp.") and isinstance(each[0], ast.Attribute)]
+    return through_amp or [each for each in missing if each[1].endswith("FP16_Optimizer")]
 
 
 def _find_ddp_limits(module: Module, names: Names) -> list[Finding]:
