@@ -67,7 +67,7 @@ def installed_runs(context: Context, report: Report, runs: Mapping[str, tuple[st
     for name, options in runs.items():
         arm = options[options.index("--arm") + 1]
         library = Arm.parse(arm).spec.library
-        why = "" if library is None else library.missing()
+        why = "" if library is None else library.why_missing()
         if context.rehearse and arm in REFUSED_ON_A_CPU:
             why = "needs a GPU"
         if why:

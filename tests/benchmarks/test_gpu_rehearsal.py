@@ -68,7 +68,8 @@ def test_tasks(rehearse: Rehearse, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_run_without_its_library_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the reason, as an arm is; the others stay."""
-    monkeypatch.setattr("ampcompare.backends.library.Library.why_missing", lambda self: f"needs {self.distributions[0]}")
+    name = "ampcompare.backends.library.Library.why_missing"
+    monkeypatch.setattr(name, lambda self: f"needs {self.distributions[0]}")
     report = Report("tasks")
     context: Any = SimpleNamespace(rehearse=True)
     assert list(smoke.installed_runs(context, report, tasks.RUNS)) == [*tasks.RUNS][:2]
