@@ -25,6 +25,7 @@ from ampcompare.script.keep_fp32 import KeptAtFirstCall
 from ampcompare.script.lifted_weights import LiftedWeights
 from ampcompare.script.lost_decay import LostDecay
 from ampcompare.script.recording.recorder import Rows, detached_value
+from ampcompare.script.recording.scaled_steps import follow_adapter_under_arm
 from ampcompare.script.rounded_weights import RoundedWeights
 from ampcompare.script.running_sums import SumWatch
 from ampcompare.script.standing_statistics import StatisticsWatch
@@ -93,6 +94,11 @@ class StandIn:
         if not in_script.is_as_written:
             follow_fp16_optimizers(rows, self._events)
         self.keeps_apex = in_script.keeps_apex
+        if not arm.is_as_written:
+            if rows is not None:
+                rows.is_under_arm = True
+            is_scaling = arm.roles is not None and arm.roles.loss_scale is not None
+            follow_adapter_under_arm(str(arm), is_scaling, rows, self._events)
         if not self.keeps_apex:
             self._stand_behind_amp(ScriptAmp(arm, plain, rows))
         elif rows is not None:

@@ -16,16 +16,24 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from ampcompare.base.errors import UnsupportedCombination
+from ampcompare.base.import_hook import ImportHook
 from ampcompare.base.patches import Layer, Subscriptions
 from ampcompare.script.fp16_optimizers import fp16_optimizer_classes
 from ampcompare.script.recording.recorder import Rows, detached_value
 
+ADAPTER = "torch_amp_adapter"  # the module that `migrate` writes in the place of Apex
+
 
 def record_steps(rows: Rows, *, amp: bool) -> None:
-    """Record what this process does until its record ends; with `amp` also what goes through `apex.amp`."""
+    """Record what this process does until its record ends; with `amp` what goes through Apex or the adapter too."""
     events = Subscriptions(Layer.RECORD)
     if amp:
         _record_amp(rows, events)
+    if not rows.is_under_arm:
+        adapter = ImportHook({ADAPTER: lambda: record_adapter(rows, sys.modules[ADAPTER])})
+        adapter.begin()
+        events.at_end(adapter.end)
     record_grad_scalers(rows, events)
     _record_fp16_optimizers(rows, events)
     rows.recorder.before_close(events.end)
@@ -52,6 +60,39 @@ def record_adapter(rows: Rows, adapter: types.ModuleType) -> None:
     events.wrap(adapter, "scale_loss", hooks.scale_loss)
     events.wrap(adapter.LossScaler, "update_scale", hooks.update_scale)
     rows.recorder.before_close(events.end)
+
+
+def follow_adapter_under_arm(arm: str, is_scaling: bool, rows: Rows | None, events: Subscriptions) -> None:
+    """Note the loss that the adapter scales, under an arm that records the backward pass.
+
+    Args:
+        arm: in words.
+        is_scaling: it scales losses by itself, and refuses those that are scaled already.
+        rows: of the record, if there is one.
+    """
+
+    @contextmanager
+    def scale_loss(original: Any, loss: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        if is_scaling:
+            raise UnsupportedCombination(
+                f"{arm} scales the loss, and {ADAPTER} scales it too; give arms without a loss scale, such as fp32 and "
+                "native:bf16, or the script as it was before migrate"
+            )
+        with original(loss, *args, **kwargs) as scaled:
+            if rows is not None:
+                rows.loss_in_block = loss
+            try:
+                yield scaled
+            finally:
+                if rows is not None:
+                    rows.loss_in_block = None
+
+    def follow() -> None:
+        events.wrap(sys.modules[ADAPTER], "scale_loss", scale_loss)
+
+    hook = ImportHook({ADAPTER: follow})
+    hook.begin()
+    events.at_end(hook.end)
 
 
 class _AmpHooks:
