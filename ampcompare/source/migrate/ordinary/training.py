@@ -24,12 +24,12 @@ from ampcompare.source.migrate.ordinary.words import (
     stores_into_tensors,
 )
 from ampcompare.source.object_kinds import ObjectKinds
-from ampcompare.source.syntax import bound_in, dotted_name, is_literal, last_name, walk
+from ampcompare.source.syntax import dotted_name, is_literal, last_name, walk
 
 if TYPE_CHECKING:
     from ampcompare.source.migrate.read.sites import Backward, Initialize, Read, Step
     from ampcompare.source.migrate.rewrite import Migration
-    from ampcompare.source.module import Block, Module
+    from ampcompare.source.module import Module
 
 # Options of amp.initialize, with the values that change nothing, and those of the level.
 OPTIONS: dict[str, tuple[object, ...]] = {
@@ -285,7 +285,7 @@ def _outermost(core: Core, block: Backward) -> ast.stmt:
 
 
 def _refuse_update(core: Core) -> None:
-    """Refuse all but: backward pass, clip, step and zero_grad in one block, the last three behind one test at most."""
+    """Refuse all but a backward pass, clips, a step and zero_grad in one block."""
     module = core.module
     (block,) = [each for each in core.sites.backwards if each.block]
     (step,) = core.sites.steps
@@ -294,20 +294,15 @@ def _refuse_update(core: Core) -> None:
     if any(isinstance(each, ast.Try) for each in module.within_function(outer)):
         raise Unsure(block.statement, FORM.format("no `try` around the backward pass"))
     body = module.block(outer)
-    held = step.statement if step.statement in body else module.outer(step.statement)
-    is_plain = held is step.statement or (isinstance(held, ast.If) and step.statement in held.body and not held.orelse)
-    if step.function is not block.function or step.options or not is_plain or held not in body:
-        raise Unsure(step.call, FORM.format("the step stands below its backward pass, behind one test at most"))
-    if body.index(held) <= body.index(outer):
+    if step.function is not block.function or step.options or step.statement not in body:
+        raise Unsure(step.call, FORM.format("a step for each backward pass, in the same block"))
+    if body.index(step.statement) <= body.index(outer):
         raise Unsure(step.call, FORM.format("the step stands below its backward pass"))
-    between = body[body.index(outer) + 1 : body.index(held)]
-    if isinstance(held, ast.If):
-        between += held.body[: held.body.index(step.statement)]
-        _refuse_varying_test(held, body)
+    between = body[body.index(outer) + 1 : body.index(step.statement)]
     for each in between:
         _refuse_between(core, each)
     _refuse_reads(core, between)
-    _refuse_clears(core, step, held, outer)
+    _refuse_clears(core, step, outer)
 
 
 def _refuse_block(block: Backward) -> None:
@@ -319,15 +314,6 @@ def _refuse_block(block: Backward) -> None:
         raise Unsure(block.statement, FORM.format(PLAIN))
     if any(isinstance(each, ast.Call) for each in walk(block.loss)) or len(block.optimizers) != 1:
         raise Unsure(block.statement, FORM.format("the loss is a variable, which may be divided"))
-
-
-def _refuse_varying_test(held: ast.If, body: Block) -> None:
-    """Refuse a step behind a test that does more than count rounds: of a loss, or of a norm of gradients."""
-    bound = {name for each in body if isinstance(each, (ast.Assign, ast.AnnAssign)) for name in bound_in(each)}
-    for node in walk(held.test):
-        is_call = isinstance(node, ast.Call) and last_name(node.func) != "len"
-        if is_call or (isinstance(node, ast.Name) and node.id in bound):
-            raise Unsure(held, FORM.format("the test of a step counts rounds, and asks for nothing else"))
 
 
 def _refuse_between(core: Core, statement: ast.stmt) -> None:
@@ -360,26 +346,24 @@ def _refuse_reads(core: Core, between: list[ast.stmt]) -> None:
             raise Unsure(read.node, FORM.format("clips of torch between the backward pass and the step"))
 
 
-def _refuse_clears(core: Core, step: Step, held: ast.stmt, outer: ast.stmt) -> None:
+def _refuse_clears(core: Core, step: Step, outer: ast.stmt) -> None:
     """Refuse gradients that are not cleared as often as the optimizer steps, above the forward pass or below the step.
 
     Args:
-        held: the step, or the `if` around it.
         outer: the backward pass, or the `if` around it.
     """
     module = core.module
-    body = module.block(held)
-    own = held.body if isinstance(held, ast.If) else body
+    body = module.block(step.statement)
     calls = [each for each, _ in module.methods("zero_grad") if module.function(each) is step.function]
-    if not any(module.statement(each) in own for each in calls):
+    if not any(module.statement(each) in body for each in calls):
         raise Unsure(step.call, FORM.format("zero_grad stands in the block of the step, without a test of its own"))
     for call in calls:
         statement = module.statement(call)
         place = next((number for number, each in enumerate(body) if module.is_in(statement, [each])), None)
         if place is None:  # above the loop
             continue
-        is_above = own is body and place < body.index(outer)
-        if statement not in own or not (is_above or own.index(statement) > own.index(step.statement)):
+        is_apart = place < body.index(outer) or place > body.index(step.statement)
+        if statement not in body or not is_apart:
             raise Unsure(call, FORM.format("gradients are cleared behind the step, or above the forward pass"))
 
 

@@ -147,12 +147,6 @@ ORDINARY = {
         ),
         ("optimizer, epoch)", "optimizer, epoch, args)"),
     ),
-    "accumulation": (
-        (CLEAR, ""),
-        (LOSS, f"{LOSS}        loss = loss / 2\n"),
-        (TRAINED, f"        if (step + 1) % 2 == 0:\n    {STEP}    {CLEAR}        if step"),
-        (CLIP, ""),
-    ),
     "a network of torchvision": (
         ("network.Net()", "torchvision.models.resnet18()"),
         ("import network", "import torchvision"),
@@ -196,7 +190,7 @@ OTHERS = {
     "a step behind a loss": (
         "        optimizer.step()\n",
         f"        if loss < 5:\n    {STEP}",
-        "another form here: the test of a step counts rounds",
+        "another form here: a step for each backward pass",
     ),
     "O2": ('"O1"', '"O2"', "opt_level='O2'"),
     "a static scale": ('opt_level="O1"', 'opt_level="O1", loss_scale=128.0', r"loss_scale=128\.0"),
@@ -230,7 +224,7 @@ OTHERS = {
     "a step behind the norm": (
         f"{CLIP}        optimizer.step()\n",
         f"        norm = {CLIP.strip()}\n        if norm < 5:\n    {STEP}",
-        "another form here: the test of a step counts rounds",
+        "another form here: a step for each backward pass",
     ),
     "cleared at times": (
         CLEAR,
@@ -331,6 +325,7 @@ OTHERS = {
     "a tensor of an array": (MADE, f"{MADE}    x = torch.tensor(array)\n", "which may be of fp64"),
     "a loader": (MADE, f"{MADE}    x = torch.utils.data.DataLoader(rows)\n", "which may be of fp64"),
     "a data set": ("class Meter:\n", "class Meter:\n    def __getitem__(self, key):\n        return 0\n\n", "fp64"),
+    "accumulation": (STEP, f"        if (step + 1) % 2 == 0:\n    {STEP}", "a step for each backward pass"),
     "another core": ("import network", "import network, other", "a part of Apex's core is in other.py too"),
 }
 
