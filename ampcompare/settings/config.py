@@ -214,7 +214,7 @@ class RunConfig(Frozen):
 
     @model_validator(mode="before")
     @classmethod
-    def _derive(cls, values: Any) -> Any:
+    def _fill_in_derived_settings(cls, values: Any) -> Any:
         """Fill in settings that follow from others: parallel kind, batch size of a process, learning rate."""
         return _with_derived(values) if isinstance(values, Mapping) else values
 
@@ -295,7 +295,7 @@ class RunConfig(Frozen):
 
     @field_validator("arm")
     @classmethod
-    def _canonical(cls, text: str) -> str:
+    def _respell_arm(cls, text: str) -> str:
         try:
             return str(Arm.parse(text))
         except ConfigError as error:
@@ -323,7 +323,7 @@ class RunConfig(Frozen):
 
     @field_validator("eval_precision", mode="before")
     @classmethod
-    def _known_precisions(cls, given: Any) -> Any:
+    def _check_precisions(cls, given: Any) -> Any:
         if not isinstance(given, str) and not (
             isinstance(given, (list, tuple)) and all(isinstance(name, str) for name in given)
         ):
@@ -335,7 +335,7 @@ class RunConfig(Frozen):
 
     @field_validator("allow_writes", mode="before")
     @classmethod
-    def _absolute(cls, given: Any) -> Any:
+    def _make_paths_absolute(cls, given: Any) -> Any:
         paths = given.split(",") if isinstance(given, str) else given
         is_text = isinstance(paths, (list, tuple)) and all(isinstance(path, str) for path in paths)
         return tuple(os.path.abspath(os.path.expanduser(path)) for path in paths) if is_text else given
