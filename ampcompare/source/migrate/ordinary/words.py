@@ -217,11 +217,14 @@ def find_name_of_no_network(module: Module, node: ast.AST) -> str:
 
 
 def makes_wide_number(module: Module, node: ast.AST) -> bool:
-    """Return whether a node names what reduces a tensor to one number of fp32.
+    """Return whether a node names what reduces a tensor to one number of fp32, or makes one.
 
     O1 makes fp32 of what such a number is added to or multiplied with; torch keeps the type of the other tensor.
     """
     call = module.parent(node)
+    if last_name(node) in ("ones", "zeros", "full", "rand", "randn", "empty") and isinstance(call, ast.Call):
+        shape = call.args[0] if call.args and call.func is node else None
+        return isinstance(shape, (ast.List, ast.Tuple)) and not shape.elts
     if last_name(node) not in ("sum", "norm", "prod") or not isinstance(call, ast.Call) or call.func is not node:
         return False
     is_function = (module.resolve(node) or "").startswith("torch.")

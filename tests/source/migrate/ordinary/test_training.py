@@ -357,6 +357,7 @@ NETWORKS = {
     "exponentials in place": "        x = self.one(x).exp_()\n",
     "softmax of a tensor": "        x = torch.log(self.one(x).softmax(1) + 1e-8)\n",
     "a learned number": "        x = self.one(x) * torch.tensor(30.0)\n",
+    "a number": "        x = self.one(x) * torch.ones([])\n",
     "a norm": "        x = self.one(x) / x.norm()\n",
     "grid_sample": "        x = F.grid_sample(self.one(x), x)\n",
     "variance": "        x = self.one(x).var(1)\n",
