@@ -46,7 +46,7 @@ def reason_of(events: Sequence[Event], origin: int) -> Reason | None:
     def before(at: int) -> list[int]:
         return [source for source in events[at].sources if source < at and lost_share(events[source])]
 
-    zeros = sorted(set(_walked_back([origin], before)) - {origin})
+    zeros = sorted(set(_places_reached_backwards([origin], before)) - {origin})
     if not zeros:
         return None
     small = [at for at in zeros if 0 < abs(events[at].number) <= FP16_ZERO]
@@ -432,7 +432,7 @@ def _nonfinite_origins(events: Sequence[Event], ends: Iterable[int]) -> list[int
     def before(at: int) -> list[int]:
         return [source for source in events[at].sources if source < at and _is_nonfinite(events[source])]
 
-    return [at for at in _walked_back(ends, before) if not before(at)]
+    return [at for at in _places_reached_backwards(ends, before) if not before(at)]
 
 
 def _deciding_origin(events: Sequence[Event], end: int) -> int | None:
@@ -444,7 +444,7 @@ def _deciding_origin(events: Sequence[Event], end: int) -> int | None:
     def before(at: int) -> list[int]:
         return [source for source in (*events[at].sources, *events[at].decided) if source < at]
 
-    behind = _walked_back([end], before)
+    behind = _places_reached_backwards([end], before)
     deciding = {one for at in behind for one in events[at].decided if _is_nonfinite(events[one])}
     return min((one for one in _nonfinite_origins(events, deciding) if _is_finite_in_fp32(events[one])), default=None)
 
@@ -455,7 +455,7 @@ def _error_origin(events: Sequence[Event], end: int) -> int:
     def before(at: int) -> list[int]:
         return [source for source in events[at].sources if source < at and error_of(events[source]) > HARM / 2]
 
-    return min(_walked_back([end], before))
+    return min(_places_reached_backwards([end], before))
 
 
 def _places_onward(events: Sequence[Event], origin: int, end: int) -> list[str]:
@@ -465,7 +465,9 @@ def _places_onward(events: Sequence[Event], origin: int, end: int) -> list[str]:
         if any(source in reached for source in events[at].sources):
             reached.add(at)
     ends = [end] if end in reached else []
-    back = _walked_back(ends, lambda at: [source for source in events[at].sources if source < at and source in reached])
+    back = _places_reached_backwards(
+        ends, lambda at: [source for source in events[at].sources if source < at and source in reached]
+    )
     names = list(dict.fromkeys(place_of(events[at].key).name for at in sorted(back)))
     return names if len(names) <= MAX_CHAIN else [*names[: MAX_CHAIN - 2], "...", names[-1]]
 
@@ -537,7 +539,7 @@ def _spread_text(values: MagnitudeRange) -> str:
     return f"{values.smallest:.3g} to {values.largest:.3g}"
 
 
-def _walked_back(ends: Iterable[int], before: Callable[[int], Iterable[int]]) -> Iterator[int]:
+def _places_reached_backwards(ends: Iterable[int], before: Callable[[int], Iterable[int]]) -> Iterator[int]:
     """Yield each place that is reached from `ends` by going to the places before it, once, in no order."""
     seen: set[int] = set()
     todo = list(ends)

@@ -494,18 +494,20 @@ def _errors_of(figures: Mapping[str, Tensor], reference: Mapping[str, Tensor]) -
     A gradient that is small within its module is measured against a tenth of the largest there: what sums that cancel
     leave is noise in any precision. A figure that is missing, not finite, or has another shape is infinitely far.
     """
-    sizes = {name: _rms(value) for name, value in reference.items()}
+    sizes = {name: _root_mean_square(value) for name, value in reference.items()}
     gradients = {name: size for name, size in sizes.items() if name.startswith(GRADIENT)}
     least = LEAST * max(gradients.values(), default=0.0)
     errors = {}
     for name, exact in reference.items():
         size = sizes[name]
         if name in gradients:
-            siblings = (other for of, other in gradients.items() if _module(of) == _module(name))
+            siblings = (other for of, other in gradients.items() if _module_of_name(of) == _module_of_name(name))
             size = max(size, NEGLIGIBLE * max(siblings), least)
         value = figures.get(name)
         errors[name] = (
-            math.inf if value is None or value.shape != exact.shape else relative_error(_rms(value - exact), size)
+            math.inf
+            if value is None or value.shape != exact.shape
+            else relative_error(_root_mean_square(value - exact), size)
         )
     return errors
 
@@ -523,9 +525,9 @@ def tolerances(
     return {name: min(most, FLOOR * unit + FACTOR * max(one[name] for one in found)) for name in reference}
 
 
-def _module(name: str) -> str:
+def _module_of_name(name: str) -> str:
     return name.rpartition(".")[0]
 
 
-def _rms(value: Tensor) -> float:
+def _root_mean_square(value: Tensor) -> float:
     return float(value.double().square().mean().sqrt()) if value.numel() else 0.0

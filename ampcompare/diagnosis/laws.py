@@ -57,7 +57,7 @@ def outlook_of(arm: Arm, prefix: Prefix, twin: float | None) -> ArmOutlook:
         return ArmOutlook(arm=name, word="cannot know", why="what it holds in which type is not declared")
     share = prefix.zero_denominators.get(roles.state, 0.0)
     if share:
-        why = f"the optimizer's denominator is 0 in {roles.state} for {_percent(share)} of the elements, at once"
+        why = f"the optimizer's denominator is 0 in {roles.state} for {_percent_text(share)} of the elements, at once"
         cure = f"{_options_for(arm, 'state=fp32') or _options_for(arm, 'masters=fp32')}, or a larger eps"
         return ArmOutlook(arm=name, word="will not hold", part="state", why=why, cure=cure)
     overflow = _overflow_text(roles, prefix)
@@ -84,7 +84,9 @@ def outlook_of(arm: Arm, prefix: Prefix, twin: float | None) -> ArmOutlook:
 
 def _why_chaotic(prefix: Prefix, twin: float) -> str:
     """Return why a training whose twin is far away says nothing, and what may say more."""
-    why = f"twins differ by {_percent(twin)} over these {prefix.steps} steps, as any arm may, whatever they do later"
+    why = (
+        f"twins differ by {_percent_text(twin)} over these {prefix.steps} steps, as any arm may, whatever they do later"
+    )
     longer = prefix.steps * LONGER
     if prefix.total is not None and longer >= prefix.total:
         return f"{why}; compare the arm to the end"
@@ -100,11 +102,12 @@ def _outlook_by_state(arm: Arm, roles: Roles, prefix: Prefix) -> ArmOutlook | No
         why = f"it is not known how the optimizer moves the state that it holds in {roles.state}"
         return ArmOutlook(arm=str(arm), word="cannot know", part="state", why=why)
     if found.decay < 1:
-        moves = f"a second moment that decays by {_percent(1 - found.decay)} a step hardly falls in {roles.state}"
+        moves = f"a second moment that decays by {_percent_text(1 - found.decay)} a step hardly falls in {roles.state}"
     else:
         moves = f"a sum of squares stops to grow in {roles.state}"
     when = "if gradients fall to a tenth" if found.falling >= found.steady else "with gradients as they are"
-    why = f"{moves}: steps are {_percent(found.largest)} away from fp32's in the mean of the next {found.steps}, {when}"
+    away = f"steps are {_percent_text(found.largest)} away from fp32's in the mean of the next {found.steps}"
+    why = f"{moves}: {away}, {when}"
     fp32 = f"no state={roles.state}" if "state" in arm.options else _options_for(arm, "state=fp32")
     cure = f"{fp32}, or a smaller beta2" if found.decay < 1 else fp32
     return ArmOutlook(arm=str(arm), word="cannot know", part="state", why=why, cure=cure)
@@ -146,8 +149,8 @@ def _outlook_by_weights(arm: Arm, roles: Roles, prefix: Prefix) -> ArmOutlook:
     """Return what the updates that rounding loses mean."""
     share = prefix.shares[roles.weights]
     has_schedule = prefix.rates_known and prefix.basis
-    when = f"over the rest of the schedule (now {_percent(share.now)})" if has_schedule else "if the rate stays"
-    lost = f"{'at least ' if prefix.is_floor else ''}{_percent(share.rest if has_schedule else share.now)}"
+    when = f"over the rest of the schedule (now {_percent_text(share.now)})" if has_schedule else "if the rate stays"
+    lost = f"{'at least ' if prefix.is_floor else ''}{_percent_text(share.rest if has_schedule else share.now)}"
     figures = f"{lost} of the update is below half an ulp {when}"
     if arm.is_as_written:
         figures = f"your script loses {lost} of its updates {when}"
@@ -164,7 +167,7 @@ def _outlook_by_weights(arm: Arm, roles: Roles, prefix: Prefix) -> ArmOutlook:
     )
 
 
-def _percent(share: float) -> str:
+def _percent_text(share: float) -> str:
     if not math.isfinite(share):
         return "without limit"
     return f"{rough_percent(share)} %"

@@ -198,10 +198,10 @@ class OperationWatch(TorchDispatchMode):
         module, where, phase = self.sites.here()
         if func.is_view:
             return func(*args, **kwargs)
-        tensors = _tensors(args) + _tensors(kwargs) if kwargs else _tensors(args)
+        tensors = _tensors_in(args) + _tensors_in(kwargs) if kwargs else _tensors_in(args)
         given = [value for value in tensors if value.is_floating_point()]
         decided = self._behind(tensors) if len(given) < len(tensors) else frozenset()
-        key = (module, _operation(func), where, phase)
+        key = (module, _operation_name(func), where, phase)
         exact = None
         own = None
         written = []
@@ -219,20 +219,22 @@ class OperationWatch(TorchDispatchMode):
     def _run_unseen(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run an operation and keep no more than its wide results."""
         reference = self.reference
-        given = [value for value in _tensors(args) + _tensors(kwargs) if value.is_floating_point()]
+        given = [value for value in _tensors_in(args) + _tensors_in(kwargs) if value.is_floating_point()]
         if reference is None or func.is_view or not (kwargs.get("dtype") in HALF or reference.concerns(given)):
             return func(*args, **kwargs)
         with no_modes():
             written = written_arguments(func, args, kwargs)
             exact = None
             if all(tensor.numel() <= MAX_UNSEEN for tensor in given):
-                exact, _ = self._wide_results(func, ("", _operation(func), "", "forward"), args, kwargs, given, written)
+                exact, _ = self._wide_results(
+                    func, ("", _operation_name(func), "", "forward"), args, kwargs, given, written
+                )
             if exact is None:
                 reference.forget(written)
         output = func(*args, **kwargs)
         with no_modes():
             written_ids = {id(one) for one in written}
-            for result, wide in zip(_floating(output), _floating(exact), strict=False):
+            for result, wide in zip(_floating_tensors_in(output), _floating_tensors_in(exact), strict=False):
                 if id(result) not in written_ids and result.shape == wide.shape:
                     reference.keep(result, wide)
         return output
@@ -284,14 +286,14 @@ class OperationWatch(TorchDispatchMode):
             return
         sources = tuple({at for one in given if (at := self._producer.get(_storage_address(one))) is not None})
         results = []
-        for value in _tensors(output):
+        for value in _tensors_in(output):
             if value.is_floating_point():
                 results.append(value)
             else:
                 self._decided[_storage_address(value)] = decided.union(sources)
         if not results:
             return
-        wide, alone = _floating(exact), _floating(own)
+        wide, alone = _floating_tensors_in(exact), _floating_tensors_in(own)
         wide = wide if len(wide) == len(results) else []
         alone = alone if len(alone) == len(results) else []
         constant = key[1] in CONSTANT
@@ -327,7 +329,7 @@ def _read_field(events: Sequence[Event], name: str) -> None:
 
 
 @lru_cache(maxsize=4096)
-def _operation(func: Any) -> str:
+def _operation_name(func: Any) -> str:
     """Return the name of an operation without its overload, such as add."""
     return str(func.__name__).partition(".")[0].rstrip("_")
 
@@ -344,7 +346,7 @@ def _constant_beyond_fp16(args: Sequence[Any]) -> float:
     return 0.0
 
 
-def _tensors(value: Any) -> list[Tensor]:
+def _tensors_in(value: Any) -> list[Tensor]:
     if isinstance(value, Tensor):
         return [value]
     found: list[Tensor] = []
@@ -353,9 +355,9 @@ def _tensors(value: Any) -> list[Tensor]:
         if isinstance(item, Tensor):  # by far the most
             found.append(item)
         elif isinstance(item, list | tuple | dict):
-            found += _tensors(item)
+            found += _tensors_in(item)
     return found
 
 
-def _floating(value: Any) -> list[Tensor]:
-    return [tensor for tensor in _tensors(value) if tensor.is_floating_point()]
+def _floating_tensors_in(value: Any) -> list[Tensor]:
+    return [tensor for tensor in _tensors_in(value) if tensor.is_floating_point()]

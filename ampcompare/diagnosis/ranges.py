@@ -113,11 +113,11 @@ def make_range(row: np.ndarray) -> MagnitudeRange:
         top=by_exponent.get(FP16_TOP, 0),
         above=sum(count for power, count in by_exponent.items() if power > FP16_TOP),
         nonfinite=int(counts[BINS - 1]),
-        smallest=_magnitude(row[SMALLEST]) if has_values else None,
-        largest=_magnitude(row[LARGEST]) if has_values else None,
+        smallest=_magnitude_of_bits(row[SMALLEST]) if has_values else None,
+        largest=_magnitude_of_bits(row[LARGEST]) if has_values else None,
         exponents=by_exponent,
     )
 
 
-def _magnitude(bits: int) -> float:
+def _magnitude_of_bits(bits: int) -> float:
     return float(np.array(bits, dtype=np.int32).view(np.float32))

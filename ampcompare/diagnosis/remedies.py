@@ -73,7 +73,7 @@ class _Found:
     functions: Sequence[str] = ()
 
 
-def search(
+def search_for_cure(
     arm: Arm,
     faults: Sequence[Fault],
     scale: float | None,
@@ -311,7 +311,7 @@ def diagnosis_with_cure(
     """
     if not found.faults:
         return found
-    result = search(arm, found.faults, _scale_to_try(found.headroom), run, found.modules, most=most)
+    result = search_for_cure(arm, found.faults, _scale_to_try(found.headroom), run, found.modules, most=most)
     cure = None
     if result.change is not None:
         cure = cure_of(arm, result.change, result.functions, device_type)

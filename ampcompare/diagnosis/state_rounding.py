@@ -134,7 +134,7 @@ def _mean_drifts(
 
 
 @dataclass
-class _Seen:
+class _SeenState:
     """A state of one parameter: what it was after the last probe, and the gradients of all probes."""
 
     rule: StateRule
@@ -147,13 +147,13 @@ class StateProbe:
 
     def __init__(self) -> None:
         self._before: dict[tuple[int, str], tuple[Tensor, Tensor, Tensor]] = {}
-        self._seen: dict[tuple[int, str], _Seen] = {}
+        self._seen: dict[tuple[int, str], _SeenState] = {}
         self.has_unknown = False
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Keep what a step starts from."""
         self._before = {
-            (id(param), name): (sample(state), sample(gradient), sample(param))
+            (id(param), name): (sample_elements(state), sample_elements(gradient), sample_elements(param))
             for param, gradient in moving_params(optimizer)
             for name, state in states_of(optimizer, param)
         }
@@ -164,7 +164,7 @@ class StateProbe:
             for param in group["params"]:
                 for name, state in states_of(optimizer, param):
                     if (id(param), name) in self._before:
-                        self._add((id(param), name), sample(state), group)
+                        self._add((id(param), name), sample_elements(state), group)
         self._before = {}
 
     def _add(self, key: tuple[int, str], after: Tensor, group: Mapping[str, Any]) -> None:
@@ -175,7 +175,7 @@ class StateProbe:
         for given in (gradient, gradient + decay * weight) if isinstance(decay, float) and decay else (gradient,):
             rule = recognize_rule(before, given, after, group)
             if rule is not None:
-                seen = self._seen.setdefault(key, _Seen(rule, after, []))
+                seen = self._seen.setdefault(key, _SeenState(rule, after, []))
                 seen.state = after
                 seen.gradients.append(given)
                 return
@@ -205,7 +205,7 @@ def states_of(optimizer: Optimizer, param: Tensor) -> Iterator[tuple[str, Tensor
             yield name, value
 
 
-def sample(tensor: Tensor) -> Tensor:
+def sample_elements(tensor: Tensor) -> Tensor:
     """Return some elements that lie evenly, fp32 on the host."""
     flat = tensor.detach().reshape(-1)
     return flat[:: math.ceil(flat.numel() / ELEMENTS) or 1].float().cpu().clone()

@@ -53,9 +53,9 @@ def main(kind: str, path: str) -> int:
     status = 1
     try:
         if isinstance(request, Request):
-            status = _diagnose(request, rank)
+            status = _diagnose_script(request, rank)
         elif isinstance(request, ProfileRequest):
-            status = _profile(request, rank)
+            status = _profile_script(request, rank)
         elif isinstance(request, PrefixRequest):
             status = _watch_prefix(request, rank)
         elif isinstance(request, ResumeRequest):
@@ -69,7 +69,7 @@ def main(kind: str, path: str) -> int:
     return status
 
 
-def _diagnose(request: Request, rank: int) -> int:
+def _diagnose_script(request: Request, rank: int) -> int:
     import torch
 
     from ampcompare.backends.arm import Arm
@@ -102,7 +102,7 @@ def _diagnose(request: Request, rank: int) -> int:
     return status
 
 
-def _profile(request: ProfileRequest, rank: int) -> int:
+def _profile_script(request: ProfileRequest, rank: int) -> int:
     """Profile the steps of a script; one ends with the row of the record that says what it did."""
     import torch
 

@@ -56,10 +56,10 @@ class FirstWeights:
     def _add_group(self, inner: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         inner(optimizer, *args, **kwargs)
         if not self._has_stepped:
-            self._add(optimizer.param_groups[-1]["params"])
+            self._add_parameters(optimizer.param_groups[-1]["params"])
 
     @torch.no_grad()
-    def _add(self, params: list[torch.Tensor]) -> None:
+    def _add_parameters(self, params: list[torch.Tensor]) -> None:
         for param in params:
             if id(param) in self._seen:
                 continue

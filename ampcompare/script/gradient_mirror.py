@@ -27,7 +27,7 @@ class GradientMirror:
         """Let each master show the gradient of its 16-bit weight while that shows none of its master."""
         for param, master in pairs:
             self._scaled[id(master)] = weakref.ref(master), weakref.ref(param)
-        self._set()
+        self._put_property_in_place()
 
     def show(self, pairs: Pairs) -> None:
         """Let each 16-bit weight show the gradient of its master, an fp32 tensor of its shape, and drop its own."""
@@ -43,14 +43,14 @@ class GradientMirror:
             if master is not None:
                 _GRAD.__set__(param, None if grad is None else grad.to(param.dtype))
                 _GRAD.__set__(master, None)
-        self._set()
+        self._put_property_in_place()
 
     def hide(self, weights: Iterable[Tensor]) -> None:
         """Let weights and masters show their own gradients again."""
         for param in weights:
             self._shown.pop(id(param), None)
             self._scaled.pop(id(param), None)
-        self._set()
+        self._put_property_in_place()
 
     def are_shown(self, weights: Iterable[Tensor]) -> bool:
         """Return whether any of these shows a gradient."""
@@ -60,17 +60,19 @@ class GradientMirror:
         """Let all tensors show their own gradients."""
         self._shown.clear()
         self._scaled.clear()
-        self._set()
+        self._put_property_in_place()
 
-    def _set(self) -> None:
-        GRADIENT_READS.redirect(*((self._read, self._write) if self._shown or self._scaled else (None, None)))
+    def _put_property_in_place(self) -> None:
+        GRADIENT_READS.redirect(
+            *((self._read_gradient, self._write_gradient) if self._shown or self._scaled else (None, None))
+        )
 
     def _weight_of(self, tensor: Tensor) -> Tensor:
         """Return the weight that has a master; the tensor itself if it is none."""
         master, weight = (one() for one in self._scaled.get(id(tensor), (_dead_reference, _dead_reference)))
         return tensor if master is not tensor or weight is None else weight
 
-    def _read(self, tensor: Tensor) -> Any:
+    def _read_gradient(self, tensor: Tensor) -> Any:
         weight = self._weight_of(tensor)
         shown = self._shown.get(id(weight))
         if shown is not None:
@@ -78,7 +80,7 @@ class GradientMirror:
         grad = _GRAD.__get__(weight)
         return _GRAD.__get__(tensor) if grad is None else grad
 
-    def _write(self, tensor: Tensor, grad: Tensor | None) -> None:
+    def _write_gradient(self, tensor: Tensor, grad: Tensor | None) -> None:
         weight = self._weight_of(tensor)
         shown = self._shown.get(id(weight))
         if shown is None:
@@ -93,7 +95,7 @@ class GradientMirror:
         _GRAD.__set__(weight, None)
         if wide is None:
             del self._shown[id(weight)]
-            self._set()
+            self._put_property_in_place()
         else:
             self._shown[id(weight)] = weight, master, wide
 

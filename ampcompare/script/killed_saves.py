@@ -85,25 +85,25 @@ class ChangeWatch:
         self._limits = resource
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # Python ignores it
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        sys.addaudithook(self._audit)
+        sys.addaudithook(self._see_audit_event)
 
     def write(self, path: str) -> None:
         """Follow a file that compiled code is about to write."""
-        self._change(Change("writes", (path,)))
+        self._say_change(Change("writes", (path,)))
 
-    def _audit(self, event: str, args: tuple[Any, ...]) -> None:
+    def _see_audit_event(self, event: str, args: tuple[Any, ...]) -> None:
         if self._inside:
             return
         if event == "open":
             if opens_for_writing(args):
-                self._change(Change("writes", (os.path.abspath(os.fsdecode(args[0])),)))
+                self._say_change(Change("writes", (os.path.abspath(os.fsdecode(args[0])),)))
         elif event in NAMES and isinstance(args[0], (str, bytes, os.PathLike)):
             names = args[:2] if event in TWO_PATHS else args[:1]
             if event == "os.mkdir" and os.path.lexists(names[0]):
                 return  # it changes nothing
-            self._change(Change(NAMES[event], tuple(os.path.abspath(os.fsdecode(each)) for each in names)))
+            self._say_change(Change(NAMES[event], tuple(os.path.abspath(os.fsdecode(each)) for each in names)))
 
-    def _change(self, change: Change) -> None:
+    def _say_change(self, change: Change) -> None:
         if change == self._last or any(path.startswith(self._ignored) for path in change.paths):
             return  # a file is opened once more, or one of the machine
         self._inside = True
@@ -150,16 +150,19 @@ class KilledSaves:
             enter: is called in a copy.
             note: gets, for each point, its words and the folder of what was left.
         """
-        first = self._fork(None, enter)
+        first = self._fork_copy(None, enter)
         if first is None:
             return True
-        changes, sizes = first.changes, [self._size(number, first.changes) for number in range(len(first.changes))]
+        changes, sizes = (
+            first.changes,
+            [self._size_of_written_file(number, first.changes) for number in range(len(first.changes))],
+        )
         self._put_back(changes)
         for point in choose_points(changes, sizes, self._count):
-            copy = self._fork(point, enter)
+            copy = self._fork_copy(point, enter)
             if copy is None:
                 return True
-            left = self._keep(copy.changes)
+            left = self._keep_remains(copy.changes)
             self._put_back(copy.changes)
             state = "passed"
             if copy.is_killed:
@@ -169,7 +172,7 @@ class KilledSaves:
             note({"point": _kill_in_words(point, changes), "left": left, "state": state})
         return False
 
-    def _fork(self, point: Point | None, enter: Callable[[ChangeWatch], None]) -> KilledCopy | None:
+    def _fork_copy(self, point: Point | None, enter: Callable[[ChangeWatch], None]) -> KilledCopy | None:
         heard, say = os.pipe()
         hear, answer = os.pipe()
         child = os.fork()
@@ -182,7 +185,7 @@ class KilledSaves:
         os.close(hear)
         copy = KilledCopy()
         try:
-            self._follow(heard, answer, copy)
+            self._follow_copy(heard, answer, copy)
             if copy.has_hung:
                 os.kill(child, signal.SIGKILL)
             _, status = os.waitpid(child, 0)
@@ -192,7 +195,7 @@ class KilledSaves:
         copy.is_killed = not copy.has_hung and os.WIFSIGNALED(status)
         return copy
 
-    def _follow(self, heard: int, answer: int, copy: KilledCopy) -> None:
+    def _follow_copy(self, heard: int, answer: int, copy: KilledCopy) -> None:
         text = b""
         while True:
             if not select.select([heard], [], [], SECONDS)[0]:
@@ -229,7 +232,7 @@ class KilledSaves:
             if (kept := self._before[path]) is not None and not os.path.lexists(path):
                 _copy_path(path=str(kept), place=Path(path))
 
-    def _size(self, number: int, changes: list[Change]) -> int:
+    def _size_of_written_file(self, number: int, changes: list[Change]) -> int:
         """Return how large a file became that was written, wherever it was renamed to."""
         change = changes[number]
         if not change.is_write:
@@ -242,7 +245,7 @@ class KilledSaves:
                     path = behind + path.removeprefix(before)
         return os.path.getsize(path) if os.path.isfile(path) else 0
 
-    def _keep(self, changes: list[Change]) -> str:
+    def _keep_remains(self, changes: list[Change]) -> str:
         """Keep what is at the paths of a copy's changes, once for all that left the same; return the folder's name."""
         paths = sorted({path for change in changes for path in change.paths})
         digest = hashlib.blake2b(digest_size=12)

@@ -52,7 +52,7 @@ class ScriptLedger:
         self._rows = rows
         self._arm = arm
         self._emulated = emulated
-        self._look = StepLook(self._parameters, masters)
+        self._look = StepLook(self._parameters_of_optimizers, masters)
         self._events = Subscriptions(Layer.WATCH)
         self._setters = Subscriptions(Layer.WATCH)  # until the first steps are over
         self._passes_of_step = Subscriptions(Layer.WATCH)  # while a step is looked at
@@ -83,7 +83,7 @@ class ScriptLedger:
         self._events.wrap(torch, "compile", self._compile)
         self._follow_passes()
         self._events.at_end(register_optimizer_step_post_hook(self._reset_passes).remove)
-        self._rows.recorder.after_row(self._row)
+        self._rows.recorder.after_row(self._take_row)
         self._rows.recorder.before_close(self._end)
 
     def end(self) -> None:
@@ -123,7 +123,7 @@ class ScriptLedger:
                 continue
             self._set_by.pop(param, None)
             if param.dtype in HALF:
-                setter = setter or self._setter("cast", is_arms=bool(self._arm) and _is_by_arm())
+                setter = setter or self._who_sets_types("cast", is_arms=bool(self._arm) and _is_by_arm())
                 self._set_by[param] = setter
         return result
 
@@ -144,14 +144,14 @@ class ScriptLedger:
     def _make_autocast(self, original: Any, block: Any, *args: Any, **kwargs: Any) -> None:
         original(block, *args, **kwargs)
         if block._enabled and "products" not in self._by:
-            self._by["products"] = self._setter("autocast", is_arms=bool(self._arm))
+            self._by["products"] = self._who_sets_types("autocast", is_arms=bool(self._arm))
 
     def _make_scaler(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> None:
         original(scaler, *args, **kwargs)
         if scaler._enabled and "loss scale" not in self._by:
-            self._by["loss scale"] = self._setter(type(scaler).__name__, is_arms=bool(self._arm))
+            self._by["loss scale"] = self._who_sets_types(type(scaler).__name__, is_arms=bool(self._arm))
 
-    def _setter(self, what: str, *, is_arms: bool) -> str:
+    def _who_sets_types(self, what: str, *, is_arms: bool) -> str:
         """Return who calls: the arm, or the script's or a library's line."""
         where = user_location()
         return f"{what}, arm {self._arm}" if is_arms or where == Location("?", 0) else f"{what}, {where}"
@@ -177,7 +177,7 @@ class ScriptLedger:
 
     # The steps that are looked at.
 
-    def _parameters(self) -> list[Tensor]:
+    def _parameters_of_optimizers(self) -> list[Tensor]:
         models = [model for reference in self._models if (model := reference()) is not None]
         return list({id(p): p for model in models for p in model.parameters()}.values())
 
@@ -243,7 +243,7 @@ class ScriptLedger:
     def _reset_passes(self, *_: Any) -> None:
         self._passes = 0  # where an arm knows only later whether it was applied, the row comes after the next pass
 
-    def _row(self, row: dict[str, Any]) -> None:
+    def _take_row(self, row: dict[str, Any]) -> None:
         if row["kind"] == "backward" and row["scale_before"] is not None:
             self._scale = row["scale_before"]
         if row["kind"] != "step":

@@ -28,11 +28,11 @@ def layers_with_lost_statistics() -> list[str]:
 
 
 def _is_lost(module: nn.Module) -> bool:
-    statistics = list(_tensors(module))
+    statistics = list(_tensors_of_module(module))
     return bool(statistics) and not _are_finite(statistics) and _are_finite(module.parameters(recurse=False))
 
 
-def _tensors(module: nn.Module) -> Iterator[Tensor]:
+def _tensors_of_module(module: nn.Module) -> Iterator[Tensor]:
     for name in STATISTICS:
         tensor = module._buffers.get(name)
         if tensor is not None and not tensor.is_meta:

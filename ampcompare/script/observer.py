@@ -37,7 +37,7 @@ class ScriptObserver:
 
     def install(self, recorder: Recorder) -> None:
         """Begin before the script does: its modes must lie below those of the script."""
-        recorder.after_row(self._row)
+        recorder.after_row(self._take_row)
         for name in ("apex.amp", "apex.amp.frontend"):
             self._events.wrap(sys.modules[name], "initialize", self._initialize)
         self._events.wrap(*Points.BACKWARD, self._backward)
@@ -52,7 +52,7 @@ class ScriptObserver:
             self._events.at_end(handle.remove)
         self._watch.open()
         self._watch.operations.follows_unseen = self._watch.is_watched
-        self._set()
+        self._put_in_place()
         if hasattr(os, "register_at_fork"):  # where processes can be forked
             os.register_at_fork(after_in_child=self._go_elsewhere)
 
@@ -65,9 +65,9 @@ class ScriptObserver:
         """See nothing in a process that the script has forked, such as a worker of a loader."""
         self._is_elsewhere = True
         self._watch.operations.follows_unseen = False
-        self._set()
+        self._put_in_place()
 
-    def _set(self) -> None:
+    def _put_in_place(self) -> None:
         self._watch.operations.is_paused = (
             not self._begun
             or self._is_elsewhere
@@ -85,7 +85,7 @@ class ScriptObserver:
     def _resume_watch(self) -> None:
         """Watch operations again behind a backward pass, and count the weights that the step begins with."""
         self._after_backward = False
-        self._set()
+        self._put_in_place()
         if not self._watch.operations.is_paused:
             self._watch.add_weights()
 
@@ -96,11 +96,11 @@ class ScriptObserver:
         result = original(*args, **kwargs)
         for model in given:
             if isinstance(model, nn.Module) and not self._watch.sites.knows(bare_model(model)):
-                self._name(model, alone=len(given) == 1)
+                self._name_modules(model, alone=len(given) == 1)
         self._begin()
         return result
 
-    def _name(self, model: nn.Module, *, alone: bool) -> None:
+    def _name_modules(self, model: nn.Module, *, alone: bool) -> None:
         """Name the modules of a model and count its weights; the names of a second model begin with its class."""
         inner = bare_model(model)
         sites = self._watch.sites
@@ -119,7 +119,7 @@ class ScriptObserver:
             self._without_gradients = not torch.is_grad_enabled()
             if not self._without_gradients:
                 self._note_training_call(module)
-            self._set()
+            self._put_in_place()
         sites.enter(module)
 
     def _note_training_call(self, module: nn.Module) -> None:
@@ -127,7 +127,7 @@ class ScriptObserver:
         has_weights = next(module.parameters(), None) is not None
         is_new = not self._watch.sites.knows(bare_model(module))
         if is_new and (has_weights or self._begun):
-            self._name(module, alone=True)
+            self._name_modules(module, alone=True)
         if has_weights:
             self._after_backward = False
             self._begin()
@@ -137,7 +137,7 @@ class ScriptObserver:
         sites.leave()
         if not sites.is_inside:
             self._without_gradients = False
-            self._set()
+            self._put_in_place()
 
     def _enter_autocast(self, original: Any, block: Any) -> Any:
         """Begin, or begin again after a backward pass, where code without modules may follow."""
@@ -145,14 +145,14 @@ class ScriptObserver:
         if block._enabled and torch.is_grad_enabled() and not caller.startswith(("ampcompare.", "contextlib")):
             self._after_backward = False
             self._begin()
-            self._set()
+            self._put_in_place()
         return original(block)
 
     def _backward(self, original: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._begun or self._depth or self._is_elsewhere:  # a reentrant checkpoint runs one inside
             return original(tensors, *args, **kwargs)
         self._after_backward = False
-        self._set()
+        self._put_in_place()
         for loss in [tensors] if isinstance(tensors, Tensor) else tensors:
             self._watch.operations.mark_loss(loss)
         self._depth += 1
@@ -164,7 +164,7 @@ class ScriptObserver:
         if not self._watch.operations.is_paused:
             self._watch.add_gradients()
         self._after_backward = True
-        self._set()
+        self._put_in_place()
         return result
 
     def _compile(self, original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -177,21 +177,21 @@ class ScriptObserver:
         if self._begun and self._watch.is_watched:
             self._watch.updates.before_step(optimizer)
 
-    def _row(self, row: dict[str, Any]) -> None:
+    def _take_row(self, row: dict[str, Any]) -> None:
         if row["kind"] == "backward" and row["scale_before"] is not None:
-            self._watch.scale = float(_value(row["scale_before"]))
+            self._watch.scale = float(_value_on_host(row["scale_before"]))
         elif row["kind"] == "step" and not self._backwards and not self._is_elsewhere:
-            if self._is_whole and not _value(row["applied"]):  # of another optimizer, behind the same passes
+            if self._is_whole and not _value_on_host(row["applied"]):  # of another optimizer, behind the same passes
                 self._watch.observation.skipped += 1
                 self._is_whole = False
         elif row["kind"] == "step" and not self._is_elsewhere:
             self._backwards = 0
-            self._is_whole = bool(_value(row["applied"]))
+            self._is_whole = bool(_value_on_host(row["applied"]))
             self._watch.end_step(self._is_whole, self._optimizers)
             if self._watch.is_over:
                 raise EnoughSteps(0)
             self._resume_watch()
 
 
-def _value(value: Any) -> Any:
+def _value_on_host(value: Any) -> Any:
     return value() if callable(value) else value

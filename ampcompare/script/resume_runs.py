@@ -41,7 +41,7 @@ def run_requests(requests: list[str]) -> int:
         if number:
             _name_checkpoint(request, saved_files(rows)[-1]["path"], last_state_folder(rows))
             path.write_text(json.dumps(request), encoding="utf-8")
-        code = _start(path)
+        code = _start_run(path)
         rows = read_rows(Path(request["trace"]))  # missing where the script could not be started
         if not code and request["kill"] is not None:
             _start_from_each(Path(request["kill"]["folder"]), rows, Path(requests[-1]))
@@ -51,7 +51,7 @@ def run_requests(requests: list[str]) -> int:
     return code
 
 
-def _start(request: Path) -> int:
+def _start_run(request: Path) -> int:
     if not (child := os.fork()):
         add_first_entry()
         raise ChildEnd(main("resumed", str(request)))
@@ -86,7 +86,7 @@ def _start_from_each(folder: Path, rows: list[dict[str, Any]], template: Path) -
             own.update(trace=str(place / "trace.jsonl"), ended=str(place / "ended"))
             own["settings"]["record"] = str(place / "record.jsonl")
             (place / "request.json").write_text(json.dumps(own), encoding="utf-8")
-            code = _start(place / "request.json")
+            code = _start_run(place / "request.json")
             attempts[left].append({"saved": saved, "code": code, "place": str(place)})
             if not code and os.path.exists(own["trace"]):
                 break

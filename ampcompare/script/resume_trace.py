@@ -90,14 +90,14 @@ class ResumeTrace:
 
     def install(self, recorder: Recorder) -> None:
         """Watch until the process ends."""
-        recorder.after_row(self._row)
+        recorder.after_row(self._take_row)
         self._events = events = Subscriptions(Layer.WATCH)
         events.wrap(*Points.FORWARD, self._forward)
         events.wrap(*Points.MAKE_OPTIMIZER, self._keep(self._optimizers))
         events.wrap(*Points.MAKE_SCALER, self._keep(self._scalers))
         events.at_end(register_optimizer_step_pre_hook(self._before_step).remove)
         self._files.install(events)
-        for kind in (nn.Module, torch.optim.Optimizer, torch.amp.GradScaler, *_schedulers()):
+        for kind in (nn.Module, torch.optim.Optimizer, torch.amp.GradScaler, *_scheduler_classes()):
             events.wrap(kind, "load_state_dict", self._restore)
         events.wrap(torch, "set_rng_state", self._set_generator)
         names = ("ampcompare.apex.amp", "apex.amp")  # the second is NVIDIA's, or an alias, which is not followed
@@ -105,7 +105,7 @@ class ResumeTrace:
         imports.begin()
         events.at_end(imports.end)
         if self._trainers is not None:
-            self._trainers(self._write, events)
+            self._trainers(self._write_trace_row, events)
 
     def follow_adapter(self, adapter: Any) -> None:
         """Watch the module of the adapter that `migrate` writes, whose scales are those of the script."""
@@ -117,10 +117,10 @@ class ResumeTrace:
         events.wrap(sys.modules[name], "load_state_dict", self._restore_scales)
 
     def _restore_scales(self, inner: Any, *args: Any, **options: Any) -> Any:
-        self._write(RowKind.RESTORE, what="scaler", number=None, line=script_location())
+        self._write_trace_row(RowKind.RESTORE, what="scaler", number=None, line=script_location())
         return inner(*args, **options)
 
-    def _write(self, kind: str, **values: Any) -> None:
+    def _write_trace_row(self, kind: str, **values: Any) -> None:
         if os.getpid() == self._process:  # workers of a data loader are forks
             line = json.dumps({"kind": kind, "step": self._step, **values}) + "\n"
             os.write(self._file, line.encode("utf-8"))
@@ -135,16 +135,16 @@ class ResumeTrace:
     def _before_step(self, optimizer: Any, *_arguments: Any) -> None:
         self._stepping = weakref.ref(optimizer)
 
-    def _row(self, row: dict[str, Any]) -> None:
+    def _take_row(self, row: dict[str, Any]) -> None:
         """Follow the record: losses, and steps of its optimizers."""
         if row["kind"] in ("backward", "plain_backward"):
-            self._write(RowKind.LOSS, loss=_number(row["loss"]))
+            self._write_trace_row(RowKind.LOSS, loss=_number_of_loss(row["loss"]))
         elif row["kind"] == "step":
             self._behind = int(row["optimizer"])
             self._counts[self._behind] = self._counts.get(self._behind, 0) + 1
             if self._behind != self._ends_with or not self._is_started:
                 return
-            self._write(RowKind.STEP)
+            self._write_trace_row(RowKind.STEP)
             self._step += 1
             self._is_started = False
             if self._first_only:
@@ -158,7 +158,7 @@ class ResumeTrace:
             raise UnsupportedCombination("a process that uses a GPU cannot be copied: --fault kill needs --device cpu")
         folder = os.path.dirname(os.path.abspath(kill["folder"]))
         kills = KilledSaves(kill["points"], Path(kill["folder"]), [folder])
-        if not kills.run(self._enter_copy, lambda found: self._write(RowKind.KILLED, **found)):
+        if not kills.run(self._enter_copy, lambda found: self._write_trace_row(RowKind.KILLED, **found)):
             os._exit(0)
 
     def _enter_copy(self, changes: ChangeWatch) -> None:
@@ -179,7 +179,7 @@ class ResumeTrace:
         self._is_inside = True
         try:
             if self._has_saved and self._files.has_ended():
-                self._write(RowKind.STOP)
+                self._write_trace_row(RowKind.STOP)
                 os._exit(0)
             if not self._is_started:
                 self._is_started, self._first = True, module
@@ -188,10 +188,14 @@ class ResumeTrace:
                     self._owners = _own_objects()
                     self._find_models()
                 with torch.no_grad():
-                    self._write(RowKind.START, state=self._state(), made=self._numbers_left())
+                    self._write_trace_row(RowKind.START, state=self._state_at_step(), made=self._numbers_left())
             if module is self._first:  # others get what it returns
-                given = list(_tensors((args, options), DEPTH))
-                self._write(RowKind.BATCH, batch=_hash(map(_bytes, given)), samples=_samples(given))
+                given = list(_tensors_in_arguments((args, options), DEPTH))
+                self._write_trace_row(
+                    RowKind.BATCH,
+                    batch=_hash_of_parts(map(_bytes_of_tensor, given)),
+                    samples=_digests_of_samples(given),
+                )
         finally:
             self._is_inside = False
         self._depth += 1
@@ -218,7 +222,7 @@ class ResumeTrace:
             made = None if self._stepping is None else self._stepping()
             number = next((at for at, each in enumerate(self._living(self._optimizers)) if each is made), self._behind)
             values.update(behind=self._behind, number=number, counts=self._counts)
-        self._write(kind, **values)
+        self._write_trace_row(kind, **values)
         if kind == RowKind.SAVE and self._stop_at is not None and self._step >= self._stop_at:
             self._has_saved = True
 
@@ -231,16 +235,16 @@ class ResumeTrace:
         what = next((name for kind, name in kinds if isinstance(owner, kind)), "scheduler")
         made = {"optimizer": self._optimizers, "scaler": self._scalers}.get(what, [])
         number = next((at for at, each in enumerate(made) if each() is owner), None)
-        self._write(RowKind.RESTORE, what=what, number=number, line=script_location())
+        self._write_trace_row(RowKind.RESTORE, what=what, number=number, line=script_location())
         return inner(owner, *args, **options)
 
     def _set_generator(self, inner: Any, *args: Any, **options: Any) -> Any:
-        self._write(RowKind.RESTORE, what="generator", line=script_location())
+        self._write_trace_row(RowKind.RESTORE, what="generator", line=script_location())
         return inner(*args, **options)
 
     # What a step starts from.
 
-    def _state(self) -> dict[str, Any]:
+    def _state_at_step(self) -> dict[str, Any]:
         names: dict[int, str] = {}
         weights: dict[str, Any] = {}
         buffers: dict[str, Any] = {}
@@ -248,9 +252,9 @@ class ResumeTrace:
             tail = f" of model {number + 1}" if number else ""
             for name, parameter in model.named_parameters():
                 names.setdefault(id(parameter), name + tail)
-                weights[name + tail] = _digests(parameter)
+                weights[name + tail] = _digests_of_tensor(parameter)
             for name, buffer in model.named_buffers():
-                buffers[name + tail] = _digests(buffer)
+                buffers[name + tail] = _digests_of_tensor(buffer)
         masters, moments = self._optimizer_state(names)
         groups = [optimizer.param_groups for optimizer in self._living(self._optimizers)]
         owned = {id(each) for each in self._parameters_of_optimizers()}
@@ -259,12 +263,15 @@ class ResumeTrace:
             "buffers": buffers,
             "masters": masters,
             "moments": moments,
-            "averages": _averages(self._models, owned, self._owners),
-            "together": [_hash(_bytes(each.detach().float()) for each in one.parameters()) for one in self._models],
-            "scales": [*self._scales()],
+            "averages": _digests_of_averages(self._models, owned, self._owners),
+            "together": [
+                _hash_of_parts(_bytes_of_tensor(each.detach().float()) for each in one.parameters())
+                for one in self._models
+            ],
+            "scales": [*self._loss_scales_with_counts()],
             "rates": [float(group["lr"]) for each in groups for group in each if "lr" in group],
-            "options": [[_options(group) for group in each] for each in groups],
-            "generators": _generators(),
+            "options": [[_options_of_group(group) for group in each] for each in groups],
+            "generators": _digests_of_generators(),
         }
 
     def _optimizer_state(self, names: dict[int, str]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -286,8 +293,8 @@ class ResumeTrace:
                 if not name:
                     half, values = of_adapter.get(id(parameter), (trained[index] if are_copies else None, parameter))
                     name = names.get(id(half), f"parameter {index + 1}")
-                    masters[name + tail] = _digests(values)
-                state = _numbers(optimizer.state.get(parameter, {}))
+                    masters[name + tail] = _digests_of_tensor(values)
+                state = _digests_of_parameter_state(optimizer.state.get(parameter, {}))
                 for key in filter(_is_of_master, [*state]):
                     masters[name + tail] = state.pop(key)
                 moments[name + tail] = state
@@ -326,7 +333,7 @@ class ResumeTrace:
             "scaler": [at for at, one in enumerate(scalers) if one is not None and one.is_enabled()],
         }
 
-    def _scales(self) -> Iterator[list[float]]:
+    def _loss_scales_with_counts(self) -> Iterator[list[float]]:
         """Yield each loss scale, and for how many steps there was no overflow."""
         for scaler in self._living(self._scalers):
             if scaler.is_enabled():
@@ -336,31 +343,34 @@ class ResumeTrace:
             yield [float(scaler.loss_scale()), float(scaler._unskipped)]
 
 
-def _number(loss: Any) -> float | None:
+def _number_of_loss(loss: Any) -> float | None:
     loss = loss() if callable(loss) else loss
     return None if loss is None else float(loss)
 
 
-def _bytes(tensor: Tensor) -> bytes:
+def _bytes_of_tensor(tensor: Tensor) -> bytes:
     flat = tensor.detach().to_dense() if tensor.is_sparse else tensor.detach()
     return flat.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
-def _hash(parts: Iterable[bytes]) -> str:
+def _hash_of_parts(parts: Iterable[bytes]) -> str:
     digest = hashlib.blake2b(digest_size=8)
     for part in parts:
         digest.update(part)
     return digest.hexdigest()
 
 
-def _digests(value: Any) -> dict[str, str]:
+def _digests_of_tensor(value: Any) -> dict[str, str]:
     """Return digests of a tensor's values in fp32, or its integers, and as roundings to 16 bits would leave them."""
     tensor = value if isinstance(value, Tensor) else torch.tensor(float(value))
     if not tensor.is_floating_point():
-        return {"values": _hash([_bytes(tensor)])}
+        return {"values": _hash_of_parts([_bytes_of_tensor(tensor)])}
     wide = tensor.detach().float()
     rounded = {str(half).removeprefix("torch."): wide.to(half).float() for half in (torch.float16, torch.bfloat16)}
-    found = {"values": _hash([_bytes(wide)]), **{name: _hash([_bytes(each)]) for name, each in rounded.items()}}
+    found = {
+        "values": _hash_of_parts([_bytes_of_tensor(wide)]),
+        **{name: _hash_of_parts([_bytes_of_tensor(each)]) for name, each in rounded.items()},
+    }
     if tensor.dtype is not torch.float32:
         found["dtype"] = str(tensor.dtype).removeprefix("torch.")
     if not bool(wide.count_nonzero()):
@@ -368,9 +378,9 @@ def _digests(value: Any) -> dict[str, str]:
     return found
 
 
-def _numbers(state: dict[Any, Any]) -> dict[Any, Any]:
+def _digests_of_parameter_state(state: dict[Any, Any]) -> dict[Any, Any]:
     """Return digests of the numbers and tensors in the state of a parameter."""
-    return {key: _digests(value) for key, value in state.items() if isinstance(value, (Tensor, int, float))}
+    return {key: _digests_of_tensor(value) for key, value in state.items() if isinstance(value, (Tensor, int, float))}
 
 
 def _masters_of_adapter(optimizer: Any) -> dict[int, tuple[Tensor, Tensor]]:
@@ -390,7 +400,7 @@ def _is_of_master(key: Any) -> bool:
     return isinstance(key, str) and any(part in key for part in OF_MASTERS)
 
 
-def _options(group: dict[str, Any]) -> dict[str, Any]:
+def _options_of_group(group: dict[str, Any]) -> dict[str, Any]:
     """Return the options of a group of parameters but its learning rate, as JSON holds them."""
     plain = {name: _as_plain(value) for name, value in group.items() if name not in ("params", "lr")}
     return {name: value for name, value in plain.items() if value is not ...}
@@ -406,7 +416,7 @@ def _as_plain(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int, float, str)) else ...
 
 
-def _averages(models: list[nn.Module], owned: set[int], owners: list[Any]) -> dict[str, Any]:
+def _digests_of_averages(models: list[nn.Module], owned: set[int], owners: list[Any]) -> dict[str, Any]:
     """Return digests of what the script holds as a copy of all weights of a model: a moving average, say, by its name.
 
     Looked at are variables of the script's own files, and the attributes of objects of its own classes, also where a
@@ -416,7 +426,7 @@ def _averages(models: list[nn.Module], owned: set[int], owners: list[Any]) -> di
     parts = {id(part) for model in models for part in model.modules()}
     places = {parameter.data_ptr() for model in models for parameter in model.parameters()}
     of_models = [Counter(tuple(each.shape) for each in model.parameters()) for model in models]
-    for name, value in itertools.chain(_script_variables(), _attributes(owners)):
+    for name, value in itertools.chain(_script_variables(), _attributes_of_owners(owners)):
         tensors = [] if id(value) in parts else _tensors_held(value)
         if not tensors or not all(issubclass(type(each), Tensor) for each in tensors):
             continue
@@ -424,7 +434,7 @@ def _averages(models: list[nn.Module], owned: set[int], owners: list[Any]) -> di
         own = [each for each in own if each.data_ptr() not in places]
         left = Counter(tuple(each.shape) for each in own)
         if any(shapes and shapes <= left for shapes in of_models):
-            found[name] = {"values": _hash(_bytes(each.detach().float()) for each in own)}
+            found[name] = {"values": _hash_of_parts(_bytes_of_tensor(each.detach().float()) for each in own)}
     return found
 
 
@@ -483,7 +493,7 @@ def _own_objects() -> list[Any]:
     return found
 
 
-def _attributes(owners: list[Any]) -> Iterator[tuple[str, Any]]:
+def _attributes_of_owners(owners: list[Any]) -> Iterator[tuple[str, Any]]:
     """Yield attributes of objects, by the name of the class, and a number for a second object of it."""
     count: Counter[str] = Counter()
     for owner in owners:
@@ -493,7 +503,7 @@ def _attributes(owners: list[Any]) -> Iterator[tuple[str, Any]]:
         yield from ((f"{head}.{key}", each) for key, each in list(vars(owner).items()))
 
 
-def _schedulers() -> list[Any]:
+def _scheduler_classes() -> list[Any]:
     """Return the classes of schedules with a `load_state_dict` of their own."""
     kinds: list[Any] = [torch.optim.lr_scheduler.LRScheduler]
     for kind in kinds:
@@ -501,28 +511,28 @@ def _schedulers() -> list[Any]:
     return [kind for kind in kinds if "load_state_dict" in vars(kind)]
 
 
-def _samples(tensors: list[Tensor]) -> list[str]:
+def _digests_of_samples(tensors: list[Tensor]) -> list[str]:
     """Return digests of the first samples of a batch: of the parts of its first tensor along the first dimension."""
     batch = next((each for each in tensors if each.dim() and not each.is_sparse), None)
-    return [] if batch is None else [_hash([_bytes(each)]) for each in batch[:MAX_SAMPLES]]
+    return [] if batch is None else [_hash_of_parts([_bytes_of_tensor(each)]) for each in batch[:MAX_SAMPLES]]
 
 
-def _tensors(values: Any, depth: int) -> Iterator[Tensor]:
+def _tensors_in_arguments(values: Any, depth: int) -> Iterator[Tensor]:
     """Yield all tensors in the arguments of a call that nothing has computed from weights."""
     if isinstance(values, Tensor):
         if not values.requires_grad:
             yield values
     elif depth and isinstance(values, dict):
         for key in values:
-            yield from _tensors(values[key], depth - 1)
+            yield from _tensors_in_arguments(values[key], depth - 1)
     elif depth and isinstance(values, (list, tuple)):
         for value in values:
-            yield from _tensors(value, depth - 1)
+            yield from _tensors_in_arguments(value, depth - 1)
 
 
-def _generators() -> dict[str, str]:
+def _digests_of_generators() -> dict[str, str]:
     return {
-        "torch": _hash([_bytes(torch.get_rng_state())]),
-        "numpy": _hash([str(np.random.get_state()[1:3]).encode(), np.random.get_state()[1].tobytes()]),  # type: ignore[index]
-        "random": _hash([repr(random.getstate()).encode()]),
+        "torch": _hash_of_parts([_bytes_of_tensor(torch.get_rng_state())]),
+        "numpy": _hash_of_parts([str(np.random.get_state()[1:3]).encode(), np.random.get_state()[1].tobytes()]),  # type: ignore[index]
+        "random": _hash_of_parts([repr(random.getstate()).encode()]),
     }

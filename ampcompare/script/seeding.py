@@ -109,16 +109,16 @@ class Seeding:
                 seed, rest = kwargs.pop(name), args
             else:
                 seed, rest = (args[0] if args else None), args[1:]
-            return self._seed(
+            return self._seed_generator(
                 lambda number: inner(number, *rest, **kwargs), seed, function, shift, kind, calling_frame()
             )
 
         return around
 
     def _note_entropy(self, inner: Any) -> Any:
-        return self._seed(lambda _: inner(), None, "torch.seed", shift_torch_seed, "global", calling_frame())
+        return self._seed_generator(lambda _: inner(), None, "torch.seed", shift_torch_seed, "global", calling_frame())
 
-    def _seed(
+    def _seed_generator(
         self, seed_with: Callable[[Any], Any], seed: Any, function: str, shift: Shift, kind: str, caller: FrameType
     ) -> Any:
         """Seed a generator as the script does, which raises what it would raise, and again with the offset."""
@@ -140,7 +140,7 @@ class Seeding:
             self._own.busy = False
             self._know_torch()
         if seed is not None or kind == "global":
-            self._record(function, kind, seed, used)
+            self._record_seed_call(function, kind, seed, used)
         return result
 
     def _add_offset(self, seed: Any, shift: Shift) -> Any:
@@ -152,7 +152,7 @@ class Seeding:
             self._used |= {used, used % NUMPY_SEEDS}
         return used
 
-    def _record(self, function: str, kind: str, seed: Any = None, used: Any = None) -> None:
+    def _record_seed_call(self, function: str, kind: str, seed: Any = None, used: Any = None) -> None:
         place = _script_line(skips_imports=kind == "own")
         if not place:
             return
@@ -183,7 +183,7 @@ class Seeding:
         # A library sets a state that it has read itself, as around a check; transformers' does from a checkpoint.
         is_own = not _is_of_library(caller) or caller.f_code.co_name == "_load_rng_state"
         if is_own or (kind == "load" and is_users_file(caller.f_code.co_filename)):
-            self._record(function, kind)
+            self._record_seed_call(function, kind)
         if kind != "state":
             return inner(*args, **kwargs)
         self._look_at_torch()
@@ -224,10 +224,10 @@ class Seeding:
             is_samplers = _is_of_library(caller) and isinstance(caller.f_locals.get("self"), Sampler)
             kind, function = ("global", "sampler") if is_samplers else ("own", "torch.Generator")
             seed_with = functools.partial(base.manual_seed, generator)
-            return self._seed(seed_with, seed, function, shift_torch_seed, kind, caller)
+            return self._seed_generator(seed_with, seed, function, shift_torch_seed, kind, caller)
 
         # torch pickles a generator as one of `torch.Generator`.
-        return _subclass(base, __module__="torch", __new__=new, manual_seed=manual_seed)
+        return _counting_subclass(base, __module__="torch", __new__=new, manual_seed=manual_seed)
 
     def _shifted_numpy_class(self, base: Any, function: str, seeds: int | None) -> Any:
         first = "entropy" if function.endswith("SeedSequence") else "seed"
@@ -240,9 +240,11 @@ class Seeding:
                 return base(seed, *args[1:], **kwargs)
             shift = functools.partial(shift_numpy_seed, seeds=seeds)
             caller = sys._getframe(1)
-            return self._seed(lambda number: base(number, *args[1:], **kwargs), seed, function, shift, "own", caller)
+            return self._seed_generator(
+                lambda number: base(number, *args[1:], **kwargs), seed, function, shift, "own", caller
+            )
 
-        replacement = _subclass(base, __new__=make)
+        replacement = _counting_subclass(base, __new__=make)
         return replacement
 
 
@@ -258,7 +260,7 @@ def _are_numbers(seed: Any) -> bool:
     )
 
 
-def _subclass(base: Any, **members: Any) -> Any:
+def _counting_subclass(base: Any, **members: Any) -> Any:
     """Return a class in the place of another one, whose instances count as its own wherever they were made."""
 
     def is_instance(cls: Any, value: Any) -> bool:

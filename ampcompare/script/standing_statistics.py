@@ -38,16 +38,19 @@ class StatisticsWatch:
     def _after_step(self, optimizer: Any, *_: Any) -> None:
         if self._layers is None:
             if any(param.dtype in HALF for param in owned_params(optimizer)):
-                self._layers = [(layer, _variances(layer).clone(), _batches(layer)) for layer in _losing_layers()]
+                self._layers = [
+                    (layer, _variances_of_layer(layer).clone(), _batches_seen_by_layer(layer))
+                    for layer in _losing_layers()
+                ]
             return
-        seen = [one for one in self._layers if _batches(one[0]) >= one[2] + BATCHES]
+        seen = [one for one in self._layers if _batches_seen_by_layer(one[0]) >= one[2] + BATCHES]
         if not seen:
             return
         self._layers = [one for one in self._layers if one not in seen]
-        still = [layer for layer, before, _ in seen if _is_at_rest(_variances(layer), before)]
+        still = [layer for layer, before, _ in seen if _is_at_rest(_variances_of_layer(layer), before)]
         if still:
             kinds = few_names(list(dict.fromkeys(f"{type(one).__name__}, momentum {one.momentum:g}" for one in still)))
-            dtype = dtype_name(_variances(still[0]).dtype)
+            dtype = dtype_name(_variances_of_layer(still[0]).dtype)
             self._rows.add_remark(
                 f"running statistics in {dtype} stand still in {len(still)} layers ({kinds}): rounding loses each step "
                 f"towards a batch that differs by less than {100 * _lost_difference(still[0]):.0f} %, and evaluation "
@@ -68,15 +71,15 @@ def _keeps_16_bits(layer: Any) -> bool:
 
 def _lost_difference(layer: Any) -> float:
     """Return the relative difference to a batch below which a layer's step is less than half a unit."""
-    return float(torch.finfo(_variances(layer).dtype).eps / 4 / layer.momentum)
+    return float(torch.finfo(_variances_of_layer(layer).dtype).eps / 4 / layer.momentum)
 
 
-def _variances(layer: Any) -> Tensor:
+def _variances_of_layer(layer: Any) -> Tensor:
     variances: Tensor = layer._buffers["running_var"]
     return variances
 
 
-def _batches(layer: Any) -> int:
+def _batches_seen_by_layer(layer: Any) -> int:
     return int(layer._buffers["num_batches_tracked"])
 
 

@@ -91,11 +91,11 @@ class CellFactsRecorder:
             lambda hashes, draws: recorder.add({"kind": "batches", "sha256": hashes, "draws": draws})
         )
         self._ends: list[Callable[[], None]] = [
-            listen_to_metrics(self._metric),
+            listen_to_metrics(self._take_metric),
             start_logging_scalars(),
             _close_at_os_exit(recorder),
         ]
-        recorder.after_row(self._row)
+        recorder.after_row(self._take_row)
         recorder.before_close(self.end)
 
     def weights(self, models: list[Any], optimizers: list[Any]) -> None:
@@ -123,10 +123,10 @@ class CellFactsRecorder:
             peak = self._memory.peak()
             self._recorder.add({"kind": "memory", "peak_bytes": peak.used, "peak_reserved_bytes": peak.reserved})
 
-    def _metric(self, name: str, value: float, source: str) -> None:
+    def _take_metric(self, name: str, value: float, source: str) -> None:
         self._recorder.add({"kind": "metric", "name": name, "value": value, "source": source})
 
-    def _row(self, row: dict[str, Any]) -> None:
+    def _take_row(self, row: dict[str, Any]) -> None:
         if row["kind"] != "step":
             return
         if not self._has_begun:

@@ -39,7 +39,7 @@ class WholeNumbers:
         if self._calls >= CALLS:
             return
         self._calls += 1
-        for name, tensor in _inputs(module, args, kwargs):
+        for name, tensor in _tensors_of_inputs(module, args, kwargs):
             changed = _changed_number(tensor, dtype)
             place = f"{name} of {type(module).__name__}"
             if changed is not None and place not in self._noted:
@@ -53,7 +53,9 @@ class WholeNumbers:
                     self._rows.add_remark(f"{text}; pass them as integers, which nothing casts ({user_location()})")
 
 
-def _inputs(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
+def _tensors_of_inputs(
+    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors among the inputs of a module with their names."""
     try:
         names = list(inspect.signature(module.forward).parameters)

@@ -48,7 +48,7 @@ def contradict(one: Facts, other: Facts) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def _text(node: ast.expr) -> str:
+def _text_of_expression(node: ast.expr) -> str:
     """Return the text of an expression, which is asked for once for each way that leads there."""
     return ast.unparse(node)
 
@@ -62,14 +62,14 @@ def conditions(test: ast.expr, holds: bool) -> dict[str, object]:
         return conditions(test.operand, not holds)
     if isinstance(test, ast.BoolOp):
         if isinstance(test.op, ast.And) == holds:
-            return _merge(conditions(value, holds) for value in test.values) | {_text(test): holds}
-        return {_text(test): holds}
+            return _merge_facts(conditions(value, holds) for value in test.values) | {_text_of_expression(test): holds}
+        return {_text_of_expression(test): holds}
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         operator, right = test.ops[0], test.comparators[0]
         is_equal = isinstance(operator, (ast.Eq, ast.Is))
         if is_equal or isinstance(operator, (ast.NotEq, ast.IsNot)):
             holds = holds == is_equal
-            left = _text(test.left)
+            left = _text_of_expression(test.left)
             known: dict[str, object]
             if isinstance(right, ast.Constant):
                 if right.value is None or isinstance(right.value, bool):
@@ -78,13 +78,13 @@ def conditions(test: ast.expr, holds: bool) -> dict[str, object]:
                 if holds:
                     known[f"{left} =="] = right.value
                 return known
-            known = {f"{left} == {_text(right)}": holds}
+            known = {f"{left} == {_text_of_expression(right)}": holds}
             if (
                 holds and (dotted_name(right) or "").rpartition(".")[2].isupper()
             ):  # a constant, or a member of an enumeration
-                known[f"{left} =="] = _text(right)
+                known[f"{left} =="] = _text_of_expression(right)
             return known
-    return {_text(test): holds}
+    return {_text_of_expression(test): holds}
 
 
 def narrow(facts: Facts, test: ast.expr, holds: bool) -> Facts:
@@ -103,7 +103,7 @@ def narrow(facts: Facts, test: ast.expr, holds: bool) -> Facts:
 def _last_of_joint(known: Facts) -> dict[str, object]:
     """Return what follows for the only undecided part of a joint condition."""
     for text, value in known.items():
-        test = _joint(text) if isinstance(value, bool) else None
+        test = _parse_joint_condition(text) if isinstance(value, bool) else None
         if test is None or isinstance(test.op, ast.And) == value:
             continue
         undecided = [each for each in test.values if not _is_known(known, each, not value)]
@@ -118,7 +118,7 @@ def _is_known(known: Facts, test: ast.expr, holds: bool) -> bool:
     return all(key in known and known[key] == value for key, value in conditions(test, holds).items())
 
 
-def _joint(text: str) -> ast.BoolOp | None:
+def _parse_joint_condition(text: str) -> ast.BoolOp | None:
     test = expression_of(text) if " and " in text or " or " in text else None
     return test if isinstance(test, ast.BoolOp) else None
 
@@ -132,5 +132,5 @@ def expression_of(key: str) -> ast.expr | None:
         return None
 
 
-def _merge(parts: Iterable[dict[str, object]]) -> dict[str, object]:
+def _merge_facts(parts: Iterable[dict[str, object]]) -> dict[str, object]:
     return {key: value for part in parts for key, value in part.items()}

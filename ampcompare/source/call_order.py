@@ -74,7 +74,7 @@ class CallFollower(abc.ABC):
         self._reached = 0
         self.cut = False
         self._frames = itertools.count(1)
-        self._block(scope.node.body, Frame(scope, {}, (), (), {}, "", (scope,)))
+        self._follow_block(scope.node.body, Frame(scope, {}, (), (), {}, "", (scope,)))
 
     # What a kind of follower does.
 
@@ -141,10 +141,10 @@ class CallFollower(abc.ABC):
         prefix = f"{next(self._frames)}:"
         active = (*frame.active, callee)
         inner = replace(frame, scope=callee, names=names, prefix=prefix, active=active, receiver=receiver)
-        self._block(callee.node.body, inner)
+        self._follow_block(callee.node.body, inner)
         return True
 
-    def _block(self, body: list[ast.stmt], frame: Frame) -> Facts | None:
+    def _follow_block(self, body: list[ast.stmt], frame: Frame) -> Facts | None:
         """Follow statements; return what is known behind them, or None if that is not reached."""
         for statement in body:
             if isinstance(statement, DEFINITIONS):
@@ -153,11 +153,11 @@ class CallFollower(abc.ABC):
                 self.cut = True
                 return None
             if isinstance(statement, ast.If):
-                self._expression(statement.test, statement, frame)
+                self._follow_expression(statement.test, statement, frame)
                 test = self.substitute_arguments(statement.test, frame)
                 branches = ((statement.body, True), (statement.orelse, False))
                 known = [
-                    self._block(branch, replace(frame, facts=narrow(frame.facts, test, holds)))
+                    self._follow_block(branch, replace(frame, facts=narrow(frame.facts, test, holds)))
                     for branch, holds in branches
                 ]
                 reached = [facts for facts in known if facts is not None]
@@ -167,55 +167,57 @@ class CallFollower(abc.ABC):
                     frame = replace(frame, facts=reached[0])
             elif isinstance(statement, (ast.For, ast.AsyncFor, ast.While)):
                 head = statement.test if isinstance(statement, ast.While) else statement.iter
-                self._expression(head, statement, frame)
-                self._block(statement.body, replace(frame, loops=(*frame.loops, statement)))
-                self._block(statement.orelse, frame)
+                self._follow_expression(head, statement, frame)
+                self._follow_block(statement.body, replace(frame, loops=(*frame.loops, statement)))
+                self._follow_block(statement.orelse, frame)
             elif isinstance(statement, (ast.With, ast.AsyncWith)):
-                facts = self._block(statement.body, self._with(statement, frame))
+                facts = self._follow_block(statement.body, self._follow_with(statement, frame))
                 if facts is None:
                     return None
                 frame = replace(frame, facts=facts)
             elif isinstance(statement, ast.Try) or type(statement).__name__ == "TryStar":
-                facts = self._try(statement, frame)  # type: ignore[arg-type]
+                facts = self._follow_try(statement, frame)  # type: ignore[arg-type]
                 if facts is None:
                     return None
                 frame = replace(frame, facts=facts)
             elif isinstance(statement, ast.Match):
-                self._expression(statement.subject, statement, frame)
+                self._follow_expression(statement.subject, statement, frame)
                 key = f"match {ast.unparse(statement.subject)}"
                 for number, case in enumerate(statement.cases):
-                    self._block(case.body, replace(frame, facts={**frame.facts, key: number}))
+                    self._follow_block(case.body, replace(frame, facts={**frame.facts, key: number}))
             else:
-                self._expression(statement, statement, frame)
+                self._follow_expression(statement, statement, frame)
                 self.after_statement(statement, frame)
                 if isinstance(statement, ENDS):
                     return None
         return frame.facts
 
-    def _try(self, statement: ast.Try, frame: Frame) -> Facts | None:
+    def _follow_try(self, statement: ast.Try, frame: Frame) -> Facts | None:
         key = f"try at {statement.lineno}"
-        behind = self._block([*statement.body, *statement.orelse], replace(frame, facts={**frame.facts, key: True}))
+        behind = self._follow_block(
+            [*statement.body, *statement.orelse], replace(frame, facts={**frame.facts, key: True})
+        )
         handled = [
-            self._block(handler.body, replace(frame, facts={**frame.facts, key: False}))
+            self._follow_block(handler.body, replace(frame, facts={**frame.facts, key: False}))
             for handler in statement.handlers
         ]
-        last = self._block(statement.finalbody, frame)
+        last = self._follow_block(statement.finalbody, frame)
         if last is None or (behind is None and all(facts is None for facts in handled)):
             return None
         # Where every handler ends the round, what follows has seen the body run.
         return behind if behind is not None and all(facts is None for facts in handled) else frame.facts
 
-    def _with(self, statement: ast.With | ast.AsyncWith, frame: Frame) -> Frame:
+    def _follow_with(self, statement: ast.With | ast.AsyncWith, frame: Frame) -> Frame:
         contexts = list(frame.contexts)
         for item in statement.items:
-            self._expression(item.context_expr, statement, frame)
+            self._follow_expression(item.context_expr, statement, frame)
             contexts.append(self.enter(item, statement, frame))
         return replace(frame, contexts=tuple(contexts))
 
-    def _expression(self, node: ast.AST, statement: ast.stmt, frame: Frame) -> None:
+    def _follow_expression(self, node: ast.AST, statement: ast.stmt, frame: Frame) -> None:
         inside = self._known.get(node)
         if inside is None:
-            inside = self._known[node] = list(self._inside(node, ()))
+            inside = self._known[node] = list(self._expressions_reached(node, ()))
         for each, tests in inside:
             self._reached += 1
             inner = frame
@@ -223,23 +225,23 @@ class CallFollower(abc.ABC):
                 inner = replace(inner, facts=narrow(inner.facts, self.substitute_arguments(test, frame), holds))
             self.reach(each, statement, inner)
 
-    def _inside(self, node: ast.AST, tests: Tests) -> Iterator[tuple[ast.AST, Tests]]:
+    def _expressions_reached(self, node: ast.AST, tests: Tests) -> Iterator[tuple[ast.AST, Tests]]:
         """Yield the expressions that are reached in a node, the inner ones first.
 
         With each come the tests of conditional expressions, `and` and `or` under which it is evaluated.
         """
         if isinstance(node, ast.IfExp):
-            yield from self._inside(node.test, tests)
-            yield from self._inside(node.body, (*tests, (node.test, True)))
-            yield from self._inside(node.orelse, (*tests, (node.test, False)))
+            yield from self._expressions_reached(node.test, tests)
+            yield from self._expressions_reached(node.body, (*tests, (node.test, True)))
+            yield from self._expressions_reached(node.orelse, (*tests, (node.test, False)))
             return
         if isinstance(node, ast.BoolOp):
             for value in node.values:
-                yield from self._inside(value, tests)
+                yield from self._expressions_reached(value, tests)
                 tests = (*tests, (value, isinstance(node.op, ast.And)))
             return
         for child in child_nodes(node):
             if not isinstance(child, self.apart):
-                yield from self._inside(child, tests)
+                yield from self._expressions_reached(child, tests)
         if isinstance(node, self.kinds):
             yield node, tests

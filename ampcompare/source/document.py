@@ -82,7 +82,7 @@ class _Notebook:
         """Return the file with another text of its code cells."""
         data = json.loads(json.dumps(self.data))
         for cell, source in zip(_code_cells(data), self.split(text), strict=True):
-            if _source(cell) != source:
+            if _source_of_cell(cell) != source:
                 cell["source"] = re.findall(r".*\n|.+", source) if isinstance(cell["source"], list) else source
         separators = (",", ": ") if self.indent is not None else None
         written = json.dumps(data, indent=self.indent, ensure_ascii=self.ascii, separators=separators)
@@ -97,7 +97,7 @@ def _read_notebook(content: bytes) -> _Notebook:
     except (UnicodeDecodeError, RecursionError, ValueError) as error:
         raise FileFault(f"it is not a notebook: {error}") from None
     try:
-        sources = [_source(cell) for cell in _code_cells(data)]
+        sources = [_source_of_cell(cell) for cell in _code_cells(data)]
     except (AttributeError, KeyError, TypeError):
         raise FileFault("it is not a notebook: it has no list of cells") from None
     kernel = data.get("metadata", {}).get("kernelspec", {}) if isinstance(data.get("metadata", {}), dict) else {}
@@ -107,29 +107,29 @@ def _read_notebook(content: bytes) -> _Notebook:
     body = text.rstrip()
     match = re.match(r"\{\r?\n([ \t]*)", body)
     indent = None if match is None else (match[1] if "\t" in match[1] else len(match[1]))
-    return _Notebook(data, *_join(sources), indent, text[len(body) :], body.isascii())
+    return _Notebook(data, *_join_cells(sources), indent, text[len(body) :], body.isascii())
 
 
 def _code_cells(data: Any) -> list[dict[str, Any]]:
     return [cell for cell in data["cells"] if cell.get("cell_type") == "code"]
 
 
-def _source(cell: dict[str, Any]) -> str:
+def _source_of_cell(cell: dict[str, Any]) -> str:
     source = cell["source"]
     return source if isinstance(source, str) else "".join(source)
 
 
-def _join(sources: Sequence[str]) -> tuple[str, tuple[int, ...]]:
+def _join_cells(sources: Sequence[str]) -> tuple[str, tuple[int, ...]]:
     lines, parts, starts = 1, [], []
     for number, source in enumerate(sources, start=1):
-        body = _readable(source)
+        body = _cell_as_python(source)
         starts.append(lines)
         parts.append(f'"{MARKER} {number}"\n{body}\n')
         lines += 2 + body.count("\n")
     return "".join(parts), tuple(starts)
 
 
-def _readable(source: str) -> str:
+def _cell_as_python(source: str) -> str:
     """Return the source of a cell as Python with as many lines; a cell that is something else becomes comments."""
     if _parses(source):
         return source

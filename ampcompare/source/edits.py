@@ -20,7 +20,7 @@ class Edit:
 
 
 @dataclass
-class _Line:
+class _EditedLine:
     """What happens to a line of the source.
 
     Attributes:
@@ -46,7 +46,7 @@ class Edits:
     def __init__(self, module: Module) -> None:
         self.module = module
         self.shared: set[ast.stmt] = set()
-        self._lines: dict[int, _Line] = {}
+        self._lines: dict[int, _EditedLine] = {}
         self._spans: dict[tuple[int, int], str | list[str]] = {}
         self._removed: set[ast.stmt] = set()
         self._strings: set[int] | None = None
@@ -55,8 +55,8 @@ class Edits:
     def __bool__(self) -> bool:
         return bool(self._lines or self._spans or self._removed)
 
-    def _line(self, number: int) -> _Line:
-        return self._lines.setdefault(number, _Line())
+    def _line_of_number(self, number: int) -> _EditedLine:
+        return self._lines.setdefault(number, _EditedLine())
 
     def replace(self, node: ast.AST, text: str) -> None:
         """Replace an expression."""
@@ -97,7 +97,7 @@ class Edits:
         if not self.module.begins_line(statement):
             self.shared.add(statement)
             return
-        line = self._line(self._unwrapped.get(statement, self.module.first_line(statement)))
+        line = self._line_of_number(self._unwrapped.get(statement, self.module.first_line(statement)))
         line.before += [(0 if outside else line.deeper, 1, text) for text in lines]
 
     def after(self, statement: ast.stmt, lines: Iterable[str]) -> None:
@@ -107,7 +107,7 @@ class Edits:
             self.shared.add(statement)
             return
         first = self.module.first_line(statement)
-        self._line(end).after += [(first, text) for text in lines]
+        self._line_of_number(end).after += [(first, text) for text in lines]
 
     def new_text(self) -> str:
         """Return all texts that the edits put in."""
@@ -120,11 +120,11 @@ class Edits:
         """Put statements of one block below a header such as `with ...:`."""
         begin, end = self.module.first_line(first), last.end_lineno or last.lineno
         self.shared |= {each for each in (first, last) if not self.module.is_alone(each)}
-        line = self._line(begin)
+        line = self._line_of_number(begin)
         line.before.append((line.deeper, 0, header))
         for number in range(begin, end + 1):
             if number not in self._inside_strings():
-                self._line(number).deeper += 1
+                self._line_of_number(number).deeper += 1
 
     def unwrap(self, statement: ast.stmt, body: list[ast.stmt], lines: Iterable[str] = ()) -> None:
         """Replace a compound statement by some of its statements, one step to the left, below new lines.
@@ -141,7 +141,7 @@ class Edits:
         end = body[-1].end_lineno or body[-1].lineno
         self._spans[(module.starts[top - 1], module.starts[begin - 1])] = ""
         self._unwrapped[statement] = begin
-        self._line(top)
+        self._line_of_number(top)
         moved = self._lines.pop(top)
         last = statement.end_lineno or statement.lineno
         if last > end:
@@ -149,11 +149,11 @@ class Edits:
             self._spans[(module.starts[end], stop)] = ""
         for number in range(begin, end + 1):
             if number not in self._inside_strings():
-                self._line(number).cut.append((inner, outer))
-        line = self._line(begin)
+                self._line_of_number(number).cut.append((inner, outer))
+        line = self._line_of_number(begin)
         line.before = moved.before + [(moved.deeper, 1, text) for text in lines] + line.before
         if last > end and last in self._lines:
-            self._line(end).after += self._lines[last].after
+            self._line_of_number(end).after += self._lines[last].after
 
     def _block_start_line(self, statement: ast.stmt, body: list[ast.stmt]) -> int:
         """Return where a block begins, with the comments above its first statement."""
@@ -308,7 +308,7 @@ def apply_edits(text: str, groups: Iterable[tuple[Edit, ...]]) -> tuple[str, lis
     applied = []
     for group in groups:
         new = [edit for edit in group if edit not in taken]
-        if any(_overlap(edit, other) for edit in new for other in taken):
+        if any(_do_overlap(edit, other) for edit in new for other in taken):
             continue
         taken.update(dict.fromkeys(new))
         applied.append(group)
@@ -317,7 +317,7 @@ def apply_edits(text: str, groups: Iterable[tuple[Edit, ...]]) -> tuple[str, lis
     return text, applied
 
 
-def _overlap(one: Edit, other: Edit) -> bool:
+def _do_overlap(one: Edit, other: Edit) -> bool:
     if one.start == one.end and other.start == other.end:
         return one.start == other.start
     return one.start < other.end and other.start < one.end

@@ -30,12 +30,12 @@ def find_sources(
     seen: set[tuple[int, int]] = set()
     for path in map(Path, paths):
         if path.is_dir():
-            yield from _walk(path, exclude, unreadable, seen)
+            yield from _walk_folder(path, exclude, unreadable, seen)
         elif _is_new(path, seen):
             yield path
 
 
-def _walk(
+def _walk_folder(
     folder: Path, exclude: Sequence[str], unreadable: Callable[[Path, str], None] | None, seen: set[tuple[int, int]]
 ) -> Iterator[Path]:
     waiting = [folder]

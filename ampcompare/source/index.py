@@ -239,11 +239,11 @@ class Index:
             scope: in which the call stands.
             receiver: the class of the object that `self` is there, where it is known.
         """
-        return _answer(self._callables(self.values(call.func, scope, receiver)))
+        return _answer(self._functions_behind_values(self.values(call.func, scope, receiver)))
 
     def of_expression(self, node: ast.expr, scope: Scope, receiver: Scope | None = None) -> Callee:
         """Return which function an expression is, such as one that is passed to be called."""
-        return _answer(self._callables(self.values(node, scope, receiver)))
+        return _answer(self._functions_behind_values(self.values(node, scope, receiver)))
 
     def full_names(self, node: ast.expr, scope: Scope) -> set[str]:
         """Return the full names of other packages that an expression may have; "" stands for anything else."""
@@ -254,7 +254,7 @@ class Index:
 
         They are not where the function is passed on, or where a call of its name cannot be resolved.
         """
-        return self._callers.get(function, []), function not in self._passed_on
+        return self._callers_table.get(function, []), function not in self._passed_on
 
     def name_of(self, module: Module) -> str:
         """Return the path of a module from the folder of the one that is looked at; empty for text alone."""
@@ -341,7 +341,7 @@ class Index:
         if isinstance(node, ast.Lambda):
             return frozenset({Function(scope.module.scope_from[node], receiver)})
         if isinstance(node, ast.Constant):
-            return frozenset() if node.value is None else _outside(f"builtins.{type(node.value).__name__}")
+            return frozenset() if node.value is None else _value_from_outside(f"builtins.{type(node.value).__name__}")
         if isinstance(node, ast.IfExp):
             return self.values(node.body, scope, receiver) | self.values(node.orelse, scope, receiver)
         if isinstance(node, ast.BoolOp):
@@ -350,15 +350,15 @@ class Index:
             return self.values(node.value, scope, receiver)
         if isinstance(node, ast.Starred):
             inside = self.values(node.value, scope, receiver)
-            return frozenset().union(*(self._elements(each) for each in inside)) if inside else frozenset()
+            return frozenset().union(*(self._elements_of_value(each) for each in inside)) if inside else frozenset()
         if isinstance(node, ast.Subscript):
             return self._of_subscript(node, scope, receiver)
         if isinstance(node, (ast.Dict, ast.List, ast.Tuple, ast.Set, ast.ListComp, ast.GeneratorExp, ast.DictComp)):
             return frozenset({_Container(node, scope, receiver)})
         if isinstance(node, ast.JoinedStr):
-            return _outside("builtins.str")
+            return _value_from_outside("builtins.str")
         if isinstance(node, ast.Compare):
-            return _outside("builtins.bool")
+            return _value_from_outside("builtins.bool")
         return NOT_KNOWN
 
     def _of_name(self, node: ast.Name, scope: Scope, receiver: Scope | None) -> Values:
@@ -399,7 +399,7 @@ class Index:
         own = Function(scope, receiver)
         found: Values = frozenset({own})
         for decorator in reversed(node.decorator_list):
-            made = self._callables(self.values(decorator, scope.parent or scope))
+            made = self._functions_behind_values(self.values(decorator, scope.parent or scope))
             inner = [each for each in made if isinstance(each, Function)]
             if inner:  # what it returns is called, and calls the function
                 found = frozenset().union(*(self._values_returned_by(each) for each in inner)) - {UNKNOWN} | (
@@ -454,7 +454,7 @@ class Index:
         calls, complete = self.callers(scope)
         if not complete or isinstance(node, ast.Lambda):
             found.add(UNKNOWN)
-        if not calls and scope not in self._decorators:
+        if not calls and scope not in self._decorated_by_function:
             found.add(UNKNOWN)
         positional = [each.arg for each in (*node.args.posonlyargs, *node.args.args)]
         if owner is not None and not self._is_static(scope):
@@ -477,7 +477,7 @@ class Index:
             else:
                 found.add(UNKNOWN)
         if positional[:1] == [name]:
-            decorated = self._decorators.get(scope, ())
+            decorated = self._decorated_by_function.get(scope, ())
             found |= {_Class(each) if isinstance(each.node, ast.ClassDef) else Function(each) for each in decorated}
         return frozenset(found)
 
@@ -488,7 +488,7 @@ class Index:
         make: Callable[[Scope], Value] = _Class if is_class else _Instance
         if receiver is not None and owner in self._order_of(receiver)[0]:
             return frozenset({make(receiver)})
-        return frozenset({make(owner), *map(make, self._subclasses.get(owner, ()))})
+        return frozenset({make(owner), *map(make, self._subclasses_by_scope.get(owner, ()))})
 
     def _of_attribute(self, node: ast.Attribute, scope: Scope, receiver: Scope | None) -> Values:
         if isinstance(node.value, ast.Call) and dotted_name(node.value.func) == "super":
@@ -496,9 +496,9 @@ class Index:
         inside = self.values(node.value, scope, receiver)
         if not inside:
             return NOT_KNOWN
-        return _with_name(frozenset().union(*(self._member(each, node.attr) for each in inside)), node.attr)
+        return _with_name(frozenset().union(*(self._member_of_value(each, node.attr) for each in inside)), node.attr)
 
-    def _member(self, value: Value, name: str) -> Values:
+    def _member_of_value(self, value: Value, name: str) -> Values:
         if isinstance(value, Imported):
             stored = self._stored_on(name, lambda other: other == value)
             return frozenset(stored) | {Imported(public_name(f"{value.name}.{name}"))}
@@ -588,7 +588,7 @@ class Index:
             elif isinstance(each, _Container):
                 found |= self._from_container(each, node, scope, receiver)
             elif isinstance(each, _Instance) and isinstance(each.of, Scope):
-                for one in self._callables(frozenset({each})):
+                for one in self._functions_behind_values(frozenset({each})):
                     found |= self._values_returned_by(one) if isinstance(one, Function) else NOT_KNOWN
             else:
                 found.add(UNKNOWN)
@@ -613,7 +613,7 @@ class Index:
             if isinstance(node.args[1], ast.Constant) and isinstance(node.args[1].value, str):
                 inside = self.values(node.args[0], scope, receiver)
                 found = (
-                    frozenset().union(*(self._member(each, node.args[1].value) for each in inside))
+                    frozenset().union(*(self._member_of_value(each, node.args[1].value) for each in inside))
                     if inside
                     else NOT_KNOWN
                 )
@@ -633,7 +633,7 @@ class Index:
             "enumerate",
         ):
             return NOT_KNOWN
-        return _outside(name)
+        return _value_from_outside(name)
 
     def _from_container(self, container: _Container, node: ast.Call, scope: Scope, receiver: Scope | None) -> Values:
         """Return what a method of a container gives."""
@@ -646,16 +646,16 @@ class Index:
         if method in ("get", "pop"):
             key = node.args[0] if node.args else None
             default = self.values(node.args[1], scope, receiver) if len(node.args) > 1 else frozenset()
-            return self._elements(base, key) | default
+            return self._elements_of_value(base, key) | default
         return NOT_KNOWN
 
     def _of_subscript(self, node: ast.Subscript, scope: Scope, receiver: Scope | None) -> Values:
         inside = self.values(node.value, scope, receiver)
         if not inside:
             return NOT_KNOWN
-        return frozenset().union(*(self._elements(each, node.slice) for each in inside))
+        return frozenset().union(*(self._elements_of_value(each, node.slice) for each in inside))
 
-    def _elements(self, value: Value, key: ast.expr | None = None) -> Values:
+    def _elements_of_value(self, value: Value, key: ast.expr | None = None) -> Values:
         """Return the elements of a value, or the one under a key that is written out."""
         if not isinstance(value, _Container):
             return NOT_KNOWN
@@ -663,7 +663,7 @@ class Index:
             return frozenset({replace(value, level=value.level - 1)})
         node, asked = value.node, key.value if isinstance(key, ast.Constant) else None
         chosen: list[ast.expr] = []
-        added = self._additions.get(value.name, [])
+        added = self._additions_by_name.get(value.name, [])
         if isinstance(node, ast.Dict):
             for name, one in zip(node.keys, node.values, strict=True):
                 if asked is None or not isinstance(name, ast.Constant) or name.value == asked:
@@ -698,7 +698,7 @@ class Index:
                 found |= self.values(each.value, scope, function.receiver)
         return frozenset(found)
 
-    def _callables(self, values: Iterable[Value]) -> list[Function | Imported | _Nothing]:
+    def _functions_behind_values(self, values: Iterable[Value]) -> list[Function | Imported | _Nothing]:
         """Return the functions that run where values are called."""
         found: list[Function | Imported | _Nothing] = []
         for each in values:
@@ -764,7 +764,7 @@ class Index:
         return listed or {name for name in self._bindings_of(module.top) if not name.startswith("_")}
 
     @_shared_table
-    def _subclasses(self) -> dict[Scope, list[Scope]]:
+    def _subclasses_by_scope(self) -> dict[Scope, list[Scope]]:
         found: dict[Scope, list[Scope]] = defaultdict(list)
         for module in self.modules:
             for scope in module.scopes:
@@ -774,7 +774,7 @@ class Index:
         return found
 
     @_shared_table
-    def _stores(self) -> dict[str, list[tuple[ast.expr, ast.expr, Scope]]]:
+    def _stores_by_attribute(self) -> dict[str, list[tuple[ast.expr, ast.expr, Scope]]]:
         """What is assigned to attributes of other objects than `self`: by name, the object and the value."""
         found: dict[str, list[tuple[ast.expr, ast.expr, Scope]]] = defaultdict(list)
         for module in self.modules:
@@ -791,7 +791,7 @@ class Index:
     def _stored_on(self, name: str, fits: Callable[[Value], bool]) -> set[Value]:
         """Return what is assigned to an attribute of an object from outside of it, where the object may be that one."""
         found: set[Value] = set()
-        for owner, value, scope in self._stores.get(name, ()):
+        for owner, value, scope in self._stores_by_attribute.get(name, ()):
             if isinstance(value, ast.Constant):
                 continue
             owners = self.values(owner, scope)
@@ -800,7 +800,7 @@ class Index:
         return found
 
     @_shared_table
-    def _additions(self) -> dict[str, list[tuple[ast.expr, Scope]]]:
+    def _additions_by_name(self) -> dict[str, list[tuple[ast.expr, Scope]]]:
         """What is added to lists and dicts, by the last part of their names."""
         found: dict[str, list[tuple[ast.expr, Scope]]] = defaultdict(list)
         for module in self.modules:
@@ -814,13 +814,13 @@ class Index:
         return found
 
     @_shared_table
-    def _decorators(self) -> dict[Scope, list[Scope]]:
+    def _decorated_by_function(self) -> dict[Scope, list[Scope]]:
         """The functions that each function of the project decorates, itself or by what it returns."""
         found: dict[Scope, list[Scope]] = defaultdict(list)
         for module in self.modules:
             for scope in module.scopes:
                 for decorator in getattr(scope.node, "decorator_list", []):
-                    for each in self._callables(self.values(decorator, scope.parent or scope)):
+                    for each in self._functions_behind_values(self.values(decorator, scope.parent or scope)):
                         if isinstance(each, Function):
                             found[each.scope].append(scope)
         return found
@@ -846,7 +846,7 @@ class Index:
         return calls, passed
 
     @_shared_table
-    def _aliases(self) -> dict[str, set[str]]:
+    def _aliases_by_name(self) -> dict[str, set[str]]:
         """What imports call a name instead."""
         found: dict[str, set[str]] = defaultdict(set)
         for module in self.modules:
@@ -864,7 +864,7 @@ class Index:
                 names |= scope.parameters | {name.rpartition(".")[2] for name in scope.values}
                 if getattr(scope.node, "decorator_list", ()):
                     names.add(scope.node.name)  # type: ignore[union-attr]
-        names |= self._stores.keys()
+        names |= self._stores_by_attribute.keys()
         return [call for name in sorted(names) for call in self._names_called[0].get(name, ())]
 
     @property
@@ -873,7 +873,7 @@ class Index:
         return bool(self._active)
 
     @_shared_table
-    def _callers(self) -> _Callers:
+    def _callers_table(self) -> _Callers:
         return _Callers(self)
 
     @property
@@ -908,9 +908,12 @@ class _Callers:
     def _find(self, scope: Scope) -> list[ast.Call]:
         index, name = self._index, getattr(scope.node, "name", "")
         by_name, passed = index._names_called
-        names = {name} | index._aliases.get(name, set())
+        names = {name} | index._aliases_by_name.get(name, set())
         if name in ("__init__", "__call__", "forward") and scope.owner is not None:
-            names = {getattr(each.node, "name", "") for each in (scope.owner, *index._subclasses.get(scope.owner, ()))}
+            names = {
+                getattr(each.node, "name", "")
+                for each in (scope.owner, *index._subclasses_by_scope.get(scope.owner, ()))
+            }
             names |= {name}
         calls = [call for each in names for call in by_name.get(each, ())]
         if names & passed or name in ("__call__", "forward") or not name or _is_decorated(scope):
@@ -988,7 +991,7 @@ def _answer(found: list[Function | Imported | _Nothing]) -> Callee:
     return known[0] if len(known) == 1 else Several(known)
 
 
-def _outside(name: str) -> Values:
+def _value_from_outside(name: str) -> Values:
     return frozenset({_Instance(Imported(name))})
 
 

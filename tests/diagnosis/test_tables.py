@@ -13,7 +13,7 @@ from ampcompare.apex.amp.lists import functional_overrides, tensor_overrides, to
 from ampcompare.backends.apex_levels import LEVELS
 from ampcompare.backends.arm import Arm
 from ampcompare.diagnosis.remedies import Tested as Outcome
-from ampcompare.diagnosis.remedies import search
+from ampcompare.diagnosis.remedies import search_for_cure
 from ampcompare.results.records.diagnosis import Fault, OperationPlace
 
 
@@ -74,13 +74,13 @@ def test_lines_that_help_only_together_are_found(needed: set[str], trials: int) 
     def run(arm: Arm, lines: Sequence[str]) -> Outcome:
         return Outcome([] if needed <= set(lines) else [FAULT])
 
-    found = search(Arm.parse("apex:O2"), [FAULT], None, run, [])
+    found = search_for_cure(Arm.parse("apex:O2"), [FAULT], None, run, [])
     assert set(found.change.lines) == needed
     assert len(found.trials) >= trials
 
 
 def test_no_change_is_found_where_none_helps() -> None:
     """The search ends, within the runs that are allowed."""
-    found = search(Arm.parse("apex:O2"), [FAULT], None, lambda arm, lines: Outcome([FAULT]), [], most=4)
+    found = search_for_cure(Arm.parse("apex:O2"), [FAULT], None, lambda arm, lines: Outcome([FAULT]), [], most=4)
     assert found.change is None
     assert len(found.trials) == 4

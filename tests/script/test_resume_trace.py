@@ -39,7 +39,7 @@ def test_only_objects_of_the_script_are_looked_at(monkeypatch: pytest.MonkeyPatc
     assert any(each is shadow for each in found)
     assert not {type(each) for each in found} & {types.FunctionType, types.ModuleType, types.MethodType}
     owners = [each for each in found if each is shadow]
-    assert resume_trace._averages([model], set(), owners)["Shadow.values"]["values"]
+    assert resume_trace._digests_of_averages([model], set(), owners)["Shadow.values"]["values"]
 
 
 def test_what_is_held_is_read_without_code_of_its_owner() -> None:
@@ -49,4 +49,4 @@ def test_what_is_held_is_read_without_code_of_its_owner() -> None:
     assert resume_trace._tensors_held([tensor])[0] is resume_trace._tensors_held((tensor,))[0] is tensor
     assert all(isinstance(each, Tensor) for each in resume_trace._tensors_held(nn.Linear(2, 1)))
     owner = types.SimpleNamespace(held=[LazyObject(), LazyObject()])
-    assert not any("held" in name for name in resume_trace._averages([nn.Linear(2, 1)], set(), [owner]))
+    assert not any("held" in name for name in resume_trace._digests_of_averages([nn.Linear(2, 1)], set(), [owner]))

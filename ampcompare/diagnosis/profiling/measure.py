@@ -20,7 +20,7 @@ from ampcompare.base.tensors.products import dtype_name
 from ampcompare.base.tensors.tf32 import Tf32
 from ampcompare.diagnosis.loops import Conditions, isolated_precision
 from ampcompare.diagnosis.profiling.operation_counter import Counts, missed_sizes, repeated_casts
-from ampcompare.diagnosis.profiling.step_profiler import Measured, StepProfiler, Steps
+from ampcompare.diagnosis.profiling.step_profiler import MeasuredSteps, StepProfiler, Steps
 from ampcompare.diagnosis.profiling.trace import Account
 from ampcompare.diagnosis.watched_precision import StepsDone, WatchedPrecision
 from ampcompare.results.records.profile import (
@@ -161,7 +161,7 @@ def _has_tf32() -> bool:
     return torch.cuda.get_device_capability()[0] >= 8 and "tf32" in (switches.products, switches.convolutions)
 
 
-def build_profile(arm: str, measured: Measured, **facts: object) -> ArmProfile:
+def build_profile(arm: str, measured: MeasuredSteps, **facts: object) -> ArmProfile:
     """Return the profile of an arm without reasons, limits of the device and trials; `facts` are further fields."""
     account, counts = measured.account, measured.counts
     factors = _seconds_per_traced_second(measured)
@@ -191,7 +191,7 @@ def build_profile(arm: str, measured: Measured, **facts: object) -> ArmProfile:
     return ArmProfile(arm=arm, **found, **facts)
 
 
-def _seconds_per_traced_second(measured: Measured) -> dict[Phase, float]:
+def _seconds_per_traced_second(measured: MeasuredSteps) -> dict[Phase, float]:
     """Return for each phase the seconds of a step without the profiler for each second in the trace.
 
     The host's times are those of the phases themselves: the profiler slows each phase by the number of its
@@ -207,7 +207,7 @@ def _seconds_per_traced_second(measured: Measured) -> dict[Phase, float]:
     return {phase: measured.phases.get(phase, 0.0) / seconds for phase, seconds in seen.items() if seconds > 0}
 
 
-def _parts_of_step(measured: Measured, factors: dict[Phase, float]) -> list[StepPart]:
+def _parts_of_step(measured: MeasuredSteps, factors: dict[Phase, float]) -> list[StepPart]:
     account = measured.account
     found: dict[tuple[Phase, WorkKind], float] = defaultdict(float)
     for key, seconds in account.parts.items():

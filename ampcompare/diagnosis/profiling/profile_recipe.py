@@ -33,7 +33,7 @@ ROUNDS = 2
 MORE = 4  # times the batch
 
 
-def _loop(config: RunConfig, device: torch.device) -> Loop:
+def _recipe_loop(config: RunConfig, device: torch.device) -> Loop:
     """Return the loop of the recipe, which trains epoch after epoch until it is stopped."""
     return recipe_loop(
         config, device, epochs=itertools.count(), batches_of=ProfiledPrecision.batches, drain_every=NEVER
@@ -55,7 +55,7 @@ def profile_config(
     arm = config.parsed_arm
     seed, lists = config.recipe.seed, config.autocast_lists
     profiler, half_dtype, mode = measure_loop(
-        _loop(config, device), arm, steps, device, half=half, lists=lists, seed=seed
+        _recipe_loop(config, device), arm, steps, device, half=half, lists=lists, seed=seed
     )
     found = profile_of(arm, profiler, half_dtype, mode)
     changes: dict[str, Any] = {"batch_size": config.recipe.batch_size}
@@ -68,7 +68,7 @@ def profile_config(
         def measure_step(tried: RunConfig) -> float:
             configure_process(tried, device)
             profiler, *_ = measure_loop(
-                _loop(tried, device), tried.parsed_arm, TRIAL_STEPS, device, half=half, lists=lists, seed=seed
+                _recipe_loop(tried, device), tried.parsed_arm, TRIAL_STEPS, device, half=half, lists=lists, seed=seed
             )
             return profiler.measured.step_seconds
 
@@ -109,16 +109,20 @@ def variants_to_time(config: RunConfig, found: ArmProfile) -> Iterator[_Variant]
     if found.phase_seconds("optimizer") / whole >= MIN_OPTIMIZER and "fused" not in found.optimizer:
         names = ["foreach"] if "foreach" not in found.optimizer else []
         for name in [*(["fused"] if recipe.optimizer.name in FUSED else []), *names]:
-            yield from _variant(config, f"--optimizer-implementation {name}", "recipe.optimizer.implementation", name)
+            yield from _variant_with_change(
+                config, f"--optimizer-implementation {name}", "recipe.optimizer.implementation", name
+            )
     if found.phase_seconds("data") / whole >= MIN_DATA and not config.workers:
-        yield from _variant(config, "--workers 2", "workers", 2)
+        yield from _variant_with_change(config, "--workers 2", "workers", 2)
     overhead = found.seconds_of_kind("host") + found.seconds_of_kind("other") + found.phase_seconds("optimizer")
     if overhead / whole >= MIN_OVERHEAD and recipe.compile == "none":  # refused by the data if they have no such batch
         size = MORE * recipe.batch_size
-        yield from _variant(config, f"{BATCH} {size}", "recipe.batch_size", size, work=MORE)
+        yield from _variant_with_change(config, f"{BATCH} {size}", "recipe.batch_size", size, work=MORE)
 
 
-def _variant(config: RunConfig, name: str, path: str, value: object, *, work: float = 1.0) -> Iterator[_Variant]:
+def _variant_with_change(
+    config: RunConfig, name: str, path: str, value: object, *, work: float = 1.0
+) -> Iterator[_Variant]:
     data = config.model_dump(mode="json")
     set_path(data, path, value)
     with suppress(AmpCompareError):

@@ -41,11 +41,11 @@ def seconds_without_emulation(arm: ArmProfile) -> float:
     return max(1e-12, arm.seconds - arm.seconds_of_kind("emulation"))
 
 
-def percent(share: float) -> str:
+def percent_text(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def _mib(size: float) -> str:
+def _mib_text(size: float) -> str:
     return f"{size / 2**20:.1f} MiB"
 
 
@@ -66,7 +66,7 @@ def _trial(arm: ArmProfile, change: str, least: float = TRIED) -> TimedChange | 
 
 
 def _gain_text(trial: TimedChange | None) -> str:
-    return "" if trial is None else f"{trial.change} saves {percent(trial.gain)} of the step (tested)"
+    return "" if trial is None else f"{trial.change} saves {percent_text(trial.gain)} of the step (tested)"
 
 
 def _data_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
@@ -75,9 +75,9 @@ def _data_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
         trial = _trial(arm, "--workers")
         yield Reason(
             kind="data",
-            text=f"{percent(share)} of the step waits for the next batch",
+            text=f"{percent_text(share)} of the step waits for the next batch",
             share=share,
-            gain=_gain_text(trial) or f"up to {percent(share)}: load ahead in workers, or do less for each sample",
+            gain=_gain_text(trial) or f"up to {percent_text(share)}: load ahead in workers, or do less for each sample",
             tested=trial is not None,
         )
 
@@ -96,9 +96,9 @@ def _host_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     what = "the device waits for the host" if is_gpu else "the host runs code outside of any operation"
     yield Reason(
         kind="host",
-        text=f"in {percent(share)} of the step {what}, most of it in the phase {phases[0][1]}",
+        text=f"in {percent_text(share)} of the step {what}, most of it in the phase {phases[0][1]}",
         share=share,
-        gain=f"up to {percent(share)}: larger batches, --cuda-graph or --compile"
+        gain=f"up to {percent_text(share)}: larger batches, --cuda-graph or --compile"
         if is_gpu
         else "fewer and larger operations",
     )
@@ -109,10 +109,10 @@ def _small_batch_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     if best is not None:
         yield Reason(
             kind="small batch",
-            text=f"with {best.change} a sample takes {percent(best.gain)} less time: batches of {arm.batch_size} do "
-            "not fill the device",
+            text=f"with {best.change} a sample takes {percent_text(best.gain)} less time: batches of {arm.batch_size} "
+            "do not fill the device",
             share=best.gain,
-            gain=f"{percent(best.gain)} of the time of each sample (tested)",
+            gain=f"{percent_text(best.gain)} of the time of each sample (tested)",
             tested=True,
         )
 
@@ -128,8 +128,8 @@ def _sync_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     where = next((one.where for one in most if one.where), "")
     at = f"{_sync_steps_text(most[0])}{f', at {where}' if where else ''}"
     if share >= SYNC:
-        text = f"{percent(share)} of the step reads values of tensors one by one, {calls:.3g} times {at}"
-        gain = f"up to {percent(share)}: keep them on the device, and read many at once, every so many steps"
+        text = f"{percent_text(share)} of the step reads values of tensors one by one, {calls:.3g} times {at}"
+        gain = f"up to {percent_text(share)}: keep them on the device, and read many at once, every so many steps"
     elif where and arm.device == "cpu":
         values = "value" if calls == 1 else "values"
         text = (
@@ -166,13 +166,14 @@ def _dimension_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     names = ", ".join(f"{one.module or one.operation} ({', '.join(one.sizes)})" for one in arm.products[:3])
     yield Reason(
         kind="dimensions",
-        text=f"{percent(share)} of the FLOPs of the forward pass are in products whose sizes are no multiples "
+        text=f"{percent_text(share)} of the FLOPs of the forward pass are in products whose sizes are no multiples "
         f"of 8: {names}",
         share=share,
         gain="sizes that are multiples of 8, or of 64 on recent GPUs, run on tensor cores at full speed",
         on_gpu=arm.device == "cpu",
         evidence=[
-            f"{one.module or 'no module'}: {one.operation}, {', '.join(one.sizes)}, {percent(one.share)} of the FLOPs"
+            f"{one.module or 'no module'}: {one.operation}, {', '.join(one.sizes)}, "
+            f"{percent_text(one.share)} of the FLOPs"
             for one in arm.products[:MAX_EVIDENCE]
         ],
     )
@@ -193,12 +194,12 @@ def _fp32_work_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     where = f", most in {layers[0].module}" if layers and layers[0].module else ""
     yield Reason(
         kind="fp32 operations",
-        text=f"{percent(share)} of the step computes in fp32 in the forward and backward pass{where}",
+        text=f"{percent_text(share)} of the step computes in fp32 in the forward and backward pass{where}",
         share=share,
-        gain=f"at most {percent(share / 2)}, if 16 bits halve it; `ampcompare explain {arm.arm}` lists what "
+        gain=f"at most {percent_text(share / 2)}, if 16 bits halve it; `ampcompare explain {arm.arm}` lists what "
         "stays in fp32",
         evidence=[
-            f"{one.name}, {one.phase} pass: {percent(_of_step(one.seconds, arm))} of the step"
+            f"{one.name}, {one.phase} pass: {percent_text(_of_step(one.seconds, arm))} of the step"
             for one in rows[:MAX_EVIDENCE]
         ],
     )
@@ -215,18 +216,21 @@ def _cast_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     if share < CASTS and not is_repeated and (not total or moved / total < MOVED):
         return
     of_all = moved / total if total else 0.0
-    text = f"casts take {percent(share)} of the step and move {_mib(moved)}, {percent(of_all)} of all bytes"
+    text = (
+        f"casts take {percent_text(share)} of the step and move {_mib_text(moved)}, {percent_text(of_all)} of all bytes"
+    )
     if is_repeated:
         first = arm.repeated[0]
         place = first.where or first.module or "a library"
-        text += f"; {_mib(again)} of it casts the same tensor again, {first.casts} times at {place}"
+        text += f"; {_mib_text(again)} of it casts the same tensor again, {first.casts} times at {place}"
     yield Reason(
         kind="casts",
         text=text,
         share=max(share, again / total if is_repeated else 0.0, of_all if of_all >= MOVED else 0.0),
         gain="cast once, before the loop" if is_repeated else "keep neighbors in one type; half:... casts no weights",
         evidence=[
-            f"{one.casts} casts at {one.where or one.module}, {_mib(one.bytes)}" for one in arm.repeated[:MAX_EVIDENCE]
+            f"{one.casts} casts at {one.where or one.module}, {_mib_text(one.bytes)}"
+            for one in arm.repeated[:MAX_EVIDENCE]
         ],
     )
 
@@ -241,7 +245,7 @@ def _optimizer_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
     count = f" in {arm.optimizer_operations} operations" if arm.optimizer_operations else ""
     yield Reason(
         kind="optimizer",
-        text=f"{arm.optimizer or 'the optimizer'} takes {percent(share)} of the step{count}",
+        text=f"{arm.optimizer or 'the optimizer'} takes {percent_text(share)} of the step{count}",
         share=share,
         gain=_gain_text(trial) or "try fused=True or foreach=True",
         tested=trial is not None,
@@ -257,13 +261,13 @@ def _repeated_work_reasons(arm: ArmProfile, _: ArmProfile) -> Iterator[Reason]:
         names = ", ".join(one.kind or "outside of modules" for one in memory.kept_twice[:3])
         yield Reason(
             kind="kept twice",
-            text=f"{_mib(memory.kept_twice_bytes)} of activations, {percent(share)} of the peak of memory, are "
-            "kept in two "
-            f"types: {names}",
+            text=f"{_mib_text(memory.kept_twice_bytes)} of activations, {percent_text(share)} of the peak of memory, "
+            f"are kept in two types: {names}",
             share=share,
-            gain=f"{_mib(memory.kept_twice_bytes)} of memory: let both operations read one type",
+            gain=f"{_mib_text(memory.kept_twice_bytes)} of memory: let both operations read one type",
             evidence=[
-                f"{one.kind or 'outside of modules'}: {_mib(one.bytes)} in {one.dtype}" for one in memory.kept_twice
+                f"{one.kind or 'outside of modules'}: {_mib_text(one.bytes)} in {one.dtype}"
+                for one in memory.kept_twice
             ],
         )
 

@@ -54,7 +54,7 @@ class Steps:
 
 
 @dataclass
-class Measured:
+class MeasuredSteps:
     """What the steps of one arm showed."""
 
     phases: dict[Phase, float] = field(default_factory=dict)  # seconds of the timed steps that count: the faster half
@@ -79,7 +79,7 @@ class StepProfiler(StepObserver):
     """
 
     def __init__(self, steps: Steps, device: torch.device) -> None:
-        self.measured = Measured()
+        self.measured = MeasuredSteps()
         self.marks = PhaseMarks(self._on_phase)
         self._steps = steps
         self._first_profiled = steps.warmup + steps.timed

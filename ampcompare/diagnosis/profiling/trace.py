@@ -55,7 +55,7 @@ STRIDE = 1_000_000  # between the process numbers of two arms
 
 
 @dataclass
-class Event:
+class TraceEvent:
     """An event of the host or a device, with those inside it; times in microseconds."""
 
     name: str
@@ -64,7 +64,7 @@ class Event:
     args: Mapping[str, Any]
     category: str = "cpu_op"
     thread: tuple[Any, Any] = (0, 0)
-    inside: list[Event] = field(default_factory=list)
+    inside: list[TraceEvent] = field(default_factory=list)
 
     @property
     def sequence(self) -> int | None:
@@ -120,27 +120,27 @@ def read_trace(events: Iterable[Mapping[str, Any]]) -> Account:
     return account
 
 
-def _read_event(event: Mapping[str, Any]) -> Event:
+def _read_event(event: Mapping[str, Any]) -> TraceEvent:
     start = float(event["ts"])
     thread = event["pid"], event["tid"]
     name, category = str(event["name"]), str(event.get("cat"))
-    return Event(name, start, start + float(event["dur"]), event.get("args", {}), category, thread)
+    return TraceEvent(name, start, start + float(event["dur"]), event.get("args", {}), category, thread)
 
 
-def _is_gloo(event: Event) -> bool:
+def _is_gloo(event: TraceEvent) -> bool:
     """Return whether an event spans a collective, which begins on the thread that asks for it and ends on another."""
     return event.name.startswith("gloo:")
 
 
-def _host_events(known: Iterable[Event], thread: tuple[Any, Any]) -> list[Event]:
+def _host_events(known: Iterable[TraceEvent], thread: tuple[Any, Any]) -> list[TraceEvent]:
     return [one for one in known if one.category in HOST_WORK and one.thread == thread and not _is_gloo(one)]
 
 
-def _nest_events(events: list[Event]) -> list[Event]:
+def _nest_events(events: list[TraceEvent]) -> list[TraceEvent]:
     """Return the outermost events of a thread, with those inside them."""
     events.sort(key=lambda event: (event.start, -event.end))
-    roots: list[Event] = []
-    open_: list[Event] = []
+    roots: list[TraceEvent] = []
+    open_: list[TraceEvent] = []
     for event in events:
         while open_ and open_[-1].end <= event.start:
             open_.pop()
@@ -153,11 +153,11 @@ def _nest_events(events: list[Event]) -> list[Event]:
     return roots
 
 
-def _modules_of_nodes(roots: Sequence[Event]) -> dict[int, str]:
+def _modules_of_nodes(roots: Sequence[TraceEvent]) -> dict[int, str]:
     """Return the module whose forward pass made each node of autograd, by sequence number."""
     found: dict[int, str] = {}
 
-    def visit(event: Event, module: str) -> None:
+    def visit(event: TraceEvent, module: str) -> None:
         if event.name.startswith(BACKWARD):
             return
         if event.name.startswith(MODULE):
@@ -180,7 +180,7 @@ class _Place:
     module: str = ""
     emulated: bool = False
 
-    def inside(self, event: Event, modules: Mapping[int, str]) -> _Place:
+    def inside(self, event: TraceEvent, modules: Mapping[int, str]) -> _Place:
         name = event.name
         phase = self.phase
         module = self.module
@@ -197,7 +197,7 @@ class _Place:
         return _Place(phase, module, emulated)
 
 
-def _is_emulated(event: Event) -> bool:
+def _is_emulated(event: TraceEvent) -> bool:
     """Return whether an event is a product of 16-bit inputs that computes an fp32 product inside."""
     if kind_of(event.name) != "product" or not is_half(event.dtype):
         return False
@@ -205,7 +205,7 @@ def _is_emulated(event: Event) -> bool:
     return ("product", "fp32") in inner and any(kind == "cast" for kind, _ in inner)
 
 
-def _calls_of(event: Event) -> Iterator[Event]:
+def _calls_of(event: TraceEvent) -> Iterator[TraceEvent]:
     """Yield the operations that an operation calls, also those of a dispatch mode around it."""
     for one in event.inside:
         if one.name == MODE:
@@ -215,11 +215,11 @@ def _calls_of(event: Event) -> Iterator[Event]:
 
 
 def _add_host_times(
-    account: Account, roots: Sequence[Event], modules: Mapping[int, str], collectives: Sequence[Span]
+    account: Account, roots: Sequence[TraceEvent], modules: Mapping[int, str], collectives: Sequence[Span]
 ) -> None:
     """Add the own time of every event of the host inside the steps."""
 
-    def visit(event: Event, place: _Place, product: str) -> None:
+    def visit(event: TraceEvent, place: _Place, product: str) -> None:
         here = place.inside(event, modules)
         own = (event.end - event.start) - sum(one.end - one.start for one in event.inside)
         is_range = event.category != "cpu_op" or event.name.startswith(BACKWARD)
@@ -239,7 +239,7 @@ def _add_host_times(
         account.add(here.phase, kind, name, dtype, here.module, max(0.0, own))
         if is_range and collectives:
             free = _spans_without([(event.start, event.end)], [(one.start, one.end) for one in event.inside])
-            exposed = sum(_overlap(span, collectives) for span in free) * MICROSECOND
+            exposed = sum(_overlap_seconds(span, collectives) for span in free) * MICROSECOND
             account.parts[here.phase, "host"] -= exposed
             account.parts[here.phase, "communication"] += exposed
         for one in event.inside:
@@ -253,8 +253,8 @@ def _add_host_times(
 
 def _add_device_times(
     account: Account,
-    known: Sequence[Event],
-    roots: Sequence[Event],
+    known: Sequence[TraceEvent],
+    roots: Sequence[TraceEvent],
     steps: Sequence[Span],
     modules: Mapping[int, str],
     thread: tuple[Any, Any],
@@ -264,7 +264,7 @@ def _add_device_times(
     launches: dict[int, tuple[_Place, str, str]] = {}  # place, operation and type, by the number of a launch
     idle_phases: list[tuple[float, float, Phase]] = []
 
-    def visit(event: Event, place: _Place, operation: tuple[str, str], *, in_step: bool) -> None:
+    def visit(event: TraceEvent, place: _Place, operation: tuple[str, str], *, in_step: bool) -> None:
         here = place.inside(event, modules)
         if event.category in ("cuda_runtime", "cuda_driver"):
             if "correlation" in event.args:
@@ -290,8 +290,8 @@ def _add_device_times(
         (event for event in known if event.category in DEVICE_WORK and event.start >= begin),
         key=lambda event: event.start,
     )
-    kernels: list[Event] = []
-    collectives: list[Event] = []
+    kernels: list[TraceEvent] = []
+    collectives: list[TraceEvent] = []
     for event in work:
         (collectives if _kind_of_kernel(event.name, "") == "communication" else kernels).append(event)
     end = max([steps[-1][1], *(event.end for event in work)])
@@ -348,7 +348,7 @@ def _spans_without(spans: Sequence[Span], removed: Sequence[Span]) -> Iterator[S
             yield at, end
 
 
-def _overlap(span: Span, others: Sequence[Span]) -> float:
+def _overlap_seconds(span: Span, others: Sequence[Span]) -> float:
     return sum(max(0.0, min(span[1], end) - max(span[0], start)) for start, end in others)
 
 

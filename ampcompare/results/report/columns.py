@@ -254,7 +254,7 @@ def _waits_for_data(comparison: Comparison) -> bool:
     )
 
 
-def _data_milliseconds(row: ArmSummary, comparison: Comparison) -> Cell:
+def _data_wait_cell(row: ArmSummary, comparison: Comparison) -> Cell:
     """Return the wait for a batch, which is no part of a step, as a mean over the runs."""
     waits = [run.summary.data_seconds_median for run in comparison.records if run.arm == row.arm]
     known = [wait for wait in waits if wait is not None]
@@ -275,7 +275,7 @@ COLUMNS: dict[str, ArmColumn | ColumnsOf] = {
     "epoch (s)": ArmColumn(cell=_epoch_cell),
     "peak MiB": column_of_summary(lambda row: format_mebibytes(row.peak_bytes)),
     "step (ms)": ArmColumn(cell=step_cell),
-    "data (ms)": ArmColumn(cell=_data_milliseconds, applies=_waits_for_data),
+    "data (ms)": ArmColumn(cell=_data_wait_cell, applies=_waits_for_data),
     "throughput": _throughput_columns,
     "energy": _energy_columns,
     "rel. time": column_of_summary(lambda row: _number_text(row.valid_time_ratio, ".2f")),

@@ -353,7 +353,7 @@ class _Trace:
             self._is_cut = True
             raise _Enough(0)
         self._is_noting = True
-        digests.append([_digest(each) for each in _parameters_of_optimizer(self._rows, number)])
+        digests.append([_digest_of_tensor(each) for each in _parameters_of_optimizer(self._rows, number)])
         self._is_noting = False
         if self._is_twin:
             self._is_twin = False
@@ -459,7 +459,7 @@ def _parameters_of_optimizer(rows: Any, number: int) -> list[Any]:
     return [param for group in groups for param in group["params"]]
 
 
-def _digest(tensor: Any) -> str:
+def _digest_of_tensor(tensor: Any) -> str:
     return hashlib.blake2b(tensor.detach().float().cpu().contiguous().numpy().tobytes(), digest_size=8).hexdigest()
 
 

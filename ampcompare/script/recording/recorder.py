@@ -81,14 +81,14 @@ class Recorder:
         self._before_close: list[Callable[[], None]] = []
         self._after_row: list[Callable[[dict[str, Any]], None]] = []
         if child is None:
-            self._open()
+            self._open_file()
         if hasattr(os, "register_at_fork"):  # where processes can be forked
-            os.register_at_fork(after_in_child=self._disown)
+            os.register_at_fork(after_in_child=self._leave_file_to_parent)
 
     def add(self, row: dict[str, Any]) -> None:
         """Keep a row, whose `loss` may be a tensor of one element; write what is kept when it is due."""
         if self._descriptor is None:
-            self._open()
+            self._open_file()
         self._rows.append(row)
         self._waits = self._waits or any(type(row[name]) not in KNOWN for name in UNREAD.get(row["kind"], ()))
         ends_step = row["kind"] == "step" and not self._waits
@@ -122,7 +122,7 @@ class Recorder:
         rows, self._rows, self._waits = self._rows, [], False
         if rows and self._descriptor is not None:
             self._read_tensors(rows)
-            self._write(rows)
+            self._write_rows(rows)
 
     def close(self, status: int | None, error: str | None, advice: dict[str, Any] | None = None) -> None:
         """Write the last row, unless this process never trained.
@@ -142,7 +142,7 @@ class Recorder:
         os.close(self._descriptor)
         self._descriptor = None
 
-    def _open(self) -> None:
+    def _open_file(self) -> None:
         if self._path is None:
             return
         try:
@@ -152,14 +152,14 @@ class Recorder:
             raise EnvironmentUnfit(
                 f"cannot write the record {self._path}: {error.strerror or error}; name another file with --record"
             ) from error
-        self._write([self._first])
+        self._write_rows([self._first])
         if self._is_child:
             # Registered here: a forked child clears what was registered before the fork.
             multiprocessing.util.Finalize(self, self.close, args=(None, None), exitpriority=0)
 
-    def _write(self, rows: list[dict[str, Any]]) -> None:
+    def _write_rows(self, rows: list[dict[str, Any]]) -> None:
         assert self._descriptor is not None
-        text = "".join(_line(_with_masked_name(row) if row.get("kind") == "metric" else row) for row in rows)
+        text = "".join(_row_as_line(_with_masked_name(row) if row.get("kind") == "metric" else row) for row in rows)
         if any(row.get("kind") not in NUMBERS for row in rows):  # to mask a text takes longer than to record a step
             text = mask_secrets(text, of_script=any(row.get("error") for row in rows))
         try:
@@ -185,7 +185,7 @@ class Recorder:
             for (row, name, _), value in zip(entries, values, strict=True):
                 row[name] = value
 
-    def _disown(self) -> None:
+    def _leave_file_to_parent(self) -> None:
         """Leave the file to the parent, in a forked child."""
         self._rows, self._waits = [], False
         self._descriptor = None
@@ -201,7 +201,7 @@ def _with_masked_name(row: dict[str, Any]) -> dict[str, Any]:
 _masked = functools.lru_cache(1024)(mask_secrets)
 
 
-def _line(row: dict[str, Any]) -> str:
+def _row_as_line(row: dict[str, Any]) -> str:
     try:
         line = to_json(row).decode() + "\n"
         is_strict = "NaN" not in line and "Infinity" not in line

@@ -121,7 +121,7 @@ class _AmpHooks:
 
     def _note_initialize(self, optimizers: Any) -> None:
         given = [] if optimizers is None else list(optimizers) if isinstance(optimizers, list) else [optimizers]
-        numbers = [self._number(optimizer) for optimizer in given]
+        numbers = [self._number_of_optimizer(optimizer) for optimizer in given]
         scalers = self.amp._amp_state.loss_scalers
         self.rows.has_initialized = True
         self.rows.reserve_loss_ids(len(scalers))
@@ -132,7 +132,7 @@ class _AmpHooks:
             [bool(scaler.dynamic) for scaler in scalers],
         )
 
-    def _number(self, optimizer: Any) -> int:
+    def _number_of_optimizer(self, optimizer: Any) -> int:
         """Return the number of an optimizer, and watch the steps of a new one."""
         number, is_new = self.rows.number(optimizer)
         if is_new:
@@ -153,7 +153,7 @@ class _AmpHooks:
         if scaler not in self._loss_ids:
             self._loss_ids[scaler] = self.rows.new_loss_id()
             self.rows.has_initialized = True
-            names = {self._number(optimizer): type(optimizer).__name__}
+            names = {self._number_of_optimizer(optimizer): type(optimizer).__name__}
             self.rows.add_initialize("amp.init", names, [float(scaler.loss_scale())], [bool(scaler.dynamic)])
         block = original(handle, loss, optimizer, scaler)
         return self._record_block(block, loss, optimizer, self._loss_ids[scaler], scaler.loss_scale)
@@ -170,7 +170,10 @@ class _AmpHooks:
             finally:
                 self.overflow = None
                 self.rows.blocks -= 1
-        numbers = [self._number(one) for one in (optimizers if isinstance(optimizers, (list, tuple)) else [optimizers])]
+        numbers = [
+            self._number_of_optimizer(one)
+            for one in (optimizers if isinstance(optimizers, (list, tuple)) else [optimizers])
+        ]
         skips: list[int] = numbers if self.overflow else []
         for number in skips:
             _watch_skip(self, self.rows.optimizers[number], number)
@@ -341,7 +344,7 @@ class _ScalerHooks:
         self._in_scaler_step = False
         self._stepping: list[Any] = []  # optimizers that step by themselves, outermost first
 
-    def _window(self, scaler: Any) -> _Window:
+    def _window_of_scaler(self, scaler: Any) -> _Window:
         if scaler not in self._windows:
             self._windows[scaler] = _Window(self._rows.new_loss_id())
         return self._windows[scaler]
@@ -355,7 +358,7 @@ class _ScalerHooks:
         if self._rows.is_outside_of_blocks:
             self._rows.add_plain_backward(detached_value(losses[0]))
             return result
-        window = self._window(scaler)
+        window = self._window_of_scaler(scaler)
         if not window.losses:
             window.scale = _scale_of(scaler)
         window.losses += map(detached_value, losses)
@@ -380,7 +383,7 @@ class _ScalerHooks:
         on_device = getattr(optimizer, "_step_supports_amp_scaling", False) and _found_infs(scaler, optimizer)
         certain = hook is not None and not on_device
         applied = bool(called) if certain else not any(map(bool, _found_infs(scaler, optimizer)))
-        self._window(scaler).steps.append(self._rows.step_row(number, applied))
+        self._window_of_scaler(scaler).steps.append(self._rows.step_row(number, applied))
         return result
 
     def before_own_step(self, optimizer: Any, *_: Any) -> None:
@@ -399,21 +402,21 @@ class _ScalerHooks:
         if any(row["optimizer"] == number for row in window.steps):
             return
         window.steps.append(self._rows.step_row(number, True))
-        self._close(scaler, window, ended=False)
+        self._close_window(scaler, window, ended=False)
 
     def update(self, original: Any, scaler: Any, *args: Any, **kwargs: Any) -> Any:
         """Write what the scaler did since the last update."""
         result = original(scaler, *args, **kwargs)
         if scaler not in self._rows.ignored:
-            self._close(scaler, self._window(scaler), ended=True)
+            self._close_window(scaler, self._window_of_scaler(scaler), ended=True)
         return result
 
     def close(self) -> None:
         """Write what was not followed by an update."""
         for scaler, window in self._windows.items():
-            self._close(scaler, window, ended=False)
+            self._close_window(scaler, window, ended=False)
 
-    def _close(self, scaler: Any, window: _Window, *, ended: bool) -> None:
+    def _close_window(self, scaler: Any, window: _Window, *, ended: bool) -> None:
         """Write the rows of a window: the losses, whose last one carries the outcome, then the steps."""
         rows = self._rows
         losses, steps = window.losses, window.steps

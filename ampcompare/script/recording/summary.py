@@ -126,7 +126,7 @@ def in_words(summary: ExecSummary) -> str:
     return f"{format_count(steps, 'step')}, {skipped} skipped, {scaling}"
 
 
-def _number(value: Any) -> float | None:
+def _finite_number(value: Any) -> float | None:
     return None if value is None else to_float(value)
 
 
@@ -138,13 +138,17 @@ def _add_initialize(summary: ExecSummary, row: dict[str, Any]) -> None:
 
 def _add_backward(summary: ExecSummary, row: dict[str, Any]) -> None:
     loss = summary.losses.setdefault(int(row["loss_id"]), LossSummary())
-    value = _number(row["loss"])
+    value = _finite_number(row["loss"])
     if loss.backwards == 0:
         loss.loss_first = value
     loss.loss_last = value
     loss.backwards += 1
     loss.overflows += bool(row["overflow"])
-    scales = [scale for scale in (_number(row["scale_before"]), _number(row["scale_after"])) if scale is not None]
+    scales = [
+        scale
+        for scale in (_finite_number(row["scale_before"]), _finite_number(row["scale_after"]))
+        if scale is not None
+    ]
     if scales:
         loss.scale_min = min([*scales, *([] if loss.scale_min is None else [loss.scale_min])])
         loss.scale_max = max([*scales, *([] if loss.scale_max is None else [loss.scale_max])])

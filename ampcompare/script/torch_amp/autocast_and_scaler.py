@@ -62,10 +62,10 @@ class OpenCasts:
 
     def off(self) -> AbstractContextManager[None]:
         """Run a part without casts; parts nest. Cached casts of weights are dropped."""
-        return NO_CONTEXT if self._make is None else self._without()
+        return NO_CONTEXT if self._make is None else self._without_casts()
 
     @contextmanager
-    def _without(self) -> Iterator[None]:
+    def _without_casts(self) -> Iterator[None]:
         self._close()
         self._parts += 1
         try:

@@ -136,11 +136,11 @@ class GradientStages:
         self.is_open = False
         GRADIENT_READS.want(self._read, False)
 
-    def _stage(self, optimizer: Any) -> _Stage:
+    def _stage_of_optimizer(self, optimizer: Any) -> _Stage:
         return self._stages.get(optimizer, _Stage.SCALED if self.is_open else _Stage.FOREIGN)
 
     def _in_stage(self, stage: _Stage) -> list[Any]:
-        return [one for one in self._optimizers.live() if self._stage(one) is stage]
+        return [one for one in self._optimizers.live() if self._stage_of_optimizer(one) is stage]
 
     # The scaler.
 
@@ -166,7 +166,7 @@ class GradientStages:
         self._make_scaler()
         if self._is_update_due:
             with GRADIENT_READS.pause():
-                self._update()
+                self._update_loss_scale()
         state: dict[str, Any] = self._scaler.state_dict()
         return state
 
@@ -222,10 +222,10 @@ class GradientStages:
         """Let the next pass make true gradients."""
         with GRADIENT_READS.pause():
             if self._in_step is None and (self._is_update_due or self._in_stage(_Stage.UNSCALED)):
-                self._update()
+                self._update_loss_scale()
         for optimizer in self._optimizers.live():
             self._stand_in.restore_model_gradients(optimizer)
-            if self._in_step is not None and self._stage(optimizer) is _Stage.UNSCALED:
+            if self._in_step is not None and self._stage_of_optimizer(optimizer) is _Stage.UNSCALED:
                 self._stand_in.forget_unscaled(self._scaler, optimizer)
             self._stages[optimizer] = _Stage.PLAIN
         self.close()
@@ -238,10 +238,10 @@ class GradientStages:
             if self._in_step is not None:
                 pass  # the scale moves once, after the step
             elif self._is_update_due:
-                self._update()
+                self._update_loss_scale()
             elif unscaled and not self._has_nonzero_gradient(unscaled):
                 before = self.scale()
-                self._update()
+                self._update_loss_scale()
                 self._has_overflow |= self.scale() < before
             scaled: set[int] = set()
             for optimizer in self._optimizers.live():
@@ -260,15 +260,15 @@ class GradientStages:
         Args:
             done: ids of those of other optimizers with the same weights; gets these.
         """
-        stage = self._stage(optimizer)
+        stage = self._stage_of_optimizer(optimizer)
         if stage in (_Stage.FOREIGN, _Stage.SCALED):
             return
         self._stand_in.restore_model_gradients(optimizer)
         if stage is _Stage.UNSCALED:
             self._stand_in.forget_unscaled(self._scaler, optimizer)
         if self.has_gradients(optimizer):
-            self._multiply(optimizer, self.scale(), but=done)
-            done |= set(map(id, self._grads(optimizer)))
+            self._multiply_gradients(optimizer, self.scale(), but=done)
+            done |= set(map(id, self._gradients_of(optimizer)))
 
     def _true_gradients(self, optimizer: Any) -> set[int]:
         """Return the ids of gradients that are true since another optimizer with the same weights was asked for them.
@@ -278,19 +278,19 @@ class GradientStages:
         true = (_Stage.UNSCALED, _Stage.PLAIN, _Stage.STEPPED, _Stage.SKIPPED)
         found: set[int] = set()
         for other in self._optimizers.live():
-            stage = self._stage(other)
+            stage = self._stage_of_optimizer(other)
             unscales_itself = stage is _Stage.STEPPED and getattr(other, "_step_supports_amp_scaling", False)
             if other is not optimizer and stage in true and not unscales_itself:
-                found.update(map(id, self._grads(other)))
+                found.update(map(id, self._gradients_of(other)))
         return found
 
-    def _unscale(self, optimizer: Any) -> None:
+    def _unscale_gradients(self, optimizer: Any) -> None:
         """Divide the gradients of an optimizer by the scale, those that are true already too, which it multiplies."""
-        if (true := self._true_gradients(optimizer)) and not true.isdisjoint(map(id, self._grads(optimizer))):
-            self._multiply(optimizer, self.scale(), only=true)
+        if (true := self._true_gradients(optimizer)) and not true.isdisjoint(map(id, self._gradients_of(optimizer))):
+            self._multiply_gradients(optimizer, self.scale(), only=true)
         self._scaler.unscale_(optimizer)
 
-    def _update(self) -> None:
+    def _update_loss_scale(self) -> None:
         """Move the loss scale; gradients that wait for a step follow it."""
         waiting = [one for one in self._in_stage(_Stage.SCALED) if self.has_gradients(one)]
         before = self.scale() if waiting else 1.0
@@ -299,12 +299,12 @@ class GradientStages:
         if ratio != 1.0:
             done: set[int] = set()
             for optimizer in waiting:
-                self._multiply(optimizer, ratio, but=done | self._true_gradients(optimizer))
-                done |= set(map(id, self._grads(optimizer)))
+                self._multiply_gradients(optimizer, ratio, but=done | self._true_gradients(optimizer))
+                done |= set(map(id, self._gradients_of(optimizer)))
         self._is_update_due = False
         self._stages.update(dict.fromkeys(self._in_stage(_Stage.UNSCALED), _Stage.PLAIN))
 
-    def _multiply(
+    def _multiply_gradients(
         self, optimizer: Any, factor: float, *, but: Collection[int] = (), only: Collection[int] | None = None
     ) -> None:
         """Multiply the gradients of an optimizer; `but` those with these ids, or `only` those."""
@@ -324,17 +324,17 @@ class GradientStages:
                 param.grad = grads[number] = torch.empty_like(grads[number])
         copy_by_dtype(grads, scaled)
 
-    def _grads(self, optimizer: Any) -> list[Tensor]:
+    def _gradients_of(self, optimizer: Any) -> list[Tensor]:
         with GRADIENT_READS.pause():
             return [grad for param in self._optimizers.weights(optimizer) if (grad := param.grad) is not None]
 
     def has_gradients(self, optimizer: Any) -> bool:
         """Return whether an optimizer has gradients, which may be zeros."""
-        return bool(self._grads(optimizer))
+        return bool(self._gradients_of(optimizer))
 
     def _has_nonzero_gradient(self, optimizers: Iterable[Any]) -> bool:
         """Return whether any gradient of optimizers is not all zeros."""
-        return _is_any_true(grad.any() for optimizer in optimizers for grad in self._grads(optimizer))
+        return _is_any_true(grad.any() for optimizer in optimizers for grad in self._gradients_of(optimizer))
 
     # Readers of gradients.
 
@@ -345,16 +345,16 @@ class GradientStages:
         if self._in_step is not None and any(tensor is one for one in self._optimizers.weights(self._in_step)):
             optimizer = self._in_step
         if optimizer is None:
-            self._divide(tensor)
-        elif self._stage(optimizer) is _Stage.SCALED and self.has_gradients(optimizer):
+            self._divide_gradient(tensor)
+        elif self._stage_of_optimizer(optimizer) is _Stage.SCALED and self.has_gradients(optimizer):
             with GRADIENT_READS.pause():
-                self._unscale(optimizer)
+                self._unscale_gradients(optimizer)
                 self._compute_again(self._optimizers.weights(optimizer))
             self._stages[optimizer] = _Stage.UNSCALED
             if self._in_step is not None and self._skips_overflows and self._found_overflow(optimizer):
                 raise OverflowInStep
 
-    def _divide(self, tensor: Tensor) -> None:
+    def _divide_gradient(self, tensor: Tensor) -> None:
         """Divide the gradient of a tensor that no optimizer has, such as an input or a feature map, once."""
         with GRADIENT_READS.pause():
             grad = tensor.grad if tensor.is_leaf or tensor.retains_grad else None
@@ -395,9 +395,9 @@ class GradientStages:
         self._first_loss = None
         if not self.has_gradients(optimizer):
             return False
-        if self._stage(optimizer) is _Stage.PLAIN:
+        if self._stage_of_optimizer(optimizer) is _Stage.PLAIN:
             self._scale(torch.zeros(()))
-        stage = self._stage(optimizer)
+        stage = self._stage_of_optimizer(optimizer)
         if stage in (_Stage.FOREIGN, _Stage.STEPPED):
             if self._stand_in.steps_copies and (stage is _Stage.FOREIGN or not self._stand_in.steps_again):
                 raise ScalingError.advising(
@@ -415,7 +415,7 @@ class GradientStages:
                 if self._has_overflow:
                     self._note_overflow_used_by_script(optimizer)
                 if stage is _Stage.SCALED and (true := self._true_gradients(optimizer)):
-                    self._multiply(optimizer, self.scale(), only=true)
+                    self._multiply_gradients(optimizer, self.scale(), only=true)
                 self._scaler.step(optimizer, **options)
             self._end_step(optimizer)
         optimizer._opt_called = True  # a skipped step was called too: schedulers warn otherwise
@@ -428,7 +428,7 @@ class GradientStages:
         if len(self._optimizers.live()) == 1:
             self.close()
             with GRADIENT_READS.pause():
-                self._update()
+                self._update_loss_scale()
 
     def step_with_passes(self, optimizer: Any, run: Callable[[], Any]) -> Any:
         """Let the scaler call the step of an optimizer, which evaluates losses by itself; return what `run` returns.
@@ -446,10 +446,10 @@ class GradientStages:
             device = next((param.device for param in owned_params(optimizer)), torch.device("cpu"))
             self._scaler._lazy_init_scale_growth_tracker(device)
         with GRADIENT_READS.pause():
-            if self._is_update_due and self._stage(optimizer) is not _Stage.UNSCALED:
-                self._update()
+            if self._is_update_due and self._stage_of_optimizer(optimizer) is not _Stage.UNSCALED:
+                self._update_loss_scale()
             states = self._scaler._per_optimizer_states
-            is_unscaled = self._stage(optimizer) is _Stage.UNSCALED
+            is_unscaled = self._stage_of_optimizer(optimizer) is _Stage.UNSCALED
             if not is_unscaled:
                 states[id(optimizer)] = _state_without_overflow(optimizer)
         result: list[Any] = []
@@ -504,7 +504,7 @@ class GradientStages:
     def _note_overflow_used_by_script(self, optimizer: Any) -> None:
         """Let a step be skipped if the script has made its gradients of ones that overflowed, and cleared those."""
         self._has_overflow = False
-        if _is_any_true(~grad.isfinite().all() for grad in self._grads(optimizer)):
+        if _is_any_true(~grad.isfinite().all() for grad in self._gradients_of(optimizer)):
             for flag in self._scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values():
                 flag.fill_(1.0)
 

@@ -151,7 +151,7 @@ class PlainScript:
     def _add_optimizer(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
         follow_modules_with_own_call()  # of the classes that there are by now
-        self._lift(optimizer)
+        self._lift_weights(optimizer)
         self._optimizers.add(optimizer)
         self._take_over(optimizer)
         if self._mode is not _Mode.OWN and not self._stand_in.trains_through_apex():
@@ -162,11 +162,11 @@ class PlainScript:
     def _add_group(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
         if any(optimizer is one for one in self._optimizers.live()):  # else it is being made
-            self._lift(optimizer)
+            self._lift_weights(optimizer)
         self._optimizers.forget_owners()
         self._trained.clear()
 
-    def _lift(self, optimizer: Any) -> None:
+    def _lift_weights(self, optimizer: Any) -> None:
         has_cast = self._stand_in.casts_weights and self._stand_in.casts_now()  # then 16 bits may be those of the arm
         if not self._arm.is_as_written and not has_cast:
             self._lifted.lift(optimizer)
@@ -198,10 +198,10 @@ class PlainScript:
                 return True
         return False
 
-    def _decide(self) -> _Mode:
+    def _decide_mode(self) -> _Mode:
         """Return what the script needs, which a block or scaler of its own may still change."""
         if not self._has_begun:
-            self._begin([], self._optimizers.live())
+            self._begin_training([], self._optimizers.live())
         if self._mode is _Mode.OWN:
             return self._mode
         script = self._stand_in.script
@@ -227,16 +227,16 @@ class PlainScript:
             self._disable_script_scalers()
         return self._mode
 
-    def _begin(self, models: list[Any], optimizers: list[Any]) -> None:
+    def _begin_training(self, models: list[Any], optimizers: list[Any]) -> None:
         self._has_begun = True
         for optimizer in self._optimizers.live():  # whose weights the script may have cast since it made it
-            self._lift(optimizer)
+            self._lift_weights(optimizer)
         if not self._stand_in.trains_through_apex():
             self._given(models, optimizers)
 
     def initialize(self, models: list[nn.Module], optimizers: list[Any]) -> None:
         """Let the arm act on models and optimizers that the script names, outside of their calls too."""
-        self._begin(models, optimizers)
+        self._begin_training(models, optimizers)
         try:
             refuse_wrapped(models)
         except PreparationError as error:
@@ -292,7 +292,7 @@ class PlainScript:
     def _on_call(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not self._lifted.types and not self._is_in_place_of_autocast():
             return self._call(original, module, args, kwargs)
-        given, (args, kwargs) = (args, kwargs), self._fitting(module, args, kwargs)
+        given, (args, kwargs) = (args, kwargs), self._arguments_in_weight_type(module, args, kwargs)
         result = self._call(original, module, args, kwargs)
         return result if self._casts else self._lifted.fit_result(result, given, (args, kwargs))
 
@@ -313,11 +313,11 @@ class PlainScript:
             elif self._lifted.types and not self._stand_in.casts_now():  # no block of the arm casts what it gets
                 args, kwargs = self._lifted.fit(module, (args, kwargs), narrows=True, widens=True)
             return original(module, *args, **kwargs)
-        mode = self._decide()
+        mode = self._decide_mode()
         if self._stepping and self._copied is not None and not self._backwards:
             raise losses_on_copies_refusal(self._copied, self._arm)
         if self._lifted.types:  # by now
-            args, kwargs = self._fitting(module, args, kwargs)
+            args, kwargs = self._arguments_in_weight_type(module, args, kwargs)
         if self._backwards:  # a checkpoint computes again what it did in the forward pass
             part = self._stand_in.input_type(module)
             is_cast = part is None and self._stand_in.casts_now()
@@ -342,7 +342,7 @@ class PlainScript:
         is_own = outputs is None or module not in self._outermost or by_apex
         return output if is_own or outputs is None else cast_floating(output, outputs)
 
-    def _fitting(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    def _arguments_in_weight_type(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Return the arguments of a module in the type of its weights, as far as the arm does not cast them itself."""
         if not self._inside:
             self._lifted.lift_thawed()
@@ -358,7 +358,7 @@ class PlainScript:
     @contextlib.contextmanager
     def through(self, *modules: nn.Module) -> Iterator[None]:
         """Let calls of modules, the outermost first, count as calls of what they call: a library runs a method so."""
-        if self._is_trained(modules[0]) and self._decide() is not _Mode.OWN:
+        if self._is_trained(modules[0]) and self._decide_mode() is not _Mode.OWN:
             self._stand_in.input_type(modules[0])  # prepares a model before the library sets another `forward`
         before, self._shells = self._shells, modules
         try:
@@ -374,7 +374,12 @@ class PlainScript:
         if self._optimizers.live() and not self._stand_in.casts_weights and not self._is_trained(module) and args:
             with temporarily_clear_interpreter_stack():
                 self._trained[id(module)] = weakref.ref(module), self._has_owned(pytree.tree_leaves(args[0]))
-        if not self._inside and not self._backwards and self._is_trained(module) and self._decide() is not _Mode.OWN:
+        if (
+            not self._inside
+            and not self._backwards
+            and self._is_trained(module)
+            and self._decide_mode() is not _Mode.OWN
+        ):
             with temporarily_clear_interpreter_stack():  # of vmap and torch.func.grad
                 self._stand_in.input_type(module)
         return original(module, *args, **kwargs)
@@ -464,14 +469,14 @@ class PlainScript:
     # The backward pass.
 
     def _backward(self, original: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._backwards or self._decide() is _Mode.OWN:
+        if self._backwards or self._decide_mode() is _Mode.OWN:
             with self.casting.off():
                 return original(tensors, *args, **kwargs)
         if self._stepping and self._stand_in.needs_scaler:
             self._check_pass_in_step()
         self._backwards += 1
         try:
-            is_scaled = self._stand_in.needs_scaler and (self._acts() or self._mode is _Mode.AUTOCAST)
+            is_scaled = self._stand_in.needs_scaler and (self._has_arm_cast() or self._mode is _Mode.AUTOCAST)
             kwargs.update(zip(BACKWARD, args, strict=False))
             given = kwargs.get("grad_tensors")
             loss = tensors if isinstance(tensors, Tensor) else tensors[0]
@@ -484,7 +489,7 @@ class PlainScript:
                     self._take_over(optimizer)
                 scaled = self.stages.scale_pass(tensors, loss, kwargs)
             if scaled is None:
-                self._record(loss)
+                self._record_unscaled_loss(loss)
                 with self.casting.off():
                     return original(tensors, **kwargs)
             self._is_scaled_pass = True
@@ -538,7 +543,7 @@ class PlainScript:
             self._loss = first
         return original(outputs, *args, **kwargs)
 
-    def _record(self, loss: Tensor) -> None:
+    def _record_unscaled_loss(self, loss: Tensor) -> None:
         """Record a loss that nothing scales; a closure that runs again for the same step has recorded its own."""
         if self._rows is None or self._repeats:
             return
@@ -560,16 +565,16 @@ class PlainScript:
 
         @functools.wraps(function)
         def step_by_arm(_self: Any, *args: Any, **kwargs: Any) -> Any:
-            return self._step(optimizer, step, args, kwargs)
+            return self._take_step(optimizer, step, args, kwargs)
 
         step_by_arm._ampcompare_driver = self  # type: ignore[attr-defined]
         optimizer.step = types.MethodType(step_by_arm, optimizer)
 
-    def _step(self, optimizer: Any, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _take_step(self, optimizer: Any, step: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Take a step of an optimizer: as it is written, with its passes scaled, or from gradients that the arm has."""
         if (run_inside := self.stages.run_inside) is not None and optimizer is self._stand_in.script.in_step:
             return run_inside()
-        if self._stepping or self._decide() is _Mode.OWN:
+        if self._stepping or self._decide_mode() is _Mode.OWN:
             return self._step_below(optimizer, step, args, kwargs)
         has_arguments = any(one is not None for one in (*args, *kwargs.values()))
         may_evaluate = not _takes_gradients_only(optimizer) and (has_arguments or self._has_passes(optimizer))
@@ -701,13 +706,13 @@ class PlainScript:
             )
         self._noted.add(type(optimizer))
 
-    def _acts(self) -> bool:
+    def _has_arm_cast(self) -> bool:
         """Return whether the arm has cast a forward pass, or casts all that the script computes at present."""
         return self._casting > 0 or self._block is not None
 
     def _refuse_without_effect(self) -> None:
         """Refuse a step after no forward pass that the arm casts: it would have no effect."""
-        if self._mode is _Mode.PLAIN and self._casts and not self._acts():
+        if self._mode is _Mode.PLAIN and self._casts and not self._has_arm_cast():
             raise UnsupportedCombination.advising(
                 message_with_line(
                     f"the first step comes before any forward pass that {self._arm} could cast: no nn.Module was "
@@ -741,7 +746,7 @@ class PlainScript:
             self._stepping = self._repeats = False
         if self._rows is not None:
             if not self._has_loss and self._loss is not None:
-                self._record(self._loss.detach().mean())
+                self._record_unscaled_loss(self._loss.detach().mean())
             self._has_loss, self._loss = False, None
             if self._rows.num_steps == before:  # else noted with a scaled loss that reaches no weight
                 self._rows.add_step(self._rows.number(optimizer)[0], True)
@@ -782,16 +787,16 @@ class _EvaluatedClosure:
         if self._is_called or args or kwargs or weights != self._at_start[0]:
             raise losses_on_copies_refusal(self._optimizer, self._arm)
         if gradients != self._at_start[1]:
-            raise self._refusal("changes gradients before it calls its closure")
+            raise self._refusal_error("changes gradients before it calls its closure")
         self._is_called = True
         return self._loss
 
     def check_called(self) -> None:
         """Refuse a step that has not called it, where it would have computed nothing."""
         if not self._is_called:
-            raise self._refusal("does not call its closure")
+            raise self._refusal_error("does not call its closure")
 
-    def _refusal(self, what: str) -> UnsupportedCombination:
+    def _refusal_error(self, what: str) -> UnsupportedCombination:
         return UnsupportedCombination(
             message_with_line(
                 f"the step of {type(self._optimizer).__name__} {what}, and {self._arm}, which steps fp32 copies of the "

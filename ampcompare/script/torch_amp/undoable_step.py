@@ -25,8 +25,8 @@ class StepSnapshot:
         self._kept: list[Any] = []  # so that no id is used again
         for optimizer in optimizers:
             for param in owned_params(optimizer):
-                self._keep(param)
-            self._keep(optimizer)
+                self._keep_copy(param)
+            self._keep_copy(optimizer)
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -34,7 +34,7 @@ class StepSnapshot:
         for undo in self._undo:
             undo()
 
-    def _keep(self, value: Any) -> None:
+    def _keep_copy(self, value: Any) -> None:
         if isinstance(value, SIMPLE) or id(value) in self._known:
             return
         self._known.add(id(value))
@@ -49,7 +49,7 @@ class StepSnapshot:
             self._keep_list(value)
         elif isinstance(value, tuple):
             for one in value:
-                self._keep(one)
+                self._keep_copy(one)
 
     def _keep_tensor(self, tensor: Tensor) -> None:
         if tensor.is_sparse or tensor.is_meta:
@@ -67,7 +67,7 @@ class StepSnapshot:
 
         self._undo.append(undo)
         for value in entries.values():
-            self._keep(value)
+            self._keep_copy(value)
 
     def _keep_list(self, held: MutableSequence[Any]) -> None:
         entries = list(held)
@@ -81,7 +81,7 @@ class StepSnapshot:
 
         self._undo.append(undo)
         for value in entries:
-            self._keep(value)
+            self._keep_copy(value)
 
 
 def _write_if_changed(tensor: Tensor, values: Tensor) -> None:

@@ -114,7 +114,7 @@ def _follow_logs(name: str, context: TrainerContext, events: Subscriptions) -> N
     events.wrap(connector, "log_metrics", log_metrics)
 
 
-def _modules() -> dict[str, Follow]:
+def _followers_by_module() -> dict[str, Follow]:
     found: dict[str, Follow] = {}
     for package in (*FABRIC, *TRAINER):
         found[f"{package}.plugins.precision.amp"] = _follow_mixed
@@ -128,4 +128,4 @@ def _modules() -> dict[str, Follow]:
     return found
 
 
-MODULES = _modules()
+MODULES = _followers_by_module()

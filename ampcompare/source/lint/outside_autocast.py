@@ -46,7 +46,7 @@ def move_outside(
         No edits where that is not sure.
     """
     full = module.resolve(autocast.func)
-    inputs = _inputs(losses)
+    inputs = _inputs_of_losses(losses)
     value = getattr(statement, "value", None)
     if inputs is None or value is None or not isinstance(statement, SIMPLE) or not _runs_at_once(value):
         return ()
@@ -69,7 +69,7 @@ def move_outside(
     return () if edits.shared else edits.sorted_edits()
 
 
-def _inputs(losses: Collection[ast.Call]) -> list[tuple[ast.expr, ast.expr]] | None:
+def _inputs_of_losses(losses: Collection[ast.Call]) -> list[tuple[ast.expr, ast.expr]] | None:
     """Return input and target of each loss; None where one is not written there."""
     found = []
     for loss in losses:

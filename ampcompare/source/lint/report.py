@@ -145,20 +145,22 @@ def _github_lines(report: Report) -> Iterator[str]:
     for one in report.findings:
         cell = "" if one.place.cell is None else f"cell {one.place.cell}: "
         line = f",line={one.place.line},col={one.place.column}" if one.place.cell is None else ""
-        title = _property(f"{one.code} {CODES[one.code].name}")
-        message = _escape(f"{cell}{one.message}; {CODES[one.code].remedy}")
-        yield f"::{level_of(one.code)} file={_property(one.path.as_posix())}{line},title={title}::{message}"
+        title = _escape_github_property(f"{one.code} {CODES[one.code].name}")
+        message = _escape_github_message(f"{cell}{one.message}; {CODES[one.code].remedy}")
+        path = _escape_github_property(one.path.as_posix())
+        yield f"::{level_of(one.code)} file={path}{line},title={title}::{message}"
     for unread in report.unread:
         line = f",line={unread.line}" if unread.line else ""
-        yield f"::error file={_property(unread.path.as_posix())}{line}::{_escape(unread.reason)}"
+        path = _escape_github_property(unread.path.as_posix())
+        yield f"::error file={path}{line}::{_escape_github_message(unread.reason)}"
 
 
-def _escape(text: str) -> str:
+def _escape_github_message(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
-def _property(text: str) -> str:
-    return _escape(text).replace(":", "%3A").replace(",", "%2C")
+def _escape_github_property(text: str) -> str:
+    return _escape_github_message(text).replace(":", "%3A").replace(",", "%2C")
 
 
 def _sarif_lines(report: Report) -> Iterator[str]:

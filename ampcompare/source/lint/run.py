@@ -123,9 +123,9 @@ def lint_files(
     """
     report = Report()
     if fix:
-        parts: Iterable[Report] = (_examine(path, selection, named, fix=True) for path in files)
+        parts: Iterable[Report] = (_examine_file(path, selection, named, fix=True) for path in files)
     else:
-        parts = map_files(functools.partial(_examine, selection=selection, named=named), list(files))
+        parts = map_files(functools.partial(_examine_file, selection=selection, named=named), list(files))
     for part in parts:
         report.files += part.files
         report.fixed += part.fixed
@@ -134,7 +134,7 @@ def lint_files(
     return report
 
 
-def _examine(path: Path, selection: Selection, named: Collection[Path], *, fix: bool = False) -> Report:
+def _examine_file(path: Path, selection: Selection, named: Collection[Path], *, fix: bool = False) -> Report:
     report = Report()
     try:
         with _without_collections():

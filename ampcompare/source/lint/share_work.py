@@ -26,7 +26,7 @@ def map_files(function: Callable[[Path], T], files: Sequence[Path]) -> Iterator[
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
     done = 0
-    if cores > 1 and _may_fork() and sum(map(_size, files)) >= WORTH_SHARING:
+    if cores > 1 and _may_fork() and sum(map(_size_of_file, files)) >= WORTH_SHARING:
         try:
             with ProcessPoolExecutor(
                 cores, multiprocessing.get_context("fork"), initializer=_ignore_interrupts
@@ -48,7 +48,7 @@ def _ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that waits for the results ends them
 
 
-def _size(file: Path) -> int:
+def _size_of_file(file: Path) -> int:
     try:
         return file.stat().st_size
     except OSError:

@@ -201,10 +201,12 @@ class Tracer(CallFollower):
         return len(self._events) > MAX_EVENTS
 
     def enter(self, item: ast.withitem, statement: ast.With | ast.AsyncWith, frame: Frame) -> Context:
-        bound = "" if item.optional_vars is None else self._canonical(item.optional_vars, frame)
-        return self._context(item.context_expr, statement, bound, frame)
+        bound = "" if item.optional_vars is None else self._canonical_text(item.optional_vars, frame)
+        return self._context_of_event(item.context_expr, statement, bound, frame)
 
-    def _context(self, node: ast.expr, statement: ast.With | ast.AsyncWith, bound: str, frame: Frame) -> Context:
+    def _context_of_event(
+        self, node: ast.expr, statement: ast.With | ast.AsyncWith, bound: str, frame: Frame
+    ) -> Context:
         choices = [node.body, node.orelse] if isinstance(node, ast.IfExp) else [node]
         text = dotted_name(node)
         if text is not None:
@@ -224,12 +226,12 @@ class Tracer(CallFollower):
     def reach(self, node: ast.AST, statement: ast.stmt, frame: Frame) -> None:
         assert isinstance(node, ast.Call)
         if not self.inline(node.func, frame, node):
-            self._call(node, statement, frame)
+            self._record_call(node, statement, frame)
 
-    def _call(self, call: ast.Call, statement: ast.stmt, frame: Frame) -> None:
+    def _record_call(self, call: ast.Call, statement: ast.stmt, frame: Frame) -> None:
         """Record a call of a function, of a class or of a method, if it is an event."""
         full = self.module.resolve(call.func, frame.scope) or ""
-        add = functools.partial(self._add, call, statement, frame)
+        add = functools.partial(self._add_event, call, statement, frame)
         if full in FUNCTIONS:
             self._add_function_event(call, FUNCTIONS[full], statement, frame)
         elif self._kinds.is_new("scaler", call, frame.scope):
@@ -238,7 +240,7 @@ class Tracer(CallFollower):
             weights = call.args[0] if call.args else argument(call, "params")
             sources = frozenset() if weights is None else frozenset(self._sources(weights, frame))
             add(Kind.NEW_OPTIMIZER, self._bound_name(statement, frame), sources=sources)
-        elif full in CROSS_ENTROPIES or self._makers(call.func, frame) == {"torch.nn.BCELoss"}:
+        elif full in CROSS_ENTROPIES or self._makers_of_object(call.func, frame) == {"torch.nn.BCELoss"}:
             add(Kind.CROSS_ENTROPY, call.func)
         elif full in NORMS and any(isinstance(node, ast.Attribute) and node.attr == "grad" for node in ast.walk(call)):
             add(Kind.GRADIENT, call.args[0] if call.args else None)
@@ -254,13 +256,13 @@ class Tracer(CallFollower):
             test = self.substitute_arguments(subject.test, frame)
             for choice, holds in ((subject.body, True), (subject.orelse, False)):
                 inner = replace(frame, facts=narrow(frame.facts, test, holds))
-                self._add(call, statement, inner, Kind.CLIP, choice)
+                self._add_event(call, statement, inner, Kind.CLIP, choice)
             return
         target: ast.expr | str | None = self._bound_name(statement, frame) if event.is_bound else ""
         if event.kind is Kind.SCALE_LOSS:
             target = call.args[1] if len(call.args) > 1 else argument(call, "optimizers")
         scaler = self._scaler_of(subject, frame) if event.kind is Kind.BACKWARD else ""
-        self._add(call, statement, frame, event.kind, subject, target, scaler)
+        self._add_event(call, statement, frame, event.kind, subject, target, scaler)
 
     def _add_unknown_event(self, call: ast.Call, full: str, frame: Frame, add: Callable[..., None]) -> None:
         """Record what a call of something else gets: a scaler, an optimizer, or parameters in another file."""
@@ -272,7 +274,7 @@ class Tracer(CallFollower):
         if full and OF_GRADIENTS.search(full) and not full.startswith(("torch.", "apex.")):
             add(Kind.ELSEWHERE, call.args[0] if call.args else None)
 
-    def _add(
+    def _add_event(
         self,
         call: ast.Call,
         statement: ast.stmt,
@@ -283,8 +285,8 @@ class Tracer(CallFollower):
         scaler: str = "",
         sources: frozenset[str] = frozenset(),
     ) -> None:
-        subject = subject if isinstance(subject, str) else self._canonical(subject, frame)
-        target = target if isinstance(target, str) else self._canonical(target, frame)
+        subject = subject if isinstance(subject, str) else self._canonical_text(subject, frame)
+        target = target if isinstance(target, str) else self._canonical_text(target, frame)
         where = frame.facts, frame.loops, frame.contexts, frame.scope
         self._events.append(Event(kind, call, statement, subject, *where, target, scaler, sources))
 
@@ -325,13 +327,13 @@ class Tracer(CallFollower):
         else:
             add(Kind.BACKWARD, receiver, scaler=scaler)
 
-    def _makers(self, node: ast.expr, frame: Frame) -> set[str]:
+    def _makers_of_object(self, node: ast.expr, frame: Frame) -> set[str]:
         """Return the full names of what builds the objects that a name or attribute may be."""
         text = dotted_name(node)
         values = [node] if text is None else self.module.values_of(text, frame.scope) or []
-        return {self._maker(one, frame) for one in values}
+        return {self._maker_of_object(one, frame) for one in values}
 
-    def _maker(self, node: ast.expr, frame: Frame) -> str:
+    def _maker_of_object(self, node: ast.expr, frame: Frame) -> str:
         """Return the full name of what builds an object, which may be moved to a device there; "" if unknown."""
         while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("cuda", "to"):
             node = node.func.value
@@ -343,8 +345,8 @@ class Tracer(CallFollower):
             return ""
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "scale":
             if self._kinds.of(node.func.value, frame.scope) == "scaler":
-                return self._canonical(node.func.value, frame)
-        return self._scaled.get(self._canonical(node, frame), "")
+                return self._canonical_text(node.func.value, frame)
+        return self._scaled.get(self._canonical_text(node, frame), "")
 
     def after_statement(self, statement: ast.stmt, frame: Frame) -> None:
         if not isinstance(statement, (ast.Assign, ast.AugAssign)):
@@ -352,10 +354,10 @@ class Tracer(CallFollower):
         targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
         for target in targets:
             if (gradient := _gradient_in(target)) is not None and not is_literal(statement.value, None):
-                self._add(statement, statement, frame, Kind.GRADIENT, gradient)  # type: ignore[arg-type]
+                self._add_event(statement, statement, frame, Kind.GRADIENT, gradient)  # type: ignore[arg-type]
         if isinstance(statement, ast.AugAssign) or len(targets) != 1:
             return
-        name = self._canonical(targets[0], frame)
+        name = self._canonical_text(targets[0], frame)
         scaler = self._scaler_of(statement.value, frame)
         if scaler:
             self._scaled[name] = scaler
@@ -366,7 +368,7 @@ class Tracer(CallFollower):
         if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
             target = statement.targets[0]
             first = target.elts[0] if isinstance(target, (ast.Tuple, ast.List)) and target.elts else target
-            return self._canonical(first, frame)
+            return self._canonical_text(first, frame)
         return ""
 
     def _bound_by_chain(self, call: ast.Call, statement: ast.stmt, frame: Frame) -> str:
@@ -384,7 +386,7 @@ class Tracer(CallFollower):
                 else:
                     node = node.func.value if isinstance(node.func, ast.Attribute) else None
             if node is not None and node is call:
-                return self._canonical(target, frame)
+                return self._canonical_text(target, frame)
         return ""
 
     def _sources(self, node: ast.expr, frame: Frame, known: frozenset[str] = frozenset()) -> set[str]:
@@ -401,7 +403,7 @@ class Tracer(CallFollower):
                 waiting += child_nodes(each)
             elif text not in known and self.module.resolve(each, frame.scope, follow=False) is None:
                 assert isinstance(each, ast.expr)
-                found.add(self._canonical(each, frame))
+                found.add(self._canonical_text(each, frame))
                 for value in self._values_in(text, frame.scope):
                     if value.lineno < node.lineno:
                         found |= self._sources(value, frame, known | {text})
@@ -416,7 +418,7 @@ class Tracer(CallFollower):
                     values += argument_values(call)
         return values
 
-    def _canonical(self, node: ast.AST | None, frame: Frame) -> str:
+    def _canonical_text(self, node: ast.AST | None, frame: Frame) -> str:
         """Return one text for an object, the same in the functions that it is passed to."""
         if node is None:
             return ""
@@ -424,10 +426,10 @@ class Tracer(CallFollower):
         if isinstance(node, ast.expr) and (text is None or text.partition(".")[0] not in frame.names):
             model = self._kinds.model_of_parameters(node, frame.scope)
             if model is not None:
-                return f"{self._canonical(model, frame)}.parameters()"
+                return f"{self._canonical_text(model, frame)}.parameters()"
         if text is None:
             if isinstance(node, ast.Subscript):
-                return f"{self._canonical(node.value, frame)}[{ast.unparse(node.slice)}]"
+                return f"{self._canonical_text(node.value, frame)}[{ast.unparse(node.slice)}]"
             return ast.unparse(node) if isinstance(node, ast.expr) else ""
         head, dot, rest = text.partition(".")
         scope = frame.scope
@@ -436,7 +438,7 @@ class Tracer(CallFollower):
             return frame.names[head] + dot + rest
         if len(values) == 1 and head not in scope.parameters and (alias := dotted_name(values[0])) not in (None, head):
             if not str(alias).startswith(f"{head}.") and not any(head in one.imports for one in scope.enclosing()):
-                return self._canonical(values[0], replace(frame, names={**frame.names, head: head})) + dot + rest
+                return self._canonical_text(values[0], replace(frame, names={**frame.names, head: head})) + dot + rest
         if head in scope.parameters or head in scope.values:
             return f"{frame.prefix}{text}" if head != "self" else text
         return text
@@ -456,7 +458,7 @@ class Tracer(CallFollower):
         assert isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
         found = {}
         for name, value in arguments(call, self.module.positional(node)).items():
-            found[name] = self._canonical(value, frame)
+            found[name] = self._canonical_text(value, frame)
             scaler = self._scaler_of(value, frame)
             if scaler:
                 self._scaled[found[name]] = scaler

@@ -260,13 +260,15 @@ class _Events(CallFollower):
         if isinstance(site, Backward):
             self._add("backward", node, frame, site, self._optimizers_of(site, frame), block=site.block)
         elif isinstance(site, Step):
-            self._add("step", node, frame, site, (self.canonical(_receiver(node), frame),))
+            self._add("step", node, frame, site, (self.canonical_text_of(_receiver(node), frame),))
         elif isinstance(site, Read):
             self._add("read", node, frame, site, tuple(self._canonical_key(key, frame) for key in site.optimizers))
         elif is_block(module, node):
             assert isinstance(node, ast.Call)
             given = argument(node, "optimizers", 1)
-            names = tuple(self.canonical(each, frame) for each in (elements(given) if given is not None else ()))
+            names = tuple(
+                self.canonical_text_of(each, frame) for each in (elements(given) if given is not None else ())
+            )
             self._add("backward", node, frame, None, names, block=True)
         elif isinstance(node, ast.Attribute):
             if reads_grad(module, node):
@@ -302,12 +304,12 @@ class _Events(CallFollower):
         """Record a call of something outside of the project, or of something that nobody knows."""
         module, owner = frame.scope.module, _receiver(call)
         if last_name(call.func) in CLEARS:
-            self._add("clear", call, frame, names=(self.canonical(owner, frame),) if owner is not None else ())
+            self._add("clear", call, frame, names=(self.canonical_text_of(owner, frame),) if owner is not None else ())
         elif is_backward(module, call):
             if not any(_is_with_block(module, each) for each in module.ancestors(call)):
                 self._add("backward", call, frame)
         elif is_step(module, call) and owner is not None:
-            key = self.canonical(owner, frame)
+            key = self.canonical_text_of(owner, frame)
             if last_part(key).rstrip("[]") in self._tails or OPTIMIZERS.search(last_name(owner)):
                 self._add("step", call, frame, names=(key,))
         elif is_read(module, call):
@@ -348,7 +350,7 @@ class _Events(CallFollower):
             elif isinstance(node, ast.Call) and last_name(node.func) in JOINING:
                 waiting += argument_values(node)
             elif isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)):
-                tail = last_part(self.canonical(node, frame).rpartition(":")[2]).rstrip("[]")
+                tail = last_part(self.canonical_text_of(node, frame).rpartition(":")[2]).rstrip("[]")
                 if tail in self._tails:
                     found.add("optimizer")
                 if tail in self._models:
@@ -375,15 +377,19 @@ class _Events(CallFollower):
         if not backward.block:
             return ()
         given = backward.arguments.get("optimizers")
-        return tuple(self.canonical(each, frame) for each in (elements(given) if given is not None else ()))
+        return tuple(self.canonical_text_of(each, frame) for each in (elements(given) if given is not None else ()))
 
     def _canonical_key(self, key: str, frame: Frame) -> str:
-        return self.canonical(ast.parse(key, mode="eval").body, frame) if key.replace(".", "").isidentifier() else key
+        return (
+            self.canonical_text_of(ast.parse(key, mode="eval").body, frame)
+            if key.replace(".", "").isidentifier()
+            else key
+        )
 
-    def canonical(self, node: ast.AST | None, frame: Frame, depth: int = 0) -> str:
+    def canonical_text_of(self, node: ast.AST | None, frame: Frame, depth: int = 0) -> str:
         """Return one text for an object, the same in all functions that it is passed to."""
         if isinstance(node, ast.Subscript):
-            return f"{self.canonical(node.value, frame, depth)}[]"
+            return f"{self.canonical_text_of(node.value, frame, depth)}[]"
         text = dotted_name(node)
         if text is None or depth > 8:
             return ast.unparse(node) if isinstance(node, ast.expr) else ""
@@ -399,10 +405,14 @@ class _Events(CallFollower):
             if values:
                 alias = dotted_name(values[0])
                 if len(values) == 1 and alias is not None and alias.partition(".")[0] != head:
-                    return self.canonical(values[0], Frame(**{**vars(frame), "scope": one}), depth + 1) + dot + rest
+                    return (
+                        self.canonical_text_of(values[0], Frame(**{**vars(frame), "scope": one}), depth + 1)
+                        + dot
+                        + rest
+                    )
                 if len(values) == 1 and isinstance(values[0], ast.Starred) and dotted_name(values[0].value) is not None:
                     inner = Frame(**{**vars(frame), "scope": one})
-                    return f"{self.canonical(values[0].value, inner, depth + 1)}[]{dot}{rest}"
+                    return f"{self.canonical_text_of(values[0].value, inner, depth + 1)}[]{dot}{rest}"
                 return f"{id(one)}:{text}"
         return f"{id(frame.scope.module.top)}:{text}"
 
@@ -414,9 +424,11 @@ class _Events(CallFollower):
         for given in (*function.given, call):
             values = list(given.args[1:]) if given is not call else list(given.args)
             for name, value in zip(names, values, strict=False):
-                found[name] = self.canonical(value, frame)
+                found[name] = self.canonical_text_of(value, frame)
             names = names[len(values) :]
-            found |= {one.arg: self.canonical(one.value, frame) for one in given.keywords if one.arg is not None}
+            found |= {
+                one.arg: self.canonical_text_of(one.value, frame) for one in given.keywords if one.arg is not None
+            }
         for name, value in arguments(call, function.module.positional(node)).items():
             if dotted_name(value) is not None or isinstance(value, ast.Constant):
                 found[SPELLED + name] = ast.unparse(self.substitute_arguments(value, frame))
