@@ -54,7 +54,10 @@ OUTSIDE = "Apex cast in {0} too; it is in fp32 now, unless under autocast"
 MAY_TRAIN = (
     "{0} is not under autocast in the result, and it may belong to the training that Apex cast; the adapter casts it"
 )
-METHOD = OUTSIDE + ", which covers forward alone"
+METHOD = (
+    "O2 and O3 cast nothing in {0}, only what forward gets; weights that it uses were fp16 and are fp32 now, and it is "
+    "not under autocast"
+)
 
 
 def cast_other_calls(core: Core) -> None:
@@ -161,8 +164,8 @@ def _note_trusted(core: Core) -> None:
                 noted.add(name)
                 methods = list(_methods_of_project(core, name))
                 if not methods or any(_is_seen_to_compute(core, module, each) for module, each in methods):
-                    message = OUTSIDE if methods else TRUSTED
-                    core.note(call, message.format(f"{ast.unparse(call.func)}()"))
+                    seen = METHOD if casts_itself(core) else OUTSIDE
+                    core.note(call, (seen if methods else TRUSTED).format(f"{ast.unparse(call.func)}()"))
 
 
 def _methods_of_project(core: Core, name: str) -> Iterator[tuple[Module, ast.FunctionDef]]:
