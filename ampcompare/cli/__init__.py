@@ -14,7 +14,7 @@ COMMANDS = {
     "report": "Render the records of a run directory again.",
     "export": "Export the runs of a run directory to TensorBoard, W&B or MLflow.",
     "convert": "Convert a checkpoint between Apex and torch.amp, or inspect it.",
-    "migrate": "Rewrite Apex scripts for torch.amp; verify that they train the same.",
+    "migrate": "Move Apex scripts to torch.amp; verify that they train the same.",
     "exec": "Run an unmodified Apex script on ampcompare.apex.",
     "shim": "Make `from apex import amp` work in this environment, or undo that.",
     "lint": "Report mistakes in the use of Apex and torch.amp in source files.",

@@ -226,7 +226,7 @@ def test_verdicts_need_numpy_and_scipy_alone(stats: Call) -> None:
 def test_lint_and_migrate_need_click_alone(tmp_path: Path) -> None:
     linted, migrated = _run_all(_call_in(tmp_path, ["click"]), [CORE["lint"], CORE["migrate"]])
     assert (linted.status, "AMP301" in linted.out) == (1, True), linted
-    assert (migrated.status, migrated.out.startswith("--- a/train.py")) == (0, True), migrated
+    assert (migrated.status, migrated.out.startswith("--- ")) == (0, True), migrated
 
 
 @pytest.mark.slow

@@ -82,11 +82,11 @@ def editor(tmp_path: Path) -> Iterator[Editor]:
     command = [sys.executable, "-m", "ampcompare", "lsp", "--torch-version", "2.9"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=tmp_path) as process:
         one = Editor(process)
-        can = one.ask_to_stop("initialize", processId=None, rootUri=tmp_path.as_uri(), capabilities={})["capabilities"]
+        can = one.ask("initialize", processId=None, rootUri=tmp_path.as_uri(), capabilities={})["capabilities"]
         assert can["codeActionProvider"]["codeActionKinds"][0] == "quickfix"
         one.notify("initialized")
         yield one
-        one.ask_to_stop("shutdown")
+        one.ask("shutdown")
         one.notify("exit")
         assert process.wait(timeout=30) == 0
 
@@ -100,7 +100,7 @@ def _open(editor: Editor, path: Path, text: str) -> str:
 
 def _actions(editor: Editor, uri: str, lines: tuple[int, int], only: str) -> list[dict[str, Any]]:
     start, end = ({"line": line, "character": 0} for line in lines)
-    found: list[dict[str, Any]] = editor.ask_to_stop(
+    found: list[dict[str, Any]] = editor.ask(
         "textDocument/codeAction",
         textDocument={"uri": uri},
         range={"start": start, "end": end},
