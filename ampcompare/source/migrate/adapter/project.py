@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,7 @@ from ampcompare.source.syntax import SourceInvalid
 CORE_STAYS = (
     "{} calls apex.amp and stays on Apex, so this stays too: one of them would scale what the other initialized"
 )
+RELATIVE = re.compile(rb"^[ \t]*from[ \t]+\.", re.MULTILINE)
 KEPT_FILE = "{} exists and is another text than this version writes; it stays as it is"
 
 
@@ -152,8 +154,13 @@ def _join_roots(groups: dict[Path, list[Path]]) -> None:
 
 
 def _is_script(path: Path) -> bool:
-    """Return whether a file is run rather than imported: it says so, is a notebook, or trains where it is imported."""
+    """Return whether a file is run rather than imported: it says so, is a notebook, or trains where it is imported.
+
+    One with relative imports runs by `python -m`, as a module of its package.
+    """
     content = read_bytes(path)
+    if path.suffix == ".py" and RELATIVE.search(content):
+        return False
     return (
         path.suffix != ".py" or b"__main__" in content or (b"scale_loss" in content and _scales_at_top(path, content))
     )

@@ -48,6 +48,9 @@ def _plans(folder: Path, files: dict[str, str]) -> dict[str, tuple[str, list[str
             "lib/torch_amp_adapter.py",
             "lib.torch_amp_adapter",
         ),
+        # A module of a package that runs by `python -m`.
+        ({"lib/__init__.py": "", "lib/train.py": f"{USE}from . import net\n{MAIN}", "lib/net.py": ""},
+         f"lib/{ADAPTER}.py", f"lib.{ADAPTER}"),
         # A script without a function, next to a file __init__.py; and a folder whose name no import can have.
         ({"lib/__init__.py": "", "lib/train.py": f"{USE}with amp.scale_loss(1, 2) as loss: pass\n"},
          f"lib/{ADAPTER}.py", ADAPTER),
