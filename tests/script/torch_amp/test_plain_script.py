@@ -4,6 +4,7 @@ import copy
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -741,9 +742,9 @@ def test_optimizers_may_step_in_a_backward_pass(behind: Any, arm: str) -> None:
 
 
 @pytest.mark.parametrize("arm", ["native:fp16", "apex:O1", "apex:O2"])
-def test_a_loss_that_reaches_no_weight_is_one_step(behind: Any, arm: str) -> None:
+def test_a_loss_that_reaches_no_weight_is_one_step(behind: Any, arm: str, tmp_path: Path) -> None:
     """As of a batch without targets: it has a gradient of its own, and the optimizer none."""
-    recorder = recording.Recorder(None, {})
+    recorder = recording.Recorder(tmp_path / "script.jsonl", {})
     recorded: list[dict[str, Any]] = []
     recorder.after_row(recorded.append)
     rows = recording.Rows(recorder)
