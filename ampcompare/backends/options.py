@@ -72,7 +72,7 @@ def parse_above_one(text: str) -> float:
     return number
 
 
-def parse_below_one(text: str) -> float:
+def parse_between_zero_and_one(text: str) -> float:
     """Return a number between 0 and 1."""
     if (number := parse_positive(text)) >= 1:
         raise ValueError("expected a number between 0 and 1")

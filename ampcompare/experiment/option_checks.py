@@ -18,7 +18,7 @@ from ampcompare.base.errors import BackendUnavailable, ConfigError, EnvironmentU
 from ampcompare.experiment.launch.slurm import require_slurm
 from ampcompare.settings.config import RunConfig
 from ampcompare.settings.optimizers import require_optimizer
-from ampcompare.tasks.catalog import check_task
+from ampcompare.tasks.catalog import check_task_of_recipe
 
 REMOTE = ("slurm", "ray")  # whose jobs do not run on the machine that submits them
 
@@ -44,7 +44,7 @@ def check_cells(cells: Iterable[RunConfig]) -> None:
             require_in_script(cell.parsed_arm)
             continue
         _check_arm(cell.parsed_arm)
-        check_task(cell.recipe)
+        check_task_of_recipe(cell.recipe)
         require_optimizer(cell.recipe.optimizer.name)
     _check_distinct_arms(cells)
 

@@ -59,7 +59,7 @@ def main(kind: str, path: str) -> int:
         elif isinstance(request, PrefixRequest):
             status = _watch_prefix(request, rank)
         elif isinstance(request, ResumeRequest):
-            status = _trace_resume(request, rank)
+            status = _run_traced_script(request, rank)
     except AmpCompareError as error:
         note(str(error))
         status = error.exit_code
@@ -184,7 +184,7 @@ def _watch_prefix(request: PrefixRequest, rank: int) -> int:
     return status
 
 
-def _trace_resume(request: ResumeRequest, rank: int) -> int:
+def _run_traced_script(request: ResumeRequest, rank: int) -> int:
     """Run a script and write a trace of its steps, and of what it saves and loads."""
     from ampcompare.base.patches import Subscriptions
     from ampcompare.script.resume_trace import ResumeTrace

@@ -53,15 +53,15 @@ class StatisticsWatch:
             dtype = dtype_name(_variances_of_layer(still[0]).dtype)
             self._rows.add_remark(
                 f"running statistics in {dtype} stand still in {len(still)} layers ({kinds}): rounding loses each step "
-                f"towards a batch that differs by less than {100 * _lost_difference(still[0]):.0f} %, and evaluation "
-                "takes what the layers began with; keep them in fp32"
+                f"towards a batch that differs by less than {100 * _least_kept_difference(still[0]):.0f} %, and "
+                "evaluation takes what the layers began with; keep them in fp32"
             )
 
 
 def _losing_layers() -> list[Any]:
     """Return the layers of the process whose rounding loses differences that matter."""
     layers = [one for one in gc.get_objects() if issubclass(type(one), _BatchNorm)]
-    return [one for one in layers if one.momentum and _keeps_16_bits(one) and _lost_difference(one) >= LOST]
+    return [one for one in layers if one.momentum and _keeps_16_bits(one) and _least_kept_difference(one) >= LOST]
 
 
 def _keeps_16_bits(layer: Any) -> bool:
@@ -69,7 +69,7 @@ def _keeps_16_bits(layer: Any) -> bool:
     return variance is not None and variance.dtype in HALF and layer._buffers.get("num_batches_tracked") is not None
 
 
-def _lost_difference(layer: Any) -> float:
+def _least_kept_difference(layer: Any) -> float:
     """Return the relative difference to a batch below which a layer's step is less than half a unit."""
     return float(torch.finfo(_variances_of_layer(layer).dtype).eps / 4 / layer.momentum)
 

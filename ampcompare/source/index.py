@@ -366,14 +366,14 @@ class Index:
             bindings = self._bindings_of(one).get(node.id)
             if node.id in one.parameters:
                 known = self._of_parameter(one, node.id, receiver)
-                return known | self._of_bindings(bindings, node, one, scope, receiver) if bindings else known
+                return known | self._values_of_bindings(bindings, node, one, scope, receiver) if bindings else known
             if bindings:
-                return _with_name(self._of_bindings(bindings, node, one, scope, receiver), node.id)
+                return _with_name(self._values_of_bindings(bindings, node, one, scope, receiver), node.id)
         if node.id in BUILTINS:
             return frozenset({Imported(node.id)})
         return NOT_KNOWN
 
-    def _of_bindings(
+    def _values_of_bindings(
         self, bindings: list[_Binding], use: ast.AST, home: Scope, scope: Scope, receiver: Scope | None
     ) -> Values:
         kept = _bindings_at(bindings, use if scope is home else None, home)
@@ -532,7 +532,7 @@ class Index:
     def _of_class(self, scope: Scope, name: str) -> Values:
         """Return what an attribute of an object of a class is, by its methods and by what is assigned to it."""
         order, outside = self._order_of(scope)
-        found: set[Value] = set(self._stored_on(name, lambda value: _is_of(value, order)))
+        found: set[Value] = set(self._stored_on(name, lambda value: _may_belong_to_scopes(value, order)))
         for each in order:
             for value in each.values.get(f"self.{name}", ()):
                 home = each.module.scope_of.get(strip_star(value), each)
@@ -1004,7 +1004,7 @@ def _with_name(values: Values, name: str) -> Values:
     )
 
 
-def _is_of(value: Value, order: list[Scope]) -> bool:
+def _may_belong_to_scopes(value: Value, order: list[Scope]) -> bool:
     holder = value.of if isinstance(value, _Instance) else value.scope if isinstance(value, _Class) else None
     return holder in order or value is UNKNOWN
 

@@ -278,7 +278,7 @@ def _missing_package(name: str) -> str:
     return f"{missing} is not installed: pip install {missing.lower()}" if missing else ""
 
 
-def check_task(recipe: Recipe) -> None:
+def check_task_of_recipe(recipe: Recipe) -> None:
     """Check that there are task, model and data set of these names, and that the task uses all settings given."""
     _, ships = task_path(recipe.task)
     if not ships:

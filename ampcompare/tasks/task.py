@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from ampcompare.base.errors import ConfigError
 from ampcompare.results.records.metric import Metric
 from ampcompare.settings.recipe import Recipe
-from ampcompare.tasks.catalog import check_task, task_path
+from ampcompare.tasks.catalog import check_task_of_recipe, task_path
 from ampcompare.tasks.data import Data, channels_last, split
 from ampcompare.tasks.factory import blame_factory, resolve_factory
 
@@ -148,7 +148,7 @@ def make_task(recipe: Recipe) -> Task:
     """
     path, ships = task_path(recipe.task)
     if ships:
-        check_task(recipe)
+        check_task_of_recipe(recipe)
         module, _, name = path.partition(":")
         made: Task = getattr(importlib.import_module(module), name)(recipe)
         return made

@@ -9,7 +9,7 @@ import pytest
 from ampcompare.base.errors import ConfigError
 from ampcompare.settings.recipe import Recipe
 from ampcompare.tasks import catalog, image_data, list_data, list_models
-from ampcompare.tasks.catalog import check_model, check_task, torchvision_models
+from ampcompare.tasks.catalog import check_model, check_task_of_recipe, torchvision_models
 from ampcompare.tasks.task import Task
 from ampcompare.tasks.torchvision_loader import load_torchvision
 
@@ -85,7 +85,7 @@ def test_models_that_a_task_does_not_have(task: str, arch: str, message: str) ->
 )
 def test_data_that_a_task_does_not_have(task: str, name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        check_task(Recipe.model_validate({"task": task, "data": {"name": name}}))
+        check_task_of_recipe(Recipe.model_validate({"task": task, "data": {"name": name}}))
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")

@@ -106,7 +106,7 @@ class ScriptScaler:
         if state["stage"] is OptState.READY:
             self._unscale(scaler, scale, optimizer)
         state["stage"] = OptState.STEPPED
-        if _has_overflow(state):
+        if _found_overflow_in_state(state):
             return self._gradients.skip(optimizer)
         return self._gradients.apply(optimizer, *args, **kwargs)
 
@@ -118,7 +118,7 @@ class ScriptScaler:
         if new_scale is not None:
             scale._loss_scale = float(new_scale)
         elif any(state["stage"] is not OptState.READY for state in states.values()):
-            scale._has_overflow = any(map(_has_overflow, states.values()))
+            scale._has_overflow = any(map(_found_overflow_in_state, states.values()))
             scale.update_scale()
         forget_steps(scaler)
         self._has_scaled.discard(scaler)
@@ -150,6 +150,6 @@ def _make_loss_scaler(arm: Arm) -> LossScaler:
     )
 
 
-def _has_overflow(state: dict[str, Any]) -> bool:
+def _found_overflow_in_state(state: dict[str, Any]) -> bool:
     found: dict[Any, Tensor] = state["found_inf_per_device"]
     return any(map(bool, found.values()))

@@ -33,10 +33,10 @@ def tail_loss_evidence(pairs: Sequence[Pair], pilot: Collection[int] = ()) -> Ev
     if not known:
         return Evidence()
     if any(_differ_in_steps(*pair) for pair in known):
-        return _incomparable_evidence("the runs have no steps in common to pair by")
+        return _evidence_of_reason("the runs have no steps in common to pair by")
     losses = [[run.summary.loss_tail or 0.0 for run in pair] for pair in known]
     if not all(math.isfinite(loss) and loss > 0 for pair in losses for loss in pair):
-        return _incomparable_evidence("a mean loss is not a number above 0")
+        return _evidence_of_reason("a mean loss is not a number above 0")
     # The logarithm of a loss, negative so that larger is better.
     here, there = ([-math.log(loss) for loss in side] for side in zip(*losses, strict=True))
     floor = min_float_spread([1.0])
@@ -62,7 +62,7 @@ def loss_evidence(pairing: Pairing, pilot: Collection[int] = ()) -> Evidence:
     return replace(tail, untested=untested)
 
 
-def _incomparable_evidence(why: str) -> Evidence:
+def _evidence_of_reason(why: str) -> Evidence:
     return Evidence(untested=Verdict(kind="not comparable", why=why))
 
 

@@ -41,7 +41,7 @@ def scaler_with_bf16(module: LintModule) -> Iterator[Finding]:
         choice = isinstance(module.parents[call], (ast.IfExp, ast.BoolOp, ast.Return))
         enabled = argument(call, "enabled")
         switches = {
-            "" if (one := _option_value(module, cast, "enabled")) is None else ast.unparse(one) for cast in casts
+            "" if (one := _argument_node(module, cast, "enabled")) is None else ast.unparse(one) for cast in casts
         }
         # A scaler with the switch of each autocast is on where these are.
         is_on = enabled is None or switches == {ast.unparse(enabled)}
@@ -51,7 +51,7 @@ def scaler_with_bf16(module: LintModule) -> Iterator[Finding]:
 
 def _autocast_dtype(module: LintModule, call: ast.Call) -> str:
     position = 0 if module.resolve(call.func) == "torch.cpu.amp.autocast" else 1
-    value = _option_value(module, call, "dtype", position)
+    value = _argument_node(module, call, "dtype", position)
     return "" if value is None else module.resolve(value) or "unknown"
 
 
@@ -60,7 +60,7 @@ def _is_literally_off(module: LintModule, call: ast.Call) -> bool:
     return is_literal(argument(call, "enabled", position), False)
 
 
-def _option_value(module: LintModule, call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:
+def _argument_node(module: LintModule, call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:
     """Return the value of an argument, also one of a dict that is passed as `**` and written out in the module."""
     value = argument(call, name, position)
     for spread in (one.value for one in call.keywords if one.arg is None):

@@ -101,12 +101,12 @@ def _tests_around(module: Module, initialize: Initialize) -> list[ast.expr]:
     return [each.test for each in inside]
 
 
-def _keys(nodes: list[ast.expr]) -> set[str]:
+def _dotted_names_in(nodes: list[ast.expr]) -> set[str]:
     return {key for node in nodes for each in walk(node) if (key := dotted_name(each)) is not None}
 
 
 def _varies_in_loop(module: Module, initialize: Initialize) -> bool:
-    keys = _keys(_tests_around(module, initialize))
+    keys = _dotted_names_in(_tests_around(module, initialize))
     return any(
         isinstance(loop, (ast.For, ast.AsyncFor, ast.While)) and keys & bound_in(loop)
         for loop in module.within_function(initialize.statement)
@@ -123,8 +123,10 @@ def _lasts_beyond_call(index: Index, initialize: Initialize) -> bool:
     if function is None or is_constructor(function):
         return False
     tests = _tests_around(module, initialize)
-    keys = _keys(tests)
-    models = _keys([each for name in ("models", "optimizers") if (each := initialize.arguments.get(name)) is not None])
+    keys = _dotted_names_in(tests)
+    models = _dotted_names_in(
+        [each for name in ("models", "optimizers") if (each := initialize.arguments.get(name)) is not None]
+    )
     first = min((each.lineno for each in tests), default=0)
     flags = {key for each in walk(function) if getattr(each, "lineno", 0) > first for key in bound_in(each)} - models
     if any(key in keys and ("." in key or key in module.scope_from[function].globals) for key in flags):
@@ -137,7 +139,7 @@ def _lasts_beyond_call(index: Index, initialize: Initialize) -> bool:
         given = [value for name, value in arguments(call, names).items() if name in asked]
         home = index.scope_of(call).module
         loops = [each for each in home.within_function(call) if isinstance(each, (ast.For, ast.While))]
-        if any(_keys(given) & bound_in(loop) for loop in loops):
+        if any(_dotted_names_in(given) & bound_in(loop) for loop in loops):
             return True
     return False
 

@@ -15,7 +15,7 @@ from ampcompare.source.amp_names import CLIPS, WRAPPERS
 from ampcompare.source.index import Function as Called
 from ampcompare.source.index import Unknown, choices_of, nodes_of
 from ampcompare.source.migrate.finding import Unsure
-from ampcompare.source.migrate.ordinary.words import find_name_of_no_network
+from ampcompare.source.migrate.ordinary.words import find_name_unfit_for_network
 from ampcompare.source.syntax import argument_values, arguments, dotted_name, is_literal, last_name, walk
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class _Flow:
             self._inside.add(each.scope)
             for node in nodes_of(each.scope):
                 if isinstance(node, (ast.Name, ast.Attribute)):
-                    name = find_name_of_no_network(each.module, node)
+                    name = find_name_unfit_for_network(each.module, node)
                     if name:
                         self._refuse(_Use(each.module, node, VALUE, is_cast=True), node, UNDER_CASTS.format(name))
                 elif isinstance(node, ast.Call):

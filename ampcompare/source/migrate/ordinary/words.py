@@ -161,7 +161,7 @@ def _find(core: Core, module: Module) -> Iterator[tuple[ast.AST, tuple[str, ...]
             yield node, (UNLISTED, full)
     for network in _networks(module):
         for node in walk(network):
-            if found := find_name_of_no_network(module, node):
+            if found := find_name_unfit_for_network(module, node):
                 yield node, (IN_NETWORK, found)
 
 
@@ -207,7 +207,7 @@ def _is_of_images(module: Module, call: ast.Call) -> bool:
     )
 
 
-def find_name_of_no_network(module: Module, node: ast.AST) -> str:
+def find_name_unfit_for_network(module: Module, node: ast.AST) -> str:
     """Return a name that no network may have: one that leaves it, or one of torch that is not on the list; else ""."""
     if not isinstance(node, (ast.Name, ast.Attribute)):
         return ""

@@ -262,7 +262,7 @@ def _add_plain_backwards(module: Module, sites: Sites, known: set[str], names: N
         if _is_of_another(node, known, names):
             if not _is_apart(module, node, blocks):
                 raise Unsure(node, OF_ANOTHER.format(ast.unparse(node.func)))
-        elif _is_scaled(loss):
+        elif _is_scaled_loss(loss):
             if not _is_apart(module, node, [each for each in blocks if each.function is module.function(node)]):
                 raise Unsure(node, SCALED)
             sites.natives.append(node)
@@ -288,7 +288,7 @@ def _is_apart(module: Module, node: ast.AST, blocks: list[Backward]) -> bool:
     return all(is_exclusive(module, node, each.statement) for each in blocks)
 
 
-def _is_scaled(loss: ast.expr) -> bool:
+def _is_scaled_loss(loss: ast.expr) -> bool:
     """Return whether a loss is one that `scale` of something returns, as of a GradScaler."""
     return isinstance(loss, ast.Call) and isinstance(loss.func, ast.Attribute) and loss.func.attr == "scale"
 
@@ -454,7 +454,7 @@ def _reading(module: Module, node: ast.AST, updates: set[ast.AST]) -> ast.stmt:
         updates: nodes that run backward passes or steps.
     """
     statement = module.statement(node)
-    found, names = statement, _names_read(statement, node)
+    found, names = statement, _names_of_gradients_read(statement, node)
     for outer in module.ancestors(statement):
         if isinstance(outer, ast.For):
             if not updates.isdisjoint(walk(outer)):
@@ -468,7 +468,7 @@ def _reading(module: Module, node: ast.AST, updates: set[ast.AST]) -> ast.stmt:
     return found
 
 
-def _names_read(statement: ast.stmt, node: ast.AST) -> set[str]:
+def _names_of_gradients_read(statement: ast.stmt, node: ast.AST) -> set[str]:
     """Return the names of what a use reads gradients of; all of the head of a loop where it stands there."""
     return _find_names(statement.iter if isinstance(statement, ast.For) else node)
 
