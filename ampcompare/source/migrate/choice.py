@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ampcompare.source.migrate.adapter.project import AdapterFile, Plan, lacking, plan_adapters
@@ -16,6 +16,7 @@ from ampcompare.source.versions import Versions
 
 TAKES = "{0} takes the adapter: {1}"
 FOLLOWS = "it runs with {0}, which takes the adapter"
+LEFT_BY_HAND = "a rewrite would leave this by hand"
 FOLLOWS_UNSEEN = "{0} next to it does, and whether they run together is not seen"
 
 
@@ -142,6 +143,8 @@ def _exception_of(result: FileMigration) -> str:
     found: Finding | None = None
     if result.by_hand and (not migration.whole or migration.core is not None or not lacking([result.path])):
         found = migration.left_by_hand[0]
+        if migration.whole and migration.core is None:  # its message is of a rewrite of other files, too
+            found = replace(found, message=LEFT_BY_HAND)
     elif migration.core is not None:
         found = find_exception(migration.core, migration, document.text)
     return "" if found is None else f"line {document.place(found.line, found.column).line}: {found.message}"

@@ -57,3 +57,15 @@ def test_what_the_adapter_lacks_has_no_reason_to_take_it(tmp_path: Path) -> None
     choice = choose_rewrite([path])
     assert not choice.reasons
     assert [each.by_hand for each in choice.files] == [1]
+
+
+def test_a_file_that_shares_its_import_of_apex_says_nothing_of_rewrites_elsewhere(tmp_path: Path) -> None:
+    """What a rewrite would leave by hand there is no advice where the adapter is imported."""
+    shared = "from apex import amp\n"
+    paths = put(tmp_path, train=OWN.replace("from apex import amp\n", "from shared import *\n"), shared=shared)
+    reasons = choose_rewrite([*paths, *put(tmp_path, network=NETWORK)]).reasons
+    assert reasons[paths[1]] in (
+        "line 1: a rewrite would leave this by hand",
+        "it runs with train.py, which takes the adapter",
+    )
+    assert "migrate it" not in "".join(reasons.values())
