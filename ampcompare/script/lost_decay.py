@@ -80,7 +80,8 @@ class LostDecay:
         kind = type(optimizer).__name__
         for group in optimizer.param_groups:
             rate, decay = group.get("lr"), group.get("weight_decay")
-            if not group.get("decoupled_weight_decay") or group.get("fused") or not isinstance(rate, float):
+            is_decoupled = group.get("decoupled_weight_decay", isinstance(optimizer, torch.optim.AdamW))  # since 2.7
+            if not is_decoupled or group.get("fused") or not isinstance(rate, float):
                 continue
             held = [param.dtype for param in group["params"] if param.dtype in HALF and param.grad is not None]
             if held and decay and 0 < rate * decay < min(map(least_change, held)) and kind not in self._noted:

@@ -23,7 +23,7 @@ from ampcompare.source.syntax import SourceInvalid
 CORE_STAYS = (
     "{} calls apex.amp and stays on Apex, so this stays too: one of them would scale what the other initialized"
 )
-RELATIVE = re.compile(rb"^[ \t]*from[ \t]+\.", re.MULTILINE)
+RELATIVE = re.compile(rb"^[ \t]*from[ \t]+(\.+)", re.MULTILINE)
 KEPT_FILE = "{} exists and is another text than this version writes; it stays as it is"
 
 
@@ -185,6 +185,8 @@ def _import_root(path: Path, text: str) -> Path:
     one that holds its package.
     """
     folders = _folders(path)
+    dots = [len(found[1]) for found in RELATIVE.finditer(read_bytes(path))] if path.suffix == ".py" else []
+    folders = folders[max(dots, default=0) :] or folders[-1:]  # so many are packages, with `__init__.py` or without
     for folder in folders:
         if any(_has_module(folder, name, path) for name in _top_imports(text)):
             return folder

@@ -51,6 +51,10 @@ def _plans(folder: Path, files: dict[str, str]) -> dict[str, tuple[str, list[str
         # A module of a package that runs by `python -m`.
         ({"lib/__init__.py": "", "lib/train.py": f"{USE}from . import net\n{MAIN}", "lib/net.py": ""},
          f"lib/{ADAPTER}.py", f"lib.{ADAPTER}"),
+        # A package without `__init__.py`.
+        ({"main.py": f"import lib.train\n{MAIN}", "lib/train.py": f"{USE}from .net import x\n",
+          "lib/net.py": ""},
+         f"{ADAPTER}.py", ADAPTER),
         # A script without a function, next to a file __init__.py; and a folder whose name no import can have.
         ({"lib/__init__.py": "", "lib/train.py": f"{USE}with amp.scale_loss(1, 2) as loss: pass\n"},
          f"lib/{ADAPTER}.py", ADAPTER),
