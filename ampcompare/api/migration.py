@@ -144,7 +144,7 @@ def migrate_script(
         ConfigError: there is no such file, or the file has changed meanwhile.
         EnvironmentUnfit: the file cannot be written.
     """
-    from ampcompare.source.migrate.choice import adapt_all, choose_rewrite, rewrite_all
+    from ampcompare.source.migrate.choice import adapt_all, choose_rewrite
     from ampcompare.source.migrate.project import FileMigration
     from ampcompare.source.versions import known_versions
 
@@ -155,8 +155,12 @@ def migrate_script(
     if how == "adapter":
         choice = adapt_all([file])
     else:
-        plan = rewrite_all if how == "rewrite" else choose_rewrite
-        choice = plan([file], must_parse=lambda each: True, versions=known_versions(torch_version))
+        choice = choose_rewrite(
+            [file],
+            only_ordinary=how != "rewrite",
+            must_parse=lambda each: True,
+            versions=known_versions(torch_version),
+        )
     result = choice.files[0] if choice.files else FileMigration(file)
     reason = choice.reasons.get(file, "")
     result = replace(result, reason=reason)

@@ -155,7 +155,7 @@ def command(
 def _write_all(paths: tuple[str, ...], torch_version: str | None, *, adapter: bool, rewrite: bool, write: bool) -> int:
     """Print or write what becomes of files, and the adapter next to those that take it; return the exit code."""
     from ampcompare.source.find import find_sources
-    from ampcompare.source.migrate.choice import adapt_all, choose_rewrite, rewrite_all
+    from ampcompare.source.migrate.choice import adapt_all, choose_rewrite
     from ampcompare.source.versions import known_versions
 
     versions = known_versions(torch_version)
@@ -164,8 +164,10 @@ def _write_all(paths: tuple[str, ...], torch_version: str | None, *, adapter: bo
     if adapter:
         choice = adapt_all(files)
     else:
-        how = rewrite_all if rewrite else choose_rewrite
-        choice = how(files, must_parse=set(map(Path, paths)).__contains__, versions=versions, within=paths)
+        named = set(map(Path, paths))
+        choice = choose_rewrite(
+            files, only_ordinary=not rewrite, must_parse=named.__contains__, versions=versions, within=paths
+        )
     for line in choice.lines():
         _say_on_stderr(line)
     for plan in choice.plans:

@@ -15,6 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from ampcompare.base.formatting import few_names
 from ampcompare.base.patches import Subscriptions
 from ampcompare.base.tensors.products import dtype_name
+from ampcompare.script.lost_decay import least_change
 from ampcompare.script.recording.recorder import Rows
 from ampcompare.training.precision.base import owned_params
 
@@ -71,7 +72,7 @@ def _keeps_16_bits(layer: Any) -> bool:
 
 def _least_kept_difference(layer: Any) -> float:
     """Return the relative difference to a batch below which a layer's step is less than half a unit."""
-    return float(torch.finfo(_variances_of_layer(layer).dtype).eps / 4 / layer.momentum)
+    return float(least_change(_variances_of_layer(layer).dtype) / layer.momentum)
 
 
 def _variances_of_layer(layer: Any) -> Tensor:

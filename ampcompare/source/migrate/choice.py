@@ -52,6 +52,7 @@ class Choice:
 def choose_rewrite(
     paths: Iterable[Path],
     *,
+    only_ordinary: bool = True,
     must_parse: Callable[[Path], bool] = lambda path: False,
     versions: Versions | None = None,
     within: Iterable[str | Path] = (),
@@ -59,12 +60,18 @@ def choose_rewrite(
     """Return what becomes of files: a rewrite where each training that they run with is ordinary, else the adapter.
 
     Args:
+        only_ordinary: whether other trainings take the adapter; else all is rewritten that nothing speaks against.
         must_parse: whether a file must be Python even if it does not use Apex.
         versions: of the libraries that the result is for; by default those that are installed.
         within: folders and files that were named together, as those of one project.
     """
     within = tuple(within)
-    results = rewrite_all(paths, must_parse=must_parse, versions=versions, within=within).rewritten
+    results = [
+        migrate_file(path, must_parse=must_parse(path), examine=find_mistakes, versions=versions, within=within)
+        for path in paths
+    ]
+    if not only_ordinary:
+        return Choice(results)
     known = {_absolute(each.path): each for each in results}
     exceptions: dict[Path, str] = {}
 
@@ -104,29 +111,6 @@ def _let_follow(results: list[FileMigration], reasons: dict[Path, str], within: 
         rest = [FileMigration(each.path) if each.path in reasons else each for each in rest]
     changed = {each.path for each in files if each.changed}
     return Choice([*faults, *rest], plans, {path: reason for path, reason in reasons.items() if path in changed})
-
-
-def rewrite_all(
-    paths: Iterable[Path],
-    *,
-    must_parse: Callable[[Path], bool] = lambda path: False,
-    versions: Versions | None = None,
-    within: Iterable[str | Path] = (),
-) -> Choice:
-    """Return the rewrite of files, of which all is done that nothing speaks against.
-
-    Args:
-        must_parse: whether a file must be Python even if it does not use Apex.
-        versions: of the libraries that the result is for; by default those that are installed.
-        within: folders and files that were named together, as those of one project.
-    """
-    within = tuple(within)
-    return Choice(
-        [
-            migrate_file(path, must_parse=must_parse(path), examine=find_mistakes, versions=versions, within=within)
-            for path in paths
-        ]
-    )
 
 
 def adapt_all(paths: Iterable[Path]) -> Choice:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ampcompare.source.migrate.finding import Unsure
 from ampcompare.source.project import MAX_MODULES
-from ampcompare.source.syntax import dotted_name, last_name, walk
+from ampcompare.source.syntax import dotted_name, last_name, last_part, walk
 
 if TYPE_CHECKING:
     from ampcompare.source.migrate.core.context import Core
@@ -146,7 +146,7 @@ def _find(core: Core, module: Module) -> Iterator[tuple[ast.AST, tuple[str, ...]
         is_own = not package or (path is not None and project.resolve(path, full) is not None)
         if not is_own and package not in PACKAGES:
             yield statement, (PACKAGE, package)
-        if last_name_of(full) in FORBIDDEN and full.startswith(("torch", "apex")):
+        if last_part(full) in FORBIDDEN and full.startswith(("torch", "apex")):
             yield statement, (NAMED, full)
     for node in module.nodes:
         if isinstance(node, ast.Call):
@@ -236,13 +236,8 @@ def find_unlisted_name(module: Module, node: ast.AST) -> str:
     if not isinstance(node, (ast.Name, ast.Attribute)) or isinstance(module.parent(node), ast.Attribute):
         return ""
     full = module.resolve(node, follow=False) or ""
-    is_listed = last_name_of(full) in LAYERS | FUNCTIONS | TYPES or full.startswith("torch.nn.init.")
+    is_listed = last_part(full) in LAYERS | FUNCTIONS | TYPES or full.startswith("torch.nn.init.")
     return full if full.startswith("torch.") and not is_listed else ""
-
-
-def last_name_of(full: str) -> str:
-    """Return the last part of a full name."""
-    return full.rpartition(".")[2]
 
 
 def _is_forbidden(module: Module, node: ast.AST, name: str) -> bool:
