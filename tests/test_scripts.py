@@ -237,6 +237,12 @@ def test_demo_runs_the_comparison(frame: Frame) -> None:
     assert "activate" in done.stderr.splitlines()[-1]
 
 
+def test_several_versions_are_asked_for_at_once(frame: Frame) -> None:
+    """Of several `--session` options nox takes the last alone."""
+    assert frame.run("scripts/test-versions", "old-stack", "middle-stack", "--", "-k", "kill").returncode == 0
+    assert frame.calls()[-1] == "python -m nox --session old-stack middle-stack -- -k kill threads="
+
+
 @pytest.mark.slow
 def test_ci_runs_check_and_tests(frame: Frame) -> None:
     assert frame.run(".ci/run").returncode == 0
