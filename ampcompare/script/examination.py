@@ -20,13 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import ModuleType
 
     from ampcompare.diagnosis.options import PrefixRequest, Request
     from ampcompare.diagnosis.profiling.options import ProfileRequest
     from ampcompare.script.exec_settings import ExecSettings
     from ampcompare.script.process.prepare import Prepared
-    from ampcompare.script.recording.recorder import Recorder, Rows
+    from ampcompare.script.recording.recorder import Recorder
     from ampcompare.settings.examination import ScriptRequest
     from ampcompare.settings.resume_trace import ResumeRequest
 
@@ -201,8 +200,6 @@ def _run_traced_script(request: ResumeRequest, rank: int) -> int:
         if request.trainers:
             start_trainers_again(request.checkpoint, request.states, note, events)
 
-    traces: list[ResumeTrace] = []
-
     def install(recorder: Recorder) -> None:
         if rank == 0:
             trace = ResumeTrace(
@@ -214,13 +211,8 @@ def _run_traced_script(request: ResumeRequest, rank: int) -> int:
                 trainers=trainers,
             )
             trace.install(recorder)
-            traces.append(trace)
 
-    def follow(adapter: ModuleType) -> None:
-        for trace in traces:
-            trace.follow_adapter(adapter)
-
-    return _run_with(request, install, rewrite=request.rewrite, on_adapter=follow)
+    return _run_with(request, install, rewrite=request.rewrite)
 
 
 def _run_with(
@@ -228,40 +220,29 @@ def _run_with(
     install: Callable[[Recorder], None],
     *,
     rewrite: str | None = None,
-    on_adapter: Callable[[ModuleType], None] = lambda adapter: None,
 ) -> int:
     """Run the script of a request and return its exit code.
 
     Args:
         install: gets its recorder before it begins.
         rewrite: how it is rewritten, as of `RewrittenTarget`; None: it is not.
-        on_adapter: gets the module of the adapter when it is imported, once that is recorded.
     """
     from ampcompare.script.arm_process import prepare_arm_process, run_script
     from ampcompare.script.exec_settings import ExecSettings
     from ampcompare.script.process.target import target_of
 
-    recorded: list[Rows] = []
-
     def prepare(given: ExecSettings) -> Prepared:
         prepared = prepare_arm_process(given)
         assert prepared.rows is not None
-        recorded.append(prepared.rows)
         install(prepared.rows.recorder)
         return prepared
-
-    def record(adapter: ModuleType) -> None:
-        from ampcompare.script.recording.scaled_steps import record_adapter
-
-        record_adapter(recorded[0], adapter)
-        on_adapter(adapter)
 
     arguments = list(request.settings["arguments"])
     settings = ExecSettings(**{**request.settings, "arguments": tuple(arguments)})
     if rewrite is not None:
         from ampcompare.script.process.rewrite_run import RewrittenTarget
 
-        return run_script(RewrittenTarget(settings.name, arguments, rewrite, record), settings, prepare=prepare)
+        return run_script(RewrittenTarget(settings.name, arguments, rewrite), settings, prepare=prepare)
     target = target_of(settings.name, arguments, is_module=request.is_module)
     return run_script(target, settings, prepare=prepare)
 

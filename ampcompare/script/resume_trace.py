@@ -29,6 +29,7 @@ from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.base.import_hook import ImportHook
 from ampcompare.base.location import is_installed_file, is_users_file
 from ampcompare.base.patches import Layer, Points, Subscriptions
+from ampcompare.script.adapter_imports import acts_by_itself, follow_adapters
 from ampcompare.script.killed_saves import ChangeWatch, KilledSaves
 from ampcompare.script.saved_files import DEPTH, SavedFiles, script_location
 from ampcompare.settings.resume_trace import RowKind
@@ -85,13 +86,12 @@ class ResumeTrace:
         self._called: list[nn.Module] = []
         self._optimizers: list[weakref.ref[Any]] = []
         self._scalers: list[weakref.ref[Any]] = []
-        self._events: Subscriptions | None = None
         self._adapter: Any = None  # the module in the place of Apex, where the script takes it
 
     def install(self, recorder: Recorder) -> None:
         """Watch until the process ends."""
         recorder.after_row(self._take_row)
-        self._events = events = Subscriptions(Layer.WATCH)
+        events = Subscriptions(Layer.WATCH)
         events.wrap(*Points.FORWARD, self._forward)
         events.wrap(*Points.MAKE_OPTIMIZER, self._keep(self._optimizers))
         events.wrap(*Points.MAKE_SCALER, self._keep(self._scalers))
@@ -104,14 +104,15 @@ class ResumeTrace:
         imports = ImportHook({name: functools.partial(self._follow_amp, events, name) for name in names})
         imports.begin()
         events.at_end(imports.end)
+        follow_adapters(functools.partial(self._follow_adapter, events), events)
         if self._trainers is not None:
             self._trainers(self._write_trace_row, events)
 
-    def follow_adapter(self, adapter: Any) -> None:
-        """Watch the module of the adapter that `migrate` writes, whose scales are those of the script."""
-        assert self._events is not None
-        self._adapter = adapter
-        self._events.wrap(adapter, "load_state_dict", self._restore_scales)
+    def _follow_adapter(self, events: Subscriptions, adapter: Any) -> None:
+        """Watch the adapter that `migrate` writes, whose scales are those of the script, unless an arm's are."""
+        if acts_by_itself(adapter):
+            self._adapter = adapter
+            events.wrap(adapter, "load_state_dict", self._restore_scales)
 
     def _follow_amp(self, events: Subscriptions, name: str) -> None:
         events.wrap(sys.modules[name], "load_state_dict", self._restore_scales)

@@ -16,6 +16,7 @@ from ampcompare.backends.arm import Arm
 from ampcompare.backends.script_arms import require_in_script
 from ampcompare.base.errors import UnsupportedCombination
 from ampcompare.base.patches import Layer, Points, Subscriptions
+from ampcompare.script.adapter_imports import answer_by_apex, follow_adapters
 from ampcompare.script.apex_amp import ScriptAmp
 from ampcompare.script.averages import AverageWatch
 from ampcompare.script.behind.side import ScriptSide
@@ -25,7 +26,6 @@ from ampcompare.script.keep_fp32 import KeptAtFirstCall
 from ampcompare.script.lifted_weights import LiftedWeights
 from ampcompare.script.lost_decay import LostDecay
 from ampcompare.script.recording.recorder import Rows, detached_value
-from ampcompare.script.recording.scaled_steps import follow_adapter_under_arm
 from ampcompare.script.rounded_weights import RoundedWeights
 from ampcompare.script.running_sums import SumWatch
 from ampcompare.script.standing_statistics import StatisticsWatch
@@ -94,15 +94,12 @@ class StandIn:
         if not in_script.is_as_written:
             follow_fp16_optimizers(rows, self._events)
         self.keeps_apex = in_script.keeps_apex
-        if not arm.is_as_written:
-            if rows is not None:
-                rows.is_under_arm = True
-            is_scaling = arm.roles is not None and arm.roles.loss_scale is not None
-            follow_adapter_under_arm(str(arm), is_scaling, rows, self._events)
         if not self.keeps_apex:
             self._stand_behind_amp(ScriptAmp(arm, plain, rows))
         elif rows is not None:
             self._events.wrap(*Points.BACKWARD, functools.partial(_record_plain_backward, rows))
+        if not arm.is_as_written:
+            follow_adapters(functools.partial(answer_by_apex, importlib.import_module("apex.amp")), self._events)
         if arm.keep_fp32 and (context := self.torch_amp.context_without_casts()) is not None:
             script = self.torch_amp.script
             KeptAtFirstCall(arm.keep_fp32, context, lambda: script.acts).install(self._events)

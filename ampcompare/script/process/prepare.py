@@ -185,6 +185,10 @@ def override_opt_level(
 
     for name in ("apex.amp", "apex.amp.frontend"):
         events.wrap(sys.modules[name], "initialize", initialize)
+    if options is None:  # of no arm, which answers in the place of the adapter
+        from ampcompare.script.adapter_imports import follow_adapters
+
+        follow_adapters(lambda adapter: events.wrap(adapter, "initialize", initialize), events)
 
 
 class _Finder(MetaPathFinder):

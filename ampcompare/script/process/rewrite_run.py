@@ -13,7 +13,7 @@ import importlib.machinery
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,8 @@ from ampcompare.script.exec_settings import ExecSettings
 from ampcompare.script.process.execute import execute
 from ampcompare.script.process.prepare import Prepared, prepare_process
 from ampcompare.script.process.target import Target, add_first_entry, files_with_apex
-from ampcompare.source.migrate.adapter.imports import ADAPTER, TEMPLATE, adapt_text, adapter_text
+from ampcompare.source.migrate.adapter.imports import TEMPLATE, adapt_text, adapter_text
+from ampcompare.source.migrate.adapter.mark import ADAPTER
 from ampcompare.source.migrate.project import migrate_file
 
 if TYPE_CHECKING:
@@ -73,21 +74,18 @@ class RewrittenTarget(Target):
 
     Args:
         how: for "torch", or the "adapter".
-        on_adapter: gets the module of the adapter when it is imported.
     """
 
-    def __init__(
-        self, name: str, arguments: list[str], how: str, on_adapter: Callable[[ModuleType], None] = lambda module: None
-    ) -> None:
+    def __init__(self, name: str, arguments: list[str], how: str) -> None:
         super().__init__(name, arguments, is_module=False)
-        self._how, self._on_adapter = how, on_adapter
+        self._how = how
 
     def load(self) -> tuple[CodeType, ModuleType]:
         """Return the rewritten code and its `__main__`; there is no Apex from here on."""
         sys.dont_write_bytecode = True
         path = Path(self.name).resolve()
         _hide_apex()
-        sys.meta_path.insert(0, _RewritingFinder(path.parent, self._how, self._on_adapter))
+        sys.meta_path.insert(0, _RewritingFinder(path.parent, self._how))
         _, main = super().load()
         return compile(_rewrite_module(path, self._how), str(path), "exec", dont_inherit=True), main
 
@@ -99,7 +97,7 @@ class _SeededTarget(Target):
         super().__init__(name, arguments, is_module=False)
         self._rewritten = None
         if rewrite is not None:
-            self._rewritten = RewrittenTarget(name, arguments, rewrite, trace.record_adapter)
+            self._rewritten = RewrittenTarget(name, arguments, rewrite)
 
     def load(self) -> tuple[CodeType, ModuleType]:
         """Return the code and its `__main__`."""
@@ -160,33 +158,32 @@ class _RewritingLoader(importlib.machinery.SourceFileLoader):
 
 
 class _AdapterLoader(importlib.machinery.SourceFileLoader):
-    """Loads the adapter, and passes it on."""
-
-    def __init__(self, on_adapter: Callable[[ModuleType], None]) -> None:
-        super().__init__(ADAPTER, str(TEMPLATE))
-        self._on_adapter = on_adapter
+    """Loads the adapter, for which there is no file yet."""
 
     def get_code(self, fullname: str) -> CodeType | None:
         return compile(adapter_text(), self.path, "exec", dont_inherit=True)
 
     def exec_module(self, module: ModuleType) -> None:
+        from ampcompare.script.adapter_imports import announce_adapter  # which imports torch
+
         super().exec_module(module)
-        self._on_adapter(module)
+        announce_adapter(module)
 
 
 class _RewritingFinder(importlib.abc.MetaPathFinder):
     """Finds the modules below a folder that use Apex, and the adapter."""
 
-    def __init__(self, root: Path, how: str, on_adapter: Callable[[ModuleType], None]) -> None:
+    def __init__(self, root: Path, how: str) -> None:
         self._root = root
         self._how = how
-        self._on_adapter = on_adapter
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname == ADAPTER and self._how == FOR_ADAPTER:
-            return importlib.machinery.ModuleSpec(fullname, _AdapterLoader(self._on_adapter), origin=str(TEMPLATE))
+            return importlib.machinery.ModuleSpec(
+                fullname, _AdapterLoader(fullname, str(TEMPLATE)), origin=str(TEMPLATE)
+            )
         if _is_apex(fullname):
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
@@ -265,13 +262,6 @@ class _Trace:
             self._first = FirstWeights(events, self._stored if self._stored.exists() else None)
             self._batches = FirstBatches(lambda hashes, draws: None)
             events.wrap(torch.nn.utils, "clip_grad_norm_", self._clip)
-
-    def record_adapter(self, adapter: ModuleType) -> None:
-        """Record what goes through the adapter."""
-        from ampcompare.script.recording.scaled_steps import record_adapter
-
-        assert self._rows is not None
-        record_adapter(self._rows, adapter)
 
     def _clip(self, inner: Any, *args: Any, **options: Any) -> Any:
         norm = inner(*args, **options)

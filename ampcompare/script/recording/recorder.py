@@ -225,8 +225,6 @@ class Rows:
     Attributes:
         has_initialized: the script has called `amp.initialize`.
         blocks: of `scale_loss` that are open.
-        is_under_arm: an arm other than the script's own trains it.
-        loss_in_block: what the adapter of `migrate` scales, while its block is open under an arm.
         ignored: GradScalers that are off, and any `FP16_Optimizer` under an arm: both are recorded elsewhere.
         on_step: called with the number of an optimizer right after its step; it may raise to end the script.
     """
@@ -236,8 +234,6 @@ class Rows:
         self.optimizers: list[Any] = []
         self.has_initialized = False
         self.blocks = 0
-        self.is_under_arm = False
-        self.loss_in_block: Any = None
         self.ignored: weakref.WeakSet[Any] = weakref.WeakSet()
         self.on_step: Callable[[int], None] | None = None
         self._steps: list[int] = []

@@ -16,24 +16,18 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from ampcompare.base.errors import UnsupportedCombination
-from ampcompare.base.import_hook import ImportHook
 from ampcompare.base.patches import Layer, Subscriptions
+from ampcompare.script.adapter_imports import acts_by_itself, follow_adapters
 from ampcompare.script.fp16_optimizers import fp16_optimizer_classes
 from ampcompare.script.recording.recorder import Rows, detached_value
 
-ADAPTER = "torch_amp_adapter"  # the module that `migrate` writes in the place of Apex
-
 
 def record_steps(rows: Rows, *, amp: bool) -> None:
-    """Record what this process does until its record ends; with `amp` what goes through Apex or the adapter too."""
+    """Record what this process does until its record ends; with `amp` what goes through Apex too."""
     events = Subscriptions(Layer.RECORD)
     if amp:
         _record_amp(rows, events)
-    if not rows.is_under_arm:
-        adapter = ImportHook({ADAPTER: lambda: record_adapter(rows, sys.modules[ADAPTER])})
-        adapter.begin()
-        events.at_end(adapter.end)
+    follow_adapters(functools.partial(_record_adapter, rows, events), events)
     record_grad_scalers(rows, events)
     _record_fp16_optimizers(rows, events)
     rows.recorder.before_close(events.end)
@@ -52,47 +46,14 @@ def _record_amp(rows: Rows, events: Subscriptions) -> None:
     events.wrap(scaler.LossScaler, "update_scale", hooks.update_scale)
 
 
-def record_adapter(rows: Rows, adapter: types.ModuleType) -> None:
-    """Record what goes through the adapter that `migrate --adapter` writes, from here on."""
-    events = Subscriptions(Layer.RECORD)
+def _record_adapter(rows: Rows, events: Subscriptions, adapter: types.ModuleType) -> None:
+    """Record what goes through the adapter that `migrate` writes, unless an arm answers in its place."""
+    if not acts_by_itself(adapter):
+        return
     hooks = _AmpHooks(rows, adapter)
     events.wrap(adapter, "initialize", hooks.initialize_adapter)
     events.wrap(adapter, "scale_loss", hooks.scale_loss)
     events.wrap(adapter.LossScaler, "update_scale", hooks.update_scale)
-    rows.recorder.before_close(events.end)
-
-
-def follow_adapter_under_arm(arm: str, is_scaling: bool, rows: Rows | None, events: Subscriptions) -> None:
-    """Note the loss that the adapter scales, under an arm that records the backward pass.
-
-    Args:
-        arm: in words.
-        is_scaling: it scales losses by itself, and refuses those that are scaled already.
-        rows: of the record, if there is one.
-    """
-
-    @contextmanager
-    def scale_loss(original: Any, loss: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        if is_scaling:
-            raise UnsupportedCombination(
-                f"{arm} scales the loss, and {ADAPTER} scales it too; give arms without a loss scale, such as fp32 and "
-                "native:bf16, or the script as it was before migrate"
-            )
-        with original(loss, *args, **kwargs) as scaled:
-            if rows is not None:
-                rows.loss_in_block = loss
-            try:
-                yield scaled
-            finally:
-                if rows is not None:
-                    rows.loss_in_block = None
-
-    def follow() -> None:
-        events.wrap(sys.modules[ADAPTER], "scale_loss", scale_loss)
-
-    hook = ImportHook({ADAPTER: follow})
-    hook.begin()
-    events.at_end(hook.end)
 
 
 class _AmpHooks:

@@ -219,8 +219,7 @@ class TorchAmp(TorchAmpStandIn):
     def _backward(self, original: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if self._is_plain() and self._rows is not None:
             loss = tensors if isinstance(tensors, torch.Tensor) else tensors[0]
-            known = loss if self._rows.loss_in_block is None else self._rows.loss_in_block
-            self._rows.add_backward(detached_value(known), 0, (None, None), None, [], [])
+            self._rows.add_backward(detached_value(loss), 0, (None, None), None, [], [])
         return original(tensors, *args, **kwargs)
 
     def _after_step(self, optimizer: Any, *_arguments: Any) -> None:

@@ -547,7 +547,6 @@ class PlainScript:
         """Record a loss that nothing scales; a closure that runs again for the same step has recorded its own."""
         if self._rows is None or self._repeats:
             return
-        loss = loss if self._rows.loss_in_block is None else self._rows.loss_in_block
         if self._rows.is_outside_of_blocks:
             self._rows.add_plain_backward(detached_value(loss))
         else:

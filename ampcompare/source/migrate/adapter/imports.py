@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ampcompare.source.amp_names import APEX, STARS, is_of_no_apex, public_name
 from ampcompare.source.edits import Edits
+from ampcompare.source.migrate.adapter.mark import ADAPTER, OFFERED
 from ampcompare.source.migrate.finding import BY_HAND, NOTE, Finding, Unsure
 from ampcompare.source.migrate.read.names import Names
 from ampcompare.source.migrate.replacement_table import LAYER_OPTIONS, OPTIMIZERS
@@ -15,21 +16,8 @@ from ampcompare.source.migrate.rewrite import Migration, may_use_apex, torch_nam
 from ampcompare.source.module import Module
 from ampcompare.source.syntax import argument, is_literal
 
-ADAPTER = "torch_amp_adapter"
 TEMPLATE = Path(__file__).with_name(f"{ADAPTER}.py.txt")
-# What the adapter has, by the module of Apex that shows it.
-OFFERED = {
-    "amp": frozenset({
-        "initialize", "scale_loss", "master_params", "state_dict", "load_state_dict", "disable_casts", "half_function",
-        "float_function", "promote_function", "register_half_function", "register_float_function",
-        "register_promote_function", "_amp_state",
-    }),
-    "parallel": frozenset({"DistributedDataParallel", "SyncBatchNorm", "convert_syncbn_model"}),
-    "optimizers": frozenset({"FusedAdam", "FusedSGD"}),
-    "normalization": frozenset({"FusedLayerNorm"}),
-    "fp16_utils": frozenset(),
-}  # fmt: skip
-# What it lacks and torch has, by calls alone.
+# What the adapter lacks and torch has, by calls alone.
 OF_TORCH = frozenset({
     "apex.fp16_utils.to_python_float", "apex.optimizers.FusedAdagrad", "apex.normalization.FusedRMSNorm",
     "apex.parallel.create_syncbn_process_group",

@@ -12,7 +12,8 @@ from pathlib import Path
 from ampcompare.base.files.read import FileFault
 from ampcompare.source.amp_names import public_name
 from ampcompare.source.document import parse_document, read_bytes
-from ampcompare.source.migrate.adapter.imports import ADAPTER, adapt_text, adapter_text
+from ampcompare.source.migrate.adapter.imports import adapt_text, adapter_text
+from ampcompare.source.migrate.adapter.mark import ADAPTER
 from ampcompare.source.migrate.finding import BY_HAND, Finding
 from ampcompare.source.migrate.project import FileMigration
 from ampcompare.source.migrate.read.names import Names

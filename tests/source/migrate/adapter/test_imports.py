@@ -2,7 +2,8 @@
 
 import pytest
 
-from ampcompare.source.migrate.adapter.imports import ADAPTER, adapt_text
+from ampcompare.source.migrate.adapter.imports import adapt_text
+from ampcompare.source.migrate.adapter.mark import ADAPTER
 from ampcompare.source.migrate.rewrite import migrate_text
 
 

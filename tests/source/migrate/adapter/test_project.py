@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ampcompare.source.migrate.adapter.imports import ADAPTER
+from ampcompare.source.migrate.adapter.mark import ADAPTER
 from ampcompare.source.migrate.adapter.project import lacking, plan_adapters
 
 USE = "from apex import amp\n"

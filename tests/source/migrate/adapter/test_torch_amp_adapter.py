@@ -16,7 +16,8 @@ from torch import nn
 
 from ampcompare import apex
 from ampcompare.api.migration import lint_paths, migrate_script
-from ampcompare.source.migrate.adapter.imports import ADAPTER, OFFERED, adapt_text, adapter_text
+from ampcompare.source.migrate.adapter.imports import adapt_text, adapter_text
+from ampcompare.source.migrate.adapter.mark import ADAPTER, OFFERED
 from ampcompare.source.migrate.replacements import DDP_ARGUMENTS
 
 SCRIPT = Path(__file__).with_name("scripts") / "train.py"

@@ -1,0 +1,90 @@
+"""Follow the adapter that `migrate` writes in the place of Apex, as a script imports it, under whatever name.
+
+It is known by the mark in its file: it may lie next to a script, in a package, or have a name of the project's own.
+Under an arm its functions are those of `apex.amp`, on which the arm acts: there is one answer to both.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from ampcompare.base.patches import Subscriptions
+from ampcompare.source.migrate.adapter.mark import MARK, OFFERED, has_adapter_mark
+
+_ANSWERED = "_is_answered_by_apex"
+Follower = Callable[[ModuleType], None]
+
+
+class _AdapterFinder(MetaPathFinder):
+    """Finds what the other finders find, and calls followers behind the code of each adapter, in their order."""
+
+    def __init__(self) -> None:
+        self.followers: list[Follower] = []
+        self._searching: set[str] = set()
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the adapter alone; None leaves any other module to the other finders."""
+        if fullname in self._searching:  # another finder asks all of them, as this one does
+            return None
+        self._searching.add(fullname)
+        try:
+            others = [one for one in sys.meta_path if one is not self and hasattr(one, "find_spec")]
+            specs = (one.find_spec(fullname, path, target) for one in others)
+            spec = next((one for one in specs if one is not None), None)
+        finally:
+            self._searching.discard(fullname)
+        if spec is not None and spec.loader is not None and spec.has_location and has_adapter_mark(str(spec.origin)):
+            self._announce_behind(spec.loader)
+        return spec
+
+    def _announce_behind(self, loader: Any) -> None:
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            announce_adapter(module)
+
+        loader.exec_module = exec_module
+
+
+_finder = _AdapterFinder()
+
+
+def follow_adapters(take: Follower, events: Subscriptions) -> None:
+    """Call `take` with each module of the adapter, those that are imported already among them, until `events` end."""
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+    _finder.followers.append(take)
+    events.at_end(lambda: _leave(take))
+    for module in [one for one in sys.modules.values() if type(one) is ModuleType]:
+        if str(module.__doc__).startswith(MARK):
+            take(module)
+
+
+def announce_adapter(adapter: ModuleType) -> None:
+    """Call what follows adapters with one whose code has run."""
+    for take in list(_finder.followers):
+        take(adapter)
+
+
+def _leave(take: Follower) -> None:
+    _finder.followers.remove(take)
+    if not _finder.followers and _finder in sys.meta_path:
+        sys.meta_path.remove(_finder)
+
+
+def answer_by_apex(amp: ModuleType, adapter: ModuleType) -> None:
+    """Let the functions of `apex.amp` be those of the adapter, which keeps its wrappers, layers and optimizers."""
+    for name in OFFERED["amp"]:
+        setattr(adapter, name, getattr(amp, name))
+    setattr(adapter, _ANSWERED, True)
+
+
+def acts_by_itself(adapter: ModuleType) -> bool:
+    """Return whether the adapter's own functions act: no arm has those of `apex.amp` in their place."""
+    return not hasattr(adapter, _ANSWERED)

@@ -1,0 +1,28 @@
+"""How the adapter is known: the name of its module, its mark in any file, and what it offers of Apex."""
+
+ADAPTER = "torch_amp_adapter"  # the module as `migrate` writes it; a project may move or rename it
+MARK = "Apex's amp on torch alone"  # with which the docstring of every copy begins
+# What the adapter has, by the module of Apex that shows it.
+OFFERED = {
+    "amp": frozenset({
+        "initialize", "scale_loss", "master_params", "state_dict", "load_state_dict", "disable_casts", "half_function",
+        "float_function", "promote_function", "register_half_function", "register_float_function",
+        "register_promote_function", "_amp_state",
+    }),
+    "parallel": frozenset({"DistributedDataParallel", "SyncBatchNorm", "convert_syncbn_model"}),
+    "optimizers": frozenset({"FusedAdam", "FusedSGD"}),
+    "normalization": frozenset({"FusedLayerNorm"}),
+    "fp16_utils": frozenset(),
+}  # fmt: skip
+_HEAD_BYTES = 4096  # a project may put its license above the docstring
+
+
+def has_adapter_mark(path: str) -> bool:
+    """Return whether a Python file is the adapter, whatever its name; False if it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(_HEAD_BYTES)
+    except OSError:
+        return False
+    before, mark, _ = head.partition(MARK.encode())
+    return bool(mark) and before.rstrip().endswith((b'"""', b"'''"))
