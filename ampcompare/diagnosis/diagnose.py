@@ -8,13 +8,14 @@ import torch
 
 from ampcompare.backends.arm import Arm
 from ampcompare.base.errors import ConfigError
+from ampcompare.base.tensors.products import HALF_DTYPES
 from ampcompare.diagnosis.findings import find_faults
 from ampcompare.diagnosis.loops import Conditions, Loop
 from ampcompare.diagnosis.observation import Observation, StepFacts
 from ampcompare.diagnosis.operation_watch import FP16_LARGEST
 from ampcompare.diagnosis.options import DiagnoseOptions
 from ampcompare.diagnosis.product_formats import diagnose_formats
-from ampcompare.diagnosis.ranges import HALF, counts_of, make_range
+from ampcompare.diagnosis.ranges import counts_of, make_range
 from ampcompare.diagnosis.remedies import Tested, diagnosis_with_cure, verdict_sentence
 from ampcompare.diagnosis.watched_loop import watch_loop
 from ampcompare.results.records.diagnosis import Diagnosis, FaultKind, Headroom
@@ -44,7 +45,7 @@ def headroom(steps: Iterable[StepFacts]) -> Headroom | None:
             if phase == "gradient":
                 values = make_range(event.row if event.wide is None else event.wide)
                 exponents.update({power - shift: count for power, count in values.exponents.items()})
-            elif phase == "backward" and event.dtype in HALF:
+            elif phase == "backward" and event.dtype in HALF_DTYPES:
                 values = make_range(event.row)
             else:
                 continue

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 
 from ampcompare.base.formatting import rough_percent
+from ampcompare.base.tensors.products import HALF_DTYPES
 from ampcompare.diagnosis.laws import HIGH
 from ampcompare.diagnosis.observation import Observation, StepFacts, error_of, own_error_of, place_of
 from ampcompare.diagnosis.operation_watch import FP16_LARGEST, FP16_ZERO, Event
-from ampcompare.diagnosis.ranges import HALF, counts_of, make_range
+from ampcompare.diagnosis.ranges import counts_of, make_range
 from ampcompare.results.records.diagnosis import Fault, FaultKind, MagnitudeRange, OperationPlace
 
 HARM = 0.5  # relative error from which a gradient or a loss is wrong rather than inexact
@@ -161,7 +162,9 @@ def _is_cancelled(events: Sequence[Event], at: int) -> bool:
     """Return whether a result is wrong since terms that are right cancel each other in a sum: its exact value is zero
     up to the rounding of the terms, as that of a policy's loss is."""
     origin = _error_origin(events, at)
-    return events[origin].key[1] in REDUCTIONS and events[origin].dtype not in HALF  # which would round the sum itself
+    return (
+        events[origin].key[1] in REDUCTIONS and events[origin].dtype not in HALF_DTYPES
+    )  # which would round the sum itself
 
 
 def _find_amplified(events: Sequence[Event]) -> tuple[int, Event] | None:
@@ -326,7 +329,9 @@ def _inexact_fault(facts: StepFacts, wrong: Sequence[tuple[int, Event]]) -> Faul
     elif rounded is not None:
         rounding = rough_percent(error_of(events[rounded]))
         how = (
-            f"rounds its result by {rounding}" if events[rounded].dtype in HALF else f"differs from fp32 by {rounding}"
+            f"rounds its result by {rounding}"
+            if events[rounded].dtype in HALF_DTYPES
+            else f"differs from fp32 by {rounding}"
         )
         text = (
             f"{place_of(events[rounded].key).name} {how} % of its size, "
@@ -423,7 +428,11 @@ def _is_nonfinite(event: Event) -> bool:
 
 def _is_finite_in_fp32(event: Event) -> bool:
     """Return whether a result is finite in the wide run, or, without one, is of a 16-bit type."""
-    return event.dtype in HALF if event.errors is None or event.key[3] == "weight" else math.isfinite(event.errors[1])
+    return (
+        event.dtype in HALF_DTYPES
+        if event.errors is None or event.key[3] == "weight"
+        else math.isfinite(event.errors[1])
+    )
 
 
 def _nonfinite_origins(events: Sequence[Event], ends: Iterable[int]) -> list[int]:

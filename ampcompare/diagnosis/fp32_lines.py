@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import tree_map
 
-from ampcompare.diagnosis.ranges import HALF
+from ampcompare.base.tensors.products import HALF_DTYPES
 from ampcompare.diagnosis.sites import calling_line
 from ampcompare.training.precision.keep_fp32 import casts_off_factory
 
@@ -53,14 +53,14 @@ class _InFp32(TorchFunctionMode):
         if name in CASTS:
             result = func(*args, **kwargs)
             # A cast to 16 bits would undo what the line is kept for.
-            return args[0].float() if is_kept and isinstance(result, Tensor) and result.dtype in HALF else result
+            return args[0].float() if is_kept and isinstance(result, Tensor) and result.dtype in HALF_DTYPES else result
         if is_kept:
             self.called.add(resolve_name(func) or name)
             with _without_casts():
                 return func(*tree_map(_widen_value, args), **tree_map(_widen_value, kwargs))
         if name in ONE_TYPE:
             found = {value.dtype for value in _tensors((args, kwargs))}
-            half = found & set(HALF)
+            half = found & set(HALF_DTYPES)
             if half and torch.float32 in found and not torch.is_autocast_enabled(_device_type_of((args, kwargs))):
                 (dtype,) = half
                 return func(*tree_map(_cast_to(dtype), args), **tree_map(_cast_to(dtype), kwargs))
@@ -79,7 +79,7 @@ def _without_casts() -> ExitStack:
 
 
 def _widen_value(value: Any) -> Any:
-    return value.float() if isinstance(value, Tensor) and value.dtype in HALF else value
+    return value.float() if isinstance(value, Tensor) and value.dtype in HALF_DTYPES else value
 
 
 def _cast_to(dtype: torch.dtype) -> Callable[[Any], Any]:

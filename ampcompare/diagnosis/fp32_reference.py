@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ampcompare.diagnosis.ranges import HALF
+from ampcompare.base.tensors.products import HALF_DTYPES
 
 CLEAN_EVERY = 64
 
@@ -62,7 +62,7 @@ class Fp32Reference:
 
     def concerns(self, tensors: Iterable[Tensor]) -> bool:
         """Return whether an operation on these tensors can differ from the arm's."""
-        return any(tensor.dtype in HALF or tensor.untyped_storage()._cdata in self._wide for tensor in tensors)
+        return any(tensor.dtype in HALF_DTYPES or tensor.untyped_storage()._cdata in self._wide for tensor in tensors)
 
     def repeat(self, func: Callable[..., Any], args: Any, kwargs: Any, written: list[Tensor]) -> Any:
         """Run an operation on wide tensors; what it writes to has one then. None if the wide type has no kernel."""

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode_temporarily
 
+from ampcompare.base.tensors.products import HALF_DTYPES
 from ampcompare.diagnosis.fp32_reference import Fp32Reference, written_arguments
-from ampcompare.diagnosis.ranges import HALF, counts_of, range_row, without_lost
+from ampcompare.diagnosis.ranges import counts_of, range_row, without_lost
 from ampcompare.diagnosis.sites import Sites
 from ampcompare.results.records.diagnosis import Phase
 
@@ -220,7 +221,7 @@ class OperationWatch(TorchDispatchMode):
         """Run an operation and keep no more than its wide results."""
         reference = self.reference
         given = [value for value in _tensors_in(args) + _tensors_in(kwargs) if value.is_floating_point()]
-        if reference is None or func.is_view or not (kwargs.get("dtype") in HALF or reference.concerns(given)):
+        if reference is None or func.is_view or not (kwargs.get("dtype") in HALF_DTYPES or reference.concerns(given)):
             return func(*args, **kwargs)
         with no_modes():
             written = written_arguments(func, args, kwargs)
@@ -261,11 +262,11 @@ class OperationWatch(TorchDispatchMode):
             reference.forget(written)
             reference.failures.add(key[1])
             return None, None
-        narrows = kwargs.get("dtype") in HALF
+        narrows = kwargs.get("dtype") in HALF_DTYPES
         if not narrows and not reference.concerns(given):
             return None, None
         own = None
-        is_half = narrows or any(tensor.dtype in HALF for tensor in given)
+        is_half = narrows or any(tensor.dtype in HALF_DTYPES for tensor in given)
         if is_half and self._own_runs[key] < OWN_RUNS:
             self._own_runs[key] += 1
             own = reference.run_on_values(func, args, kwargs, written)
@@ -298,7 +299,7 @@ class OperationWatch(TorchDispatchMode):
         alone = alone if len(alone) == len(results) else []
         constant = key[1] in CONSTANT
         # To widen a 16-bit tensor changes no value: its counts are known.
-        source = self._event_of(given[0]) if key[1] == "_to_copy" and given and given[0].dtype in HALF else None
+        source = self._event_of(given[0]) if key[1] == "_to_copy" and given and given[0].dtype in HALF_DTYPES else None
         for place, result in enumerate(results):
             wide_result = wide[place] if wide else None
             if wide_result is not None and id(result) not in written and self.reference is not None:
@@ -311,7 +312,7 @@ class OperationWatch(TorchDispatchMode):
             if source is not None and result.dtype is torch.float32 and source.version[1] == result.numel():
                 row = without_lost(source.row)
             else:
-                row = range_row(result, wide_result if result.dtype in HALF else None)
+                row = range_row(result, wide_result if result.dtype in HALF_DTYPES else None)
             errors = None if wide_result is None else errors_of(result, wide_result, by_itself)
             version = (result._version, result.numel())
             event = Event(key, result.dtype, row, errors, sources, constant, None, version, tuple(decided))

@@ -16,7 +16,6 @@ LARGEST = BINS + 3
 WIDTH = BINS + 4
 MAGNITUDE = 0x7FFFFFFF
 NOTHING = MAGNITUDE + 1  # above the bits of every magnitude
-HALF = (torch.float16, torch.bfloat16)
 INFINITY = 0x7F800000
 FP16_SMALLEST, FP16_TOP = -24, 15
 

@@ -11,16 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ampcompare.base.formatting import rough_percent
 from ampcompare.base.location import user_location
-from ampcompare.base.patches import Subscriptions
-from ampcompare.base.tensors.products import dtype_name
+from ampcompare.base.optimizer_steps import OptimizerSteps
+from ampcompare.base.tensors.products import HALF_DTYPES, dtype_name
 from ampcompare.script.recording.recorder import Rows
+from ampcompare.script.sampled_calls import SampledCalls
 from ampcompare.training.precision.base import owned_params
 
-HALF = (torch.float16, torch.bfloat16)
 WRITES = ((Tensor, "add_"), (Tensor, "lerp_"), (Tensor, "copy_"), (torch, "_foreach_add_"), (torch, "_foreach_lerp_"))
 STEPS = 16  # behind which an average that has moved nowhere is one that stands still
 MOST = 0.9  # of the elements that differ from the weights
@@ -35,37 +34,30 @@ class AverageWatch:
         self._rows = rows
         self._watched: dict[int, _Average] = {}  # by storage
         self._noted: set[str] = set()
-        self._depth = 0  # of optimizers that step: their state is no average of weights
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()  # optimizers that have stepped
         self._is_installed = False
 
-    def follow(self, events: Subscriptions, has_16_bits: Callable[[], bool]) -> None:
+    def follow(self, steps: OptimizerSteps, calls: SampledCalls, has_16_bits: Callable[[], bool]) -> None:
         """Begin at the first step of an optimizer with 16-bit weights, or of any where others are there."""
 
-        def before_step(optimizer: Any, *_: Any) -> None:
-            self._depth += 1
+        def before_step(optimizer: Any) -> None:
             if self._is_installed or optimizer in self._seen:
                 return
             self._seen.add(optimizer)
-            if has_16_bits() or any(param.dtype in HALF for param in owned_params(optimizer)):
+            if has_16_bits() or any(param.dtype in HALF_DTYPES for param in owned_params(optimizer)):
                 self._is_installed = True
                 for owner, name in WRITES:
-                    events.wrap(owner, name, functools.partial(self._write, name))
+                    calls.watch(owner, name, functools.partial(self._write, name))
 
-        def after_step(*_: Any) -> None:
-            self._depth = max(0, self._depth - 1)
-
-        events.at_end(register_optimizer_step_pre_hook(before_step).remove)
-        events.at_end(register_optimizer_step_post_hook(after_step).remove)
+        steps.before(before_step)
 
     def _write(self, name: str, inner: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
         result = inner(target, *args, **kwargs)
-        if not self._depth:
-            first = target[0] if isinstance(target, list | tuple) and target else target
-            if isinstance(first, Tensor) and first.dtype in HALF and not torch.compiler.is_compiling():
-                given = args[0] if args else kwargs.get("end", kwargs.get("other"))
-                given = given[0] if isinstance(given, list | tuple) and given else given
-                self._look(name, first, given)
+        first = target[0] if isinstance(target, list | tuple) and target else target
+        if isinstance(first, Tensor) and first.dtype in HALF_DTYPES:
+            given = args[0] if args else kwargs.get("end", kwargs.get("other"))
+            given = given[0] if isinstance(given, list | tuple) and given else given
+            self._look(name, first, given)
         return result
 
     def _look(self, name: str, target: Tensor, given: Any) -> None:
@@ -88,8 +80,9 @@ class AverageWatch:
         place = str(user_location())
         if share >= MOST and place not in self._noted:
             self._noted.add(place)
+            steps = self._rows.num_steps - known.first_step
             self._rows.add_remark(
-                f"an average in {dtype_name(target.dtype)} stands still: {STEPS} steps moved "
+                f"an average in {dtype_name(target.dtype)} stands still: {steps} steps moved "
                 f"{rough_percent(1 - share)} % of its elements that differ from what is averaged, as rounding loses "
                 f"what is added; keep it in fp32 ({place})"
             )

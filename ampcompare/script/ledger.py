@@ -16,9 +16,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ampcompare.base.location import Location, user_location
 from ampcompare.base.patches import Layer, Points, Subscriptions, calling_frame
+from ampcompare.base.tensors.products import HALF_DTYPES
 from ampcompare.base.tensors.tree import tensors_in
 from ampcompare.results.records.ledger import Ledger
-from ampcompare.script.lifted_weights import HALF
 from ampcompare.script.recording.recorder import Rows
 from ampcompare.script.rounded_weights import RoundedWeights
 from ampcompare.training.ledger import HALF as NAMES
@@ -110,7 +110,7 @@ class ScriptLedger:
         line = user_location()
         self._made_at[optimizer] = f"{type(optimizer).__name__}, {line}"
         for param in (param for group in optimizer.param_groups for param in group["params"]):
-            if param.dtype in HALF and param not in self._set_by:  # by assigning its data, say
+            if param.dtype in HALF_DTYPES and param not in self._set_by:  # by assigning its data, say
                 self._set_by[param] = f"before {line}"
 
     def _cast(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -122,14 +122,14 @@ class ScriptLedger:
             if param is None or param.dtype is dtype:
                 continue
             self._set_by.pop(param, None)
-            if param.dtype in HALF:
+            if param.dtype in HALF_DTYPES:
                 setter = setter or self._who_sets_types("cast", is_arms=bool(self._arm) and _is_by_arm())
                 self._set_by[param] = setter
         return result
 
     def _make_weight(self, original: Any, module: nn.Module, name: str, param: Any) -> None:
         original(module, name, param)
-        if param is not None and param.dtype in HALF and param not in self._set_by:
+        if param is not None and param.dtype in HALF_DTYPES and param not in self._set_by:
             by = f" by set_default_dtype, {self._default_at}" if param.dtype is torch.get_default_dtype() else ""
             self._set_by[param] = (
                 f"{user_location(_frame_that_makes_module())}, made so{by if self._default_at is not None else ''}"
@@ -139,7 +139,7 @@ class ScriptLedger:
         original(dtype)
         where = user_location()
         is_own = where.caller is None  # a library sets it for the models that it makes, at the line that makes one
-        self._default_at = where if is_own and torch.get_default_dtype() in HALF else None
+        self._default_at = where if is_own and torch.get_default_dtype() in HALF_DTYPES else None
 
     def _make_autocast(self, original: Any, block: Any, *args: Any, **kwargs: Any) -> None:
         original(block, *args, **kwargs)
@@ -291,7 +291,7 @@ class ScriptLedger:
             by["weights"] = f"cast, arm {self._arm}"  # one that casts none lifts those of the script
         elif setters := self._setters_of(weights):
             by["weights"] = f"{setters}, lifted by arm {self._arm}" if self._arm else setters
-        if setters := self._setters_of(one for one in frozen if one.dtype in HALF):
+        if setters := self._setters_of(one for one in frozen if one.dtype in HALF_DTYPES):
             by["frozen"] = setters
         made = [self._made_at[one] for one in self._look.optimizers() or self._live() if one in self._made_at]
         if made:
@@ -302,7 +302,7 @@ class ScriptLedger:
         """Return who set the types of weights, the setter of most elements first; "" if nothing is known."""
         counts: Counter[str] = Counter()
         for weight in weights:
-            if (self._arm or weight.dtype in HALF) and (setter := self._set_by.get(weight)) is not None:
+            if (self._arm or weight.dtype in HALF_DTYPES) and (setter := self._set_by.get(weight)) is not None:
                 counts[setter] += weight.numel()
         return _join_setters([setter for setter, _ in counts.most_common()])
 

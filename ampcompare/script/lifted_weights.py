@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from ampcompare.base.location import user_location
 from ampcompare.base.patches import Subscriptions
+from ampcompare.base.tensors.products import HALF_DTYPES
 from ampcompare.base.tensors.tree import map_tree, tensors_in
 from ampcompare.script.recording.recorder import Rows
 from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers
 from ampcompare.training.precision.base import owned_params
 from ampcompare.training.precision.keep_fp32 import own_tensors
 
-HALF = (torch.float16, torch.bfloat16)
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase)
 LERPS = ((Tensor, "lerp"), (Tensor, "lerp_"), (torch, "_foreach_lerp_"))
 
@@ -42,7 +42,7 @@ class LiftedWeights:
 
     def lift(self, optimizer: Any) -> None:
         """Make the 16-bit weights that `optimizer` trains fp32, and all tensors of the modules that hold them."""
-        halves = [param for param in owned_params(optimizer) if param.dtype in HALF]
+        halves = [param for param in owned_params(optimizer) if param.dtype in HALF_DTYPES]
         trained = [param for param in halves if param.requires_grad]
         self._frozen[optimizer] = [param for param in halves if not param.requires_grad]
         if not trained:
@@ -59,7 +59,7 @@ class LiftedWeights:
             _make_param_fp32(param)
         for module in modules:
             for tensor in own_tensors(module):
-                if tensor.dtype in HALF:
+                if tensor.dtype in HALF_DTYPES:
                     _make_param_fp32(tensor)
         self._wrappers.make_again(wrapped)
         note = f"weights lifted from {' and '.join(types)} ({user_location()})"
@@ -85,10 +85,10 @@ class LiftedWeights:
         held = next((one.dtype for one in own if one is not None), None)
         others: tuple[torch.dtype, ...] = ()
         if held is torch.float32 and widens:
-            others = HALF
-        elif held in HALF:
+            others = HALF_DTYPES
+        elif held in HALF_DTYPES:
             narrows = narrows or isinstance(module, NORMS)
-            others = (*(one for one in HALF if one is not held), *((torch.float32,) if narrows else ()))
+            others = (*(one for one in HALF_DTYPES if one is not held), *((torch.float32,) if narrows else ()))
         if not any(tensor.dtype in others for tensor in tensors_in(values)):
             return values
         return map_tree(values, lambda tensor: tensor.to(held) if tensor.dtype in others else tensor)
@@ -98,7 +98,7 @@ class LiftedWeights:
         was_wide = any(tensor.dtype is torch.float32 for tensor in tensors_in(given))
         if not was_wide or any(tensor.dtype is torch.float32 for tensor in tensors_in(fitted)):
             return result
-        return map_tree(result, lambda tensor: tensor.float() if tensor.dtype in HALF else tensor)
+        return map_tree(result, lambda tensor: tensor.float() if tensor.dtype in HALF_DTYPES else tensor)
 
 
 def allow_mixed_averages(events: Subscriptions) -> None:
@@ -110,7 +110,7 @@ def allow_mixed_averages(events: Subscriptions) -> None:
 def _lerp_any_types(is_in_place: bool, original: Any, start: Any, end: Any, *args: Any, **kwargs: Any) -> Any:
     """Move an average towards weights of another type, which `lerp` refuses, unlike `add_` and `mul_`."""
     if isinstance(start, Tensor) and isinstance(end, Tensor):
-        if not is_in_place and start.dtype in HALF:
+        if not is_in_place and start.dtype in HALF_DTYPES:
             start = _as_type_of(start, end)
         end = _as_type_of(end, start)
     elif isinstance(end, list | tuple):
@@ -120,7 +120,7 @@ def _lerp_any_types(is_in_place: bool, original: Any, start: Any, end: Any, *arg
 
 def _as_type_of(value: Tensor, other: Tensor) -> Tensor:
     """Return a tensor in the type of another, if one is fp32 and the other of 16 bits, or both are of 16 bits."""
-    types = (*HALF, torch.float32)
+    types = (*HALF_DTYPES, torch.float32)
     fits = value.dtype is other.dtype or value.dtype not in types or other.dtype not in types
     return value if fits else value.to(other.dtype)
 
@@ -129,7 +129,7 @@ def _as_type_of(value: Tensor, other: Tensor) -> Tensor:
 def _make_param_fp32(param: Tensor) -> None:
     grad, param.grad = param.grad, None
     param.data = param.data.float()
-    if getattr(param, "grad_dtype", None) in HALF:  # of torch 2.13
+    if getattr(param, "grad_dtype", None) in HALF_DTYPES:  # of torch 2.13
         param.grad_dtype = torch.float32
     param.grad = None if grad is None else grad.float()
 

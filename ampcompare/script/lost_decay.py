@@ -9,15 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ampcompare.base.location import user_location
-from ampcompare.base.patches import Subscriptions
-from ampcompare.base.tensors.products import dtype_name
+from ampcompare.base.optimizer_steps import OptimizerSteps
+from ampcompare.base.tensors.products import HALF_DTYPES, dtype_name
 from ampcompare.script.recording.recorder import Rows
+from ampcompare.script.sampled_calls import SampledCalls
 
-HALF = (torch.float16, torch.bfloat16)
-REPEATED = 16  # products of one tensor, behind which they are a decay
+REPEATED = 16  # products of one tensor that were seen, behind which they are a decay
 MAX_TENSORS = 16
 SMALL = 2.0**-6  # of 1: factors farther away cost no more than this comparison
 
@@ -30,32 +29,24 @@ class LostDecay:
         self._products: dict[int, tuple[StorageWeakRef, int]] = {}  # by storage
         self._noted: set[str] = set()
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._depth = 0  # of optimizers that step
-        self._is_installed = False
 
-    def follow(self, events: Subscriptions, *, optimizers: bool) -> None:
+    def follow(self, steps: OptimizerSteps, calls: SampledCalls, *, optimizers: bool) -> None:
         """Begin at the first step of an optimizer; with `optimizers` look at their weight decay too."""
 
-        def before_step(optimizer: Any, *_: Any) -> None:
-            self._depth += 1
-            if not self._is_installed:
-                self._is_installed = True
-                for name in ("mul_", "__imul__"):
-                    events.wrap(Tensor, name, self._multiply)
-
-        def after_step(optimizer: Any, *_: Any) -> None:
-            self._depth = max(0, self._depth - 1)
-            if optimizers and optimizer not in self._seen:
+        def after_step(optimizer: Any) -> None:
+            if optimizer not in self._seen:
                 self._seen.add(optimizer)
                 self._look_at_weight_decay(optimizer)
 
-        events.at_end(register_optimizer_step_pre_hook(before_step).remove)
-        events.at_end(register_optimizer_step_post_hook(after_step).remove)
+        for name in ("mul_", "__imul__"):
+            calls.watch(Tensor, name, self._multiply)
+        if optimizers:
+            steps.after(after_step)
 
     def _multiply(self, inner: Any, target: Tensor, factor: Any, *args: Any, **kwargs: Any) -> Any:
         result = inner(target, factor, *args, **kwargs)
-        if type(factor) is float and 0 < 1 - factor < SMALL and not self._depth:
-            if target.dtype in HALF and not target.requires_grad and 1 - factor < least_change(target.dtype):
+        if type(factor) is float and 0 < 1 - factor < SMALL and target.dtype in HALF_DTYPES:
+            if not target.requires_grad and 1 - factor < least_change(target.dtype):
                 self._count(target, factor)
         return result
 
@@ -83,7 +74,7 @@ class LostDecay:
             is_decoupled = group.get("decoupled_weight_decay", isinstance(optimizer, torch.optim.AdamW))  # since 2.7
             if not is_decoupled or group.get("fused") or not isinstance(rate, float):
                 continue
-            held = [param.dtype for param in group["params"] if param.dtype in HALF and param.grad is not None]
+            held = [param.dtype for param in group["params"] if param.dtype in HALF_DTYPES and param.grad is not None]
             if held and decay and 0 < rate * decay < min(map(least_change, held)) and kind not in self._noted:
                 self._noted.add(kind)
                 self._rows.add_remark(

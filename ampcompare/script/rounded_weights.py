@@ -8,16 +8,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ampcompare.base.location import Location, user_location
+from ampcompare.base.optimizer_steps import OptimizerSteps
 from ampcompare.base.patches import Subscriptions
-from ampcompare.base.tensors.products import dtype_name
+from ampcompare.base.tensors.products import HALF_DTYPES, dtype_name
 from ampcompare.script.recording.recorder import Rows
 from ampcompare.training.precision.base import owned_params
 
-HALF = (torch.float16, torch.bfloat16)
 MAX_WEIGHTS = 8  # of one optimizer that are looked at
 
 
@@ -30,20 +29,20 @@ class RoundedWeights:
         self._cast = WeakTensorKeyDictionary()  # weights in fp32 -> type and line of their cast to 16 bits
         self._noted: set[Location] = set()
 
-    def follow(self, events: Subscriptions) -> None:
+    def follow(self, steps: OptimizerSteps, events: Subscriptions) -> None:
         """Begin now."""
         events.wrap(nn.Module, "_apply", self._apply)
-        events.at_end(register_optimizer_step_pre_hook(self._before_step).remove)
+        steps.before(self._before_step)
 
     def _apply(self, inner: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         before = [(param, param.dtype) for param in module._parameters.values() if param is not None]
         result = inner(module, *args, **kwargs)
         for param, dtype in before:
-            if dtype is torch.float32 and param.dtype in HALF:
+            if dtype is torch.float32 and param.dtype in HALF_DTYPES:
                 self._cast[param] = param.dtype, user_location()
         return result
 
-    def _before_step(self, optimizer: Any, *_: Any) -> None:
+    def _before_step(self, optimizer: Any) -> None:
         if optimizer in self._stepped and len(self._cast):
             owned = owned_params(optimizer)
             cast = [param for param in owned if param in self._cast and param.dtype is torch.float32]

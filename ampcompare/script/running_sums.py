@@ -1,104 +1,135 @@
-"""Sums in 16 bits that do not grow: rounding loses what each step adds, as to a loss that is summed up for its mean.
+"""Sums in 16 bits from which rounding takes what a script adds to them, as to a loss that is summed up for its mean.
 
 A sum of numbers near 1 ends at 256 in bf16, and at 2048 in fp16.
 """
 
+import functools
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from ampcompare.base.formatting import rough_percent
 from ampcompare.base.location import user_location
-from ampcompare.base.patches import Subscriptions
-from ampcompare.base.tensors.products import dtype_name
+from ampcompare.base.patches import calling_frame
+from ampcompare.base.tensors.products import HALF_DTYPES, dtype_name
 from ampcompare.script.recording.recorder import Rows
+from ampcompare.script.sampled_calls import SampledCalls
 
-HALF = (torch.float16, torch.bfloat16)
 LOOKS = 64  # additions between two reads of a counter, each of which waits for the device
-MOST = 0.9  # of the additions between two reads
+LEAST = 0.05  # of what was added
 MAX_ELEMENTS = 16
-MAX_SUMS = 16
+MAX_SUMS = 16  # that one line adds to at a time
+Around = Callable[..., Any]
 
 
 class SumWatch:
-    """Notes the small tensors to which a script adds in place and that stay as they are, once for each line."""
+    """Notes the small tensors to which a script adds in place and from which rounding keeps it, once for each line.
+
+    A sum that a line makes again, as in each epoch, takes over the count of the one before it. What is written to a tensor between
+    two additions makes it no sum, such as a factor for an average.
+    """
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
-        self._sums: dict[int, _Sum] = {}  # by storage
-        self._is_installed = False
-        self._depth = 0  # of optimizers that step: what they add to is theirs
+        self._sums: dict[tuple[CodeType, int], list[_Sum]] = {}  # by the line that adds
+        self._noted: set[str] = set()
+        self._always: set[str] = set()  # functions of which all calls are watched
 
-    def follow(self, events: Subscriptions) -> None:
-        """Begin at the first step of an optimizer."""
+    def follow(self, calls: SampledCalls) -> None:
+        """Begin at the first step of an optimizer; from the second addition to one tensor on all of them are seen."""
+        self._calls = calls
+        self._arounds = {name: functools.partial(self._add, name) for name in ("add_", "__iadd__")}
+        for name, around in self._arounds.items():
+            calls.watch(Tensor, name, around)
 
-        def before_step(*_: Any) -> None:
-            self._depth += 1
-            if not self._is_installed:
-                self._is_installed = True
-                for name in ("add_", "__iadd__"):
-                    events.wrap(Tensor, name, self._add)
-
-        def after_step(*_: Any) -> None:
-            self._depth = max(0, self._depth - 1)
-
-        events.at_end(register_optimizer_step_pre_hook(before_step).remove)
-        events.at_end(register_optimizer_step_post_hook(after_step).remove)
-
-    def _add(self, inner: Callable[..., Any], target: Tensor, given: Any, *args: Any, **kwargs: Any) -> Any:
-        is_sum = target.dtype in HALF and target.numel() <= MAX_ELEMENTS and not target.requires_grad
-        if self._depth or not is_sum:
+    def _add(self, name: str, inner: Around, target: Tensor, given: Any, *args: Any, **kwargs: Any) -> Any:
+        if target.dtype not in HALF_DTYPES or target.numel() > MAX_ELEMENTS or target.requires_grad:
             return inner(target, given, *args, **kwargs)
+        one = self._sum_of(target)
+        if one.is_over or not one.goes_on(target):
+            result = inner(target, given, *args, **kwargs)
+            one.version = _version_of(target)
+            return result
         before = target.detach().clone()
         result = inner(target, given, *args, **kwargs)
-        if (one := self._sum_of(target)) is not None and one.count(before, target, given):
+        if one.version is not None and name not in self._always:
+            self._always.add(name)
+            self._calls.watch_always(Tensor, name, self._arounds[name])
+        place = str(user_location()) if one.count(before, target, given, kwargs.get("alpha", 1)) else ""
+        if place and place not in self._noted:
+            self._noted.add(place)
+            way = "loses" if one.lost_share > 0 else "gains"
             self._rows.add_remark(
-                f"a sum in {dtype_name(target.dtype)} stands still: rounding has lost {rough_percent(one.share)} % of "
-                f"what the last {LOOKS} additions would have added; sum up in fp32, as by .float() or .item() "
-                f"({user_location()})"
+                f"a sum in {dtype_name(target.dtype)} {way} by rounding {rough_percent(abs(one.lost_share))} % of what "
+                f"{one.num_counted} additions gave to it; sum up in fp32, as by .float() or .item() ({place})"
             )
         return result
 
-    def _sum_of(self, target: Tensor) -> "_Sum | None":
+    def _sum_of(self, target: Tensor) -> "_Sum":
+        """Return what is known of a tensor at the line that adds to it, or of one that it takes the place of."""
+        frame = calling_frame()
+        known = self._sums.setdefault((frame.f_code, frame.f_lineno), [])
         storage = target.untyped_storage()
-        known = self._sums.get(storage._cdata)
-        if known is not None and not known.reference.expired():
-            return known
-        self._sums = {key: one for key, one in self._sums.items() if not one.reference.expired()}
-        if len(self._sums) >= MAX_SUMS:
-            return None
-        return self._sums.setdefault(storage._cdata, _Sum(target))
+        for one in known:
+            if one.key == storage._cdata and not one.reference.expired():
+                return one
+        for one in known:
+            if one.reference.expired() and one.shape == target.shape and one.device == target.device:
+                one.begin(target)
+                return one
+        if len(known) >= MAX_SUMS:
+            del known[0]
+        known.append(_Sum(target))
+        return known[-1]
 
 
 class _Sum:
-    """How many of the additions to one tensor have changed nothing of it.
+    """What the additions to one tensor gave, and what of it has not arrived.
 
     Attributes:
-        share: of the last ones that were read.
+        version: of the tensor behind the last addition; None before the first one.
+        num_counted: the additions between which nothing else was written.
+        lost_share: of what they gave, when it was last read; below 0 where the sum has grown by more.
+        is_over: it has a remark.
     """
 
     def __init__(self, target: Tensor) -> None:
-        self.reference = StorageWeakRef(target.untyped_storage())
-        self.share = 0.0
-        self._lost = torch.zeros((), dtype=torch.int64, device=target.device)
-        self._seen = 0
-        self._is_over = False
+        self.shape, self.device = target.shape, target.device
+        self.num_counted = 0
+        self.lost_share = 0.0
+        self.is_over = False
+        self._lost, self._given = torch.zeros(2, *target.shape, dtype=torch.float32, device=target.device)
+        self.begin(target)
 
-    def count(self, before: Tensor, after: Tensor, given: Any) -> bool:
-        """Count an addition, and return whether the sum is first seen to stand still."""
-        if self._is_over:
+    def begin(self, target: Tensor) -> None:
+        """Go on with another tensor."""
+        self.key = target.untyped_storage()._cdata
+        self.reference = StorageWeakRef(target.untyped_storage())
+        self.version: int | None = None
+
+    def goes_on(self, target: Tensor) -> bool:
+        """Return whether nothing has written to the tensor since the last addition."""
+        return self.version in (None, _version_of(target))
+
+    @torch.no_grad()
+    def count(self, before: Tensor, after: Tensor, given: Any, factor: float) -> bool:
+        """Count an addition, and return whether the sum is first seen to lose."""
+        self.version = _version_of(after)
+        added = (given.float() if isinstance(given, Tensor) else float(given)) * factor
+        self._lost += added - (after.float() - before)
+        self._given += abs(added)
+        self.num_counted += 1
+        if self.num_counted % LOOKS:
             return False
-        adds = (given.detach() != 0).any() if isinstance(given, Tensor) else bool(given)
-        self._lost = self._lost + ((before == after.detach()).all() & adds)
-        self._seen += 1
-        if self._seen < LOOKS:
-            return False
-        self.share = float(self._lost) / self._seen
-        self._seen = 0
-        self._lost = torch.zeros_like(self._lost)
-        self._is_over = self.share >= MOST
-        return self._is_over
+        shares = self._lost / self._given  # not a number where nothing was given
+        self.lost_share = max(shares.flatten().tolist(), key=lambda one: abs(one) if one == one else -1.0)
+        self.is_over = abs(self.lost_share) >= LEAST
+        return self.is_over
+
+
+def _version_of(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version

@@ -15,6 +15,7 @@ from torch.utils.data import dataloader
 from ampcompare.backends.arm import Arm
 from ampcompare.backends.script_arms import require_in_script
 from ampcompare.base.errors import UnsupportedCombination
+from ampcompare.base.optimizer_steps import OptimizerSteps
 from ampcompare.base.patches import Layer, Points, Subscriptions
 from ampcompare.script.adapter_imports import answer_by_apex, follow_adapters
 from ampcompare.script.apex_amp import ScriptAmp
@@ -28,6 +29,7 @@ from ampcompare.script.lost_decay import LostDecay
 from ampcompare.script.recording.recorder import Rows, detached_value
 from ampcompare.script.rounded_weights import RoundedWeights
 from ampcompare.script.running_sums import SumWatch
+from ampcompare.script.sampled_calls import SampledCalls
 from ampcompare.script.standing_statistics import StatisticsWatch
 from ampcompare.script.torch_amp.parallel_wrappers import ParallelWrappers
 from ampcompare.script.torch_amp.plain_script import PlainScript
@@ -104,15 +106,21 @@ class StandIn:
             script = self.torch_amp.script
             KeptAtFirstCall(arm.keep_fp32, context, lambda: script.acts).install(self._events)
         if rows is not None and not self.torch_amp.casts_loss:  # O1 has functions of its own in their place
-            AverageWatch(rows).follow(self._events, lambda: self.torch_amp.casts_weights or bool(self._lifted.types))
-            SumWatch(rows).follow(self._events)
-            LostDecay(rows).follow(self._events, optimizers=arm.is_as_written)
-            StatisticsWatch(rows).follow(self._events)
-            if not self.torch_amp.casts_weights:
-                RoundedWeights(rows).follow(self._events)
+            self._watch_roundings(rows)
         has_autocast = arm.roles is not None and arm.roles.lists == "autocast"
         half = half_dtype_of(arm) if has_autocast else None
         follow_trainers(TrainerContext(arm, half, rows, plain.through), self._events)
+
+    def _watch_roundings(self, rows: Rows) -> None:
+        """Remark what rounding takes from the script by its own lines."""
+        steps = OptimizerSteps(self._events)
+        calls = SampledCalls(steps, self._events)
+        AverageWatch(rows).follow(steps, calls, lambda: self.torch_amp.casts_weights or bool(self._lifted.types))
+        SumWatch(rows).follow(calls)
+        LostDecay(rows).follow(steps, calls, optimizers=self.arm.is_as_written)
+        StatisticsWatch(rows).follow(steps)
+        if not self.torch_amp.casts_weights:
+            RoundedWeights(rows).follow(steps, self._events)
 
     def _stand_behind_amp(self, amp: ScriptAmp) -> None:
         functions = amp.functions()

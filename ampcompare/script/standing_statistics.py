@@ -7,19 +7,16 @@ of what it keeps, rounding loses it. With a momentum of 0.002 bf16 loses all dif
 import gc
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ampcompare.base.formatting import few_names
-from ampcompare.base.patches import Subscriptions
-from ampcompare.base.tensors.products import dtype_name
+from ampcompare.base.optimizer_steps import OptimizerSteps
+from ampcompare.base.tensors.products import HALF_DTYPES, dtype_name
 from ampcompare.script.lost_decay import least_change
 from ampcompare.script.recording.recorder import Rows
 from ampcompare.training.precision.base import owned_params
 
-HALF = (torch.float16, torch.bfloat16)
 BATCHES = 16  # behind which statistics that have moved nowhere stand still
 MOST = 0.9  # of their elements
 LOST = 0.25  # relative difference to a batch: where rounding loses less, statistics are near those of the batches
@@ -32,13 +29,13 @@ class StatisticsWatch:
         self._rows = rows
         self._layers: list[tuple[nn.Module, Tensor, int]] | None = None  # with what they were behind the first step
 
-    def follow(self, events: Subscriptions) -> None:
+    def follow(self, steps: OptimizerSteps) -> None:
         """Begin behind the first step of an optimizer with 16-bit weights."""
-        events.at_end(register_optimizer_step_post_hook(self._after_step).remove)
+        steps.after(self._after_step)
 
-    def _after_step(self, optimizer: Any, *_: Any) -> None:
+    def _after_step(self, optimizer: Any) -> None:
         if self._layers is None:
-            if any(param.dtype in HALF for param in owned_params(optimizer)):
+            if any(param.dtype in HALF_DTYPES for param in owned_params(optimizer)):
                 self._layers = [
                     (layer, _variances_of_layer(layer).clone(), _batches_seen_by_layer(layer))
                     for layer in _losing_layers()
@@ -67,7 +64,9 @@ def _losing_layers() -> list[Any]:
 
 def _keeps_16_bits(layer: Any) -> bool:
     variance = layer._buffers.get("running_var")
-    return variance is not None and variance.dtype in HALF and layer._buffers.get("num_batches_tracked") is not None
+    return (
+        variance is not None and variance.dtype in HALF_DTYPES and layer._buffers.get("num_batches_tracked") is not None
+    )
 
 
 def _least_kept_difference(layer: Any) -> float:

@@ -41,18 +41,67 @@ def _linear(dtype: torch.dtype = torch.float32) -> nn.Module:
     return nn.Linear(8, 4).to(dtype)
 
 
+ONE = torch.ones(())
+
+
 @pytest.mark.parametrize(("dtype", "is_lost"), [(torch.bfloat16, True), (torch.float32, False)])
-def test_a_sum_that_stands_still_is_named(behind: Any, dtype: torch.dtype, is_lost: bool) -> None:
-    total = torch.zeros((), dtype=dtype)
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_sum_that_stands_still_is_named(behind: Any, dtype: torch.dtype, is_lost: bool, inference: bool) -> None:
+    with torch.inference_mode(inference):
+        total = torch.zeros((), dtype=dtype)
 
     def add(model: nn.Module, loss: Tensor, step: int) -> None:
         nonlocal total
-        total += torch.ones((), dtype=dtype)
+        with torch.inference_mode(inference):
+            total += ONE
 
     found = _remarks(behind, add, model=_linear(), steps=448)
-    assert [text.partition(":")[0] for text in found] == ["a sum in bf16 stands still"] * is_lost
+    share = ["a sum in bf16 loses by rounding 20 % of what 320 additions gave to it"]
+    assert [text.partition(";")[0] for text in found] == share * is_lost
     assert float(total) == (256 if is_lost else 448)
     assert all("test_remarks.py:" in text for text in found)
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+@pytest.mark.parametrize("by_zero", [False, True])
+@pytest.mark.parametrize(("length", "is_lost"), [(320, True), (200, False)])
+def test_a_sum_that_is_made_again_goes_on(behind: Any, length: int, is_lost: bool, by_zero: bool, keeps: bool) -> None:
+    """As in each epoch: anew or set to 0, whether or not the one before is kept."""
+    total, kept = torch.zeros((), dtype=torch.bfloat16), []
+
+    def add(model: nn.Module, loss: Tensor, step: int) -> None:
+        nonlocal total
+        if step % length == 0:
+            if by_zero:
+                total.zero_()
+            else:
+                kept.extend([total] * keeps)
+                total = torch.zeros((), dtype=torch.bfloat16)
+        total += ONE
+
+    found = _remarks(behind, add, model=_linear(), steps=1344)
+    assert len(found) == is_lost
+    assert not is_lost or found[0].startswith("a sum in bf16 loses by rounding ")
+
+
+def test_a_sum_that_begins_late_is_seen(behind: Any) -> None:
+    """Behind the steps in which all calls are watched."""
+    total = torch.zeros((), dtype=torch.bfloat16)
+
+    def add(model: nn.Module, loss: Tensor, step: int) -> None:
+        nonlocal total
+        for _ in range(4 * (step >= 50)):
+            total += ONE
+
+    (text,) = _remarks(behind, add, model=_linear(), steps=200)
+    assert text.startswith("a sum in bf16 loses by rounding ")
+
+
+def test_an_average_of_few_elements_is_no_sum(behind: Any) -> None:
+    """Its factor lies between two additions; an average that does not stand still has no remark at all."""
+    average = torch.full((4,), 1.0, dtype=torch.bfloat16)
+    found = _remarks(behind, lambda *_: average.mul_(0.98).add_(torch.full((4,), 1e-4)), model=_linear(), steps=200)
+    assert found == []
 
 
 @pytest.mark.parametrize("given", [True, 1, torch.ones(2, dtype=torch.bool), torch.ones(2, dtype=torch.int64)])

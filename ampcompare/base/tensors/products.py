@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.flop_counter import flop_registry
 
+HALF_DTYPES = (torch.float16, torch.bfloat16)
 SHORT = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
 NARROW_FIRST = ("fp8", "fp16", "bf16", "fp32", "fp64")
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import get_ident
 from typing import Any
 
 from ampcompare.backends.arm import Arm
@@ -19,7 +20,6 @@ class AmpUse:
         has_scaler: the script itself has made a GradScaler that is on.
         off_scalers: GradScalers that the script itself has made and switched off.
         is_initialized: the script has called `amp.initialize`, which this arm stands behind.
-        makes_on_behalf: objects of `torch.amp` are made on behalf of the script at present.
         steps_on_behalf: the steps of the script are made and recorded on its behalf; what they lack is no fault of it.
         why_off: why the arm has no effect, if the script made something that is off before anything that is on.
         in_step: the optimizer whose step evaluates losses by itself at present, with gradients scaled for it.
@@ -28,7 +28,8 @@ class AmpUse:
     def __init__(self, calls_apex: Callable[[], bool]) -> None:
         self.calls_apex = calls_apex
         self.acts = self.has_autocast = self.has_scaler = self.is_initialized = False
-        self.makes_on_behalf = self.steps_on_behalf = False
+        self.steps_on_behalf = False
+        self._makers: set[int] = set()  # threads that make objects of `torch.amp` on behalf of the script
         self.off_scalers: list[Any] = []
         self.in_step: Any = None
         self.why_off: str | None = None
@@ -40,12 +41,12 @@ class AmpUse:
             arm: named in the refusal of a script that has its mixed precision off.
             enabled: whether its casts are on.
         """
-        self.has_autocast = self.has_autocast or (enabled and not self.makes_on_behalf)
+        self.has_autocast = self.has_autocast or (enabled and not self._makes_on_behalf())
         self._note_off(arm, enabled)
 
     def note_scaler(self, arm: Arm | str, enabled: bool, scaler: Any) -> None:
         """Note that a GradScaler is made, by the script or on its behalf; arguments as of `note_autocast`."""
-        if not self.makes_on_behalf:
+        if not self._makes_on_behalf():
             self.has_scaler = self.has_scaler or enabled
             if not enabled:
                 self.off_scalers.append(scaler)
@@ -67,11 +68,14 @@ class AmpUse:
     @contextmanager
     def on_behalf(self) -> Iterator[None]:
         """Run a block that makes objects of `torch.amp` for the script."""
-        self.makes_on_behalf = True
+        self._makers.add(get_ident())
         try:
             yield
         finally:
-            self.makes_on_behalf = False
+            self._makers.discard(get_ident())
+
+    def _makes_on_behalf(self) -> bool:
+        return get_ident() in self._makers
 
 
 def _switched_off(arm: Arm | str) -> str:

@@ -28,6 +28,7 @@ import contextlib
 import functools
 import gc
 import importlib
+import threading
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -46,10 +47,11 @@ from ampcompare.base.patches import GRADIENT_READS, Points, Subscriptions, witho
 from ampcompare.base.tensors.bits import bit_sum
 from ampcompare.base.tensors.data_access import DataAccess
 from ampcompare.base.tensors.lists import copy_by_dtype
+from ampcompare.base.tensors.products import HALF_DTYPES
 from ampcompare.base.tensors.tree import map_tree, tensors_in
 from ampcompare.script.gradient_mirror import GradientMirror, Pairs
 from ampcompare.script.keep_fp32 import WRAPPERS, bare_model
-from ampcompare.script.lifted_weights import HALF, allow_mixed_averages, live_modules
+from ampcompare.script.lifted_weights import allow_mixed_averages, live_modules
 from ampcompare.script.torch_amp.autocast_and_scaler import (
     TorchAmp,
     missing_autocast_error,
@@ -157,7 +159,7 @@ def _alive_objects(references: Iterable[weakref.ref[Any]]) -> list[Any]:
 
 
 def _as_fp32(tensor: Tensor) -> Tensor:
-    return tensor.detach().float() if tensor.dtype in HALF else tensor
+    return tensor.detach().float() if tensor.dtype in HALF_DTYPES else tensor
 
 
 class HalfWeights(TorchAmp):
@@ -293,15 +295,20 @@ class HalfWeights(TorchAmp):
         if any(part is model for part in module.modules() for model in models):
             return None
         return next(
-            (param.dtype for param in module.parameters() if param.dtype in HALF and self._found.has_cast(param)), None
+            (
+                param.dtype
+                for param in module.parameters()
+                if param.dtype in HALF_DTYPES and self._found.has_cast(param)
+            ),
+            None,
         )
 
     def alike(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Widen 16-bit tensors next to fp32 ones: the script passes weights of a model to a distance, say."""
         types = {tensor.dtype for tensor in tensors_in((args, kwargs))} if self._is_prepared else set()
-        is_mixed = torch.float32 in types and not types.isdisjoint(HALF)
+        is_mixed = torch.float32 in types and not types.isdisjoint(HALF_DTYPES)
         if is_mixed:
-            args, kwargs = map_tree((args, kwargs), lambda one: one.float() if one.dtype in HALF else one)
+            args, kwargs = map_tree((args, kwargs), lambda one: one.float() if one.dtype in HALF_DTYPES else one)
         return args, kwargs
 
     # What the scalers do.
@@ -538,6 +545,7 @@ class _FoundModels:
         self._waiting: list[weakref.ref[Any]] = []  # optimizers that were not found yet
         self._cast_weights: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()  # by id
         self._is_done = False
+        self._looking = threading.RLock()  # a second thread calls its model when all have been cast
         self._wrappers = wrappers
 
     def install(self, events: Subscriptions) -> None:
@@ -555,6 +563,10 @@ class _FoundModels:
 
     def look_at(self, module: nn.Module) -> None:
         """Look at a module that the script calls, before it is called."""
+        with self._looking:
+            self._look_at(module)
+
+    def _look_at(self, module: nn.Module) -> None:
         if self._is_done:
             return
         if self._is_over():

@@ -20,6 +20,7 @@ import inspect
 import os
 import re
 import sys
+import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -37,8 +38,9 @@ from ampcompare.base.errors import PreparationError, UnsupportedCombination
 from ampcompare.base.location import is_installed_file, is_users_file, message_with_line
 from ampcompare.base.patches import GRADIENT_READS, Points, Subscriptions, follow_modules_with_own_call
 from ampcompare.base.tensors.bits import bit_sum
+from ampcompare.base.tensors.products import HALF_DTYPES
 from ampcompare.base.tensors.tree import cast_floating, map_tree
-from ampcompare.script.lifted_weights import HALF, LiftedWeights
+from ampcompare.script.lifted_weights import LiftedWeights
 from ampcompare.script.recording.recorder import Rows, detached_value
 from ampcompare.script.torch_amp.autocast_and_scaler import OpenCasts
 from ampcompare.script.torch_amp.gradient_stages import GradientStages, ScriptOptimizers
@@ -63,6 +65,20 @@ class _Mode(enum.Enum):
     PLAIN = "casts and a scaled loss"
     AUTOCAST = "a scaled loss: it has autocast"
     OWN = "nothing: it has a GradScaler or apex.amp"
+
+
+class _ForwardPass(threading.local):
+    """Where a thread is, since a script may train or evaluate in several at a time.
+
+    Attributes:
+        inside: of a module that is trained.
+        has_cast: in this pass.
+        shells: modules whose call is that of a method with the parts of its own.
+    """
+
+    inside = False
+    has_cast = False
+    shells: tuple[nn.Module, ...] = ()
 
 
 class PlainScript:
@@ -109,11 +125,11 @@ class PlainScript:
         self._optimizers = ScriptOptimizers(stand_in)
         self.stages = GradientStages(arm, stand_in, self._optimizers)
         self._trained: dict[int, tuple[weakref.ref[nn.Module], bool]] = {}  # by the id of a module
-        self._inside = False  # of a module that is trained
-        self._shells: tuple[nn.Module, ...] = ()  # modules whose call is that of a method with the parts of its own
+        self._pass = _ForwardPass()
+        self._deciding = threading.RLock()
+        self._replicating = 0  # calls of nn.DataParallel, whose threads are inside of its forward pass
         self._outermost: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # that were called so
-        self._has_cast = False  # in this forward pass, or any earlier one of `_casting`
-        self._casting = 0  # forward passes with casts
+        self._casting = 0  # forward passes with casts, which add to it at their end
         self._backwards = 0
         self._is_scaled_pass = False
         self._block: Any = None  # of O1, from the first forward pass on; without it in steps
@@ -200,6 +216,10 @@ class PlainScript:
 
     def _decide_mode(self) -> _Mode:
         """Return what the script needs, which a block or scaler of its own may still change."""
+        with self._deciding:
+            return self._decide_mode_once()
+
+    def _decide_mode_once(self) -> _Mode:
         if not self._has_begun:
             self._begin_training([], self._optimizers.live())
         if self._mode is _Mode.OWN:
@@ -272,7 +292,7 @@ class PlainScript:
         """Refuse a 16-bit model whose fp32 copies an optimizer has: the script moves gradients by itself."""
         if self._stand_in.trains_through_apex():  # the arm's copies
             return
-        halves = [param.detach().flatten() for param in module.parameters() if param.dtype in HALF]
+        halves = [param.detach().flatten() for param in module.parameters() if param.dtype in HALF_DTYPES]
         for optimizer in self._optimizers.live() if halves else ():
             copies = [param.detach().flatten() for param in owned_params(optimizer)]
             if sum(map(len, copies)) == sum(map(len, halves)) and torch.equal(
@@ -296,16 +316,20 @@ class PlainScript:
         result = self._call(original, module, args, kwargs)
         return result if self._casts else self._lifted.fit_result(result, given, (args, kwargs))
 
+    def _is_inside(self) -> bool:
+        """Return whether this thread is inside of a module that is trained."""
+        return self._pass.inside or self._replicating > 0
+
     def _is_in_place_of_autocast(self) -> bool:
         """Return whether the arm does not cast where the script's own blocks would, so that inputs may not fit."""
         return self._is_fp32 and self._stand_in.script.has_autocast
 
     def _call(self, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        if self._inside:
-            if not self._has_cast and self._casts:
-                self._has_cast = self._stand_in.casts_now()  # a block of the script may begin inside of its model
+        if self._is_inside():
+            if not self._pass.has_cast and self._casts:
+                self._pass.has_cast = self._stand_in.casts_now()  # a block of the script may begin inside of its model
             return original(module, *args, **kwargs)
-        if any(module is shell for shell in self._shells):
+        if any(module is shell for shell in self._pass.shells):
             return original(module, *args, **kwargs)
         if not self._is_trained(module) and not self._is_for_training(module, args, kwargs):
             if next(module.parameters(), None) is None:
@@ -325,15 +349,17 @@ class PlainScript:
                 result = original(module, *args, **kwargs)
                 return self._cast_output(module, result)
         self._outermost.add(module)
-        self._inside = True
+        self._pass.inside = True
+        self._replicating += isinstance(module, nn.DataParallel)
         blocks = self._stand_in.num_blocks
         try:
             result = self._forward(mode, original, module, args, kwargs)
             is_cast = self._stand_in.casts_now() or self._stand_in.num_blocks > blocks
             return self._cast_output(module, result) if is_cast else result
         finally:
-            self._inside = False
-            self._casting += self._has_cast
+            self._pass.inside = False
+            self._replicating -= isinstance(module, nn.DataParallel)
+            self._casting += self._pass.has_cast
 
     def _cast_output(self, module: nn.Module, output: Any) -> Any:
         """Return what a module that the script itself calls returns, in the type that an option of the arm asks for."""
@@ -344,15 +370,15 @@ class PlainScript:
 
     def _arguments_in_weight_type(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """Return the arguments of a module in the type of its weights, as far as the arm does not cast them itself."""
-        if not self._inside:
+        if not self._is_inside():
             self._lifted.lift_thawed()
-        inside_of_cast = self._inside and self._stand_in.casts_weights
-        narrows = not self._casts or (self._stand_in.casts_weights and not self._inside)
+        inside_of_cast = self._is_inside() and self._stand_in.casts_weights
+        narrows = not self._casts or (self._stand_in.casts_weights and not self._is_inside())
         if self._is_in_place_of_autocast() and not any(one is not None for one in module._parameters.values()):
             types = {one.dtype for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor)}
-            is_model = not self._inside and next(module.parameters(), None) is not None
-            if not types.isdisjoint(HALF) and (is_model or torch.float32 in types):
-                return map_tree((args, kwargs), lambda one: one.float() if one.dtype in HALF else one)
+            is_model = not self._is_inside() and next(module.parameters(), None) is not None
+            if not types.isdisjoint(HALF_DTYPES) and (is_model or torch.float32 in types):
+                return map_tree((args, kwargs), lambda one: one.float() if one.dtype in HALF_DTYPES else one)
         return self._lifted.fit(module, (args, kwargs), narrows=narrows, widens=not inside_of_cast)
 
     @contextlib.contextmanager
@@ -360,11 +386,11 @@ class PlainScript:
         """Let calls of modules, the outermost first, count as calls of what they call: a library runs a method so."""
         if self._is_trained(modules[0]) and self._decide_mode() is not _Mode.OWN:
             self._stand_in.input_type(modules[0])  # prepares a model before the library sets another `forward`
-        before, self._shells = self._shells, modules
+        before, self._pass.shells = self._pass.shells, modules
         try:
             yield
         finally:
-            self._shells = before
+            self._pass.shells = before
 
     def _on_functional_call(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Know and prepare a module before `functional_call` puts other weights in the place of its own.
@@ -375,7 +401,7 @@ class PlainScript:
             with temporarily_clear_interpreter_stack():
                 self._trained[id(module)] = weakref.ref(module), self._has_owned(pytree.tree_leaves(args[0]))
         if (
-            not self._inside
+            not self._is_inside()
             and not self._backwards
             and self._is_trained(module)
             and self._decide_mode() is not _Mode.OWN
@@ -391,8 +417,8 @@ class PlainScript:
                 self._take_over(optimizer)
         if mode is _Mode.PLAIN and self._casts:
             self._stand_in.use()
-        self._has_cast = self._casts and (mode is _Mode.PLAIN or self._stand_in.casts_now())
-        if self._has_cast and self._stand_in.casts_loss and isinstance(module, torch.jit.ScriptModule):
+        self._pass.has_cast = self._casts and (mode is _Mode.PLAIN or self._stand_in.casts_now())
+        if self._pass.has_cast and self._stand_in.casts_loss and isinstance(module, torch.jit.ScriptModule):
             raise UnsupportedCombination.advising(
                 message_with_line(
                     f"{self._arm} casts what functions of torch get in Python, and TorchScript calls them past Python, "

@@ -1,0 +1,61 @@
+"""Steps of optimizers as they begin and end: one pair of torch's hooks for all who follow them."""
+
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any
+
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from ampcompare.base.patches import Subscriptions
+
+Follower = Callable[[Any], None]  # given the optimizer
+
+
+class OptimizerSteps:
+    """Tells followers that a step begins or has ended, and whether this thread is inside of one.
+
+    Attributes:
+        num_ended: steps that have ended, without those inside of others, such as that of a wrapped optimizer.
+    """
+
+    def __init__(self, events: Subscriptions) -> None:
+        self.num_ended = 0
+        self._running: dict[int, list[Any]] = {}  # by thread: the optimizers that step, the outer one first
+        self._before: list[Follower] = []
+        self._after: list[Follower] = []
+        events.at_end(register_optimizer_step_pre_hook(self._begin).remove)
+        events.at_end(register_optimizer_step_post_hook(self._end).remove)
+
+    def before(self, follower: Follower) -> None:
+        """Call a function with the optimizer before each step from now on."""
+        self._before.append(follower)
+
+    def after(self, follower: Follower) -> None:
+        """Call a function with the optimizer behind each step from now on, outside of it."""
+        self._after.append(follower)
+
+    def is_inside(self) -> bool:
+        """Return whether an optimizer steps in this thread."""
+        return bool(self._running) and get_ident() in self._running
+
+    def _begin(self, optimizer: Any, *_: Any) -> None:
+        running = self._running.setdefault(get_ident(), [])
+        _cut_at(running, optimizer)  # its last step has ended with an exception
+        running.append(optimizer)
+        for follower in self._before:
+            follower(optimizer)
+
+    def _end(self, optimizer: Any, *_: Any) -> None:
+        running = self._running.get(get_ident(), [])
+        _cut_at(running, optimizer)
+        if not running:
+            self._running.pop(get_ident(), None)
+            self.num_ended += 1
+        for follower in self._after:
+            follower(optimizer)
+
+
+def _cut_at(running: list[Any], optimizer: Any) -> None:
+    """Remove an optimizer and those that it has stepped."""
+    at = next((index for index, one in enumerate(running) if one is optimizer), len(running))
+    del running[at:]

@@ -1,0 +1,68 @@
+"""Functions of torch that are watched in some of a script's steps only, since a script may call them for each weight.
+
+Between the steps that are watched they are torch's own and cost nothing.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from ampcompare.base.optimizer_steps import OptimizerSteps
+from ampcompare.base.patches import Layer, Subscriptions
+
+FIRST_STEPS = 40  # all of which are watched
+PERIOD = 17  # behind them one of so many; a prime number, so that what a script does every 2 or 10 steps meets it
+
+Around = Callable[..., Any]
+
+
+class SampledCalls:
+    """Watches calls from the first step of an optimizer on, outside of steps."""
+
+    def __init__(self, steps: OptimizerSteps, events: Subscriptions) -> None:
+        self._steps = steps
+        self._events = events
+        self._sampled: list[tuple[Any, str, Around]] = []
+        self._window: Subscriptions | None = None  # of the steps that are watched
+        steps.before(self._begin)
+        steps.after(self._end_step)
+        events.at_end(self._close)
+
+    def watch(self, owner: Any, name: str, around: Around) -> None:
+        """Let calls of `owner.name` in watched steps go to `around(inner, *args, **kwargs)`."""
+
+        def around_outside(inner: Any, *args: Any, **kwargs: Any) -> Any:
+            return inner(*args, **kwargs) if self._steps.is_inside() else around(inner, *args, **kwargs)
+
+        self._sampled.append((owner, name, around_outside))
+        if self._window is not None:
+            self._window.wrap(*self._sampled[-1])
+
+    def watch_always(self, owner: Any, name: str, around: Around) -> None:
+        """Let all calls go there from now on; `watch` no longer applies to this function."""
+        self._sampled = [one for one in self._sampled if one[:2] != (owner, name)]
+        was_open = self._window is not None
+        self._close()
+        if was_open:
+            self._open()
+        self._events.wrap(owner, name, around)
+
+    def _begin(self, _optimizer: Any) -> None:
+        if not self._steps.num_ended and self._window is None:
+            self._open()
+
+    def _end_step(self, _optimizer: Any) -> None:
+        is_wanted = self._steps.num_ended < FIRST_STEPS or self._steps.num_ended % PERIOD == 0
+        if is_wanted and self._window is None:
+            self._open()
+        elif not is_wanted:
+            self._close()
+
+    def _open(self) -> None:
+        self._window = Subscriptions(Layer.STAND_IN)
+        for owner, name, around in self._sampled:
+            self._window.wrap(owner, name, around)
+
+    def _close(self) -> None:
+        if self._window is not None:
+            self._window.end()
+            self._window = None
