@@ -29,8 +29,8 @@ Around = Callable[..., Any]
 class SumWatch:
     """Notes the small tensors to which a script adds in place and from which rounding keeps it, once for each line.
 
-    A sum that a line makes again, as in each epoch, takes over the count of the one before it. What is written to a tensor between
-    two additions makes it no sum, such as a factor for an average.
+    A sum that a line makes again, as in each epoch, takes over the count of the one before it. What is written to a
+    tensor between two additions makes it no sum, such as a factor for an average.
     """
 
     def __init__(self, rows: Rows) -> None:

@@ -28,7 +28,6 @@ import contextlib
 import functools
 import gc
 import importlib
-import threading
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -545,7 +544,6 @@ class _FoundModels:
         self._waiting: list[weakref.ref[Any]] = []  # optimizers that were not found yet
         self._cast_weights: weakref.WeakValueDictionary[int, Tensor] = weakref.WeakValueDictionary()  # by id
         self._is_done = False
-        self._looking = threading.RLock()  # a second thread calls its model when all have been cast
         self._wrappers = wrappers
 
     def install(self, events: Subscriptions) -> None:
@@ -563,10 +561,6 @@ class _FoundModels:
 
     def look_at(self, module: nn.Module) -> None:
         """Look at a module that the script calls, before it is called."""
-        with self._looking:
-            self._look_at(module)
-
-    def _look_at(self, module: nn.Module) -> None:
         if self._is_done:
             return
         if self._is_over():

@@ -214,6 +214,11 @@ class PlainScript:
                 return True
         return False
 
+    def _type_of_inputs(self, module: nn.Module) -> torch.dtype | None:
+        """Return `input_type` of the stand-in, which may cast models: other threads wait, and decide nothing."""
+        with self._deciding:
+            return self._stand_in.input_type(module)
+
     def _decide_mode(self) -> _Mode:
         """Return what the script needs, which a block or scaler of its own may still change."""
         with self._deciding:
@@ -343,7 +348,7 @@ class PlainScript:
         if self._lifted.types:  # by now
             args, kwargs = self._arguments_in_weight_type(module, args, kwargs)
         if self._backwards:  # a checkpoint computes again what it did in the forward pass
-            part = self._stand_in.input_type(module)
+            part = self._type_of_inputs(module)
             is_cast = part is None and self._stand_in.casts_now()
             if is_cast or (module not in self._outermost and (part is None or not _has_fp32((args, kwargs)))):
                 result = original(module, *args, **kwargs)
@@ -385,7 +390,7 @@ class PlainScript:
     def through(self, *modules: nn.Module) -> Iterator[None]:
         """Let calls of modules, the outermost first, count as calls of what they call: a library runs a method so."""
         if self._is_trained(modules[0]) and self._decide_mode() is not _Mode.OWN:
-            self._stand_in.input_type(modules[0])  # prepares a model before the library sets another `forward`
+            self._type_of_inputs(modules[0])  # prepares a model before the library sets another `forward`
         before, self._pass.shells = self._pass.shells, modules
         try:
             yield
@@ -407,11 +412,11 @@ class PlainScript:
             and self._decide_mode() is not _Mode.OWN
         ):
             with temporarily_clear_interpreter_stack():  # of vmap and torch.func.grad
-                self._stand_in.input_type(module)
+                self._type_of_inputs(module)
         return original(module, *args, **kwargs)
 
     def _forward(self, mode: _Mode, original: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        half = self._stand_in.input_type(module)
+        half = self._type_of_inputs(module)
         if mode is not _Mode.OWN and self._stand_in.needs_scaler:
             for optimizer in self._optimizers.live():  # an arm that has prepared it has replaced its step
                 self._take_over(optimizer)
